@@ -1,0 +1,243 @@
+"""Tensors, operators and graphs: what is computed, before anyone asks what it costs.
+
+A `Graph` is a forward network as the frontends read it: one operator an ONNX node. A
+`TrainingGraph` adds the loss and the backward operators that autodiff derives. Names are the
+identity of tensors (ONNX is in single-assignment form), and every sequence has a fixed order.
+Nothing here imports ONNX: a `Node` is plain data, turned into a protobuf only where one is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.generic]
+    Attribute = object
+
+VIEW_OPS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+"""ONNX ops whose first output has the bytes of their first input, in the same order."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes of one element, by numpy's name of the type."""
+
+
+class Role(StrEnum):
+    """What a tensor is for; it decides whether the tensor lies in the resident region."""
+
+    INPUT = "input"
+    """Data, labels or target: in RAM at the start, pageable, never recomputed."""
+    PARAMETER = "parameter"
+    """A trained weight. Resident."""
+    CONSTANT = "constant"
+    """A weight that is not trained, a folded constant, or a running statistic before the step. Resident."""
+    ACTIVATION = "activation"
+    """Written by a forward operator (the loss included)."""
+    GRADIENT = "gradient"
+    """Written by a backward operator, and read by another."""
+    PARAMETER_GRADIENT = "parameter_gradient"
+    """The gradient of a parameter. Resident."""
+    STATE = "state"
+    """A BatchNormalization statistic after the step. Resident."""
+    LOSS = "loss"
+    """The scalar loss. Resident, so that it outlives the step."""
+
+
+RESIDENT_ROLES = frozenset({Role.PARAMETER, Role.CONSTANT, Role.PARAMETER_GRADIENT, Role.STATE, Role.LOSS})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named value of fixed shape.
+
+    `dtype` is numpy's name of the element type (`float32`, `int64`, `bool`, ...).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.size * DTYPE_BYTES[self.dtype]
+
+    @property
+    def resident(self) -> bool:
+        """Whether the tensor lies in the resident region, which no schedule touches."""
+        return self.role in RESIDENT_ROLES
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One ONNX node as plain data. An absent optional input or output is the empty string.
+
+    Attribute values are ints, floats, str, lists of these, or numpy arrays (for tensors).
+    """
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The unit of scheduling: one or more ONNX nodes that run as one.
+
+    name
+        Unique in its graph; for a forward operator the ONNX node's name.
+    kind
+        What it computes, for people and cost models: `Conv`, `Conv.grad_input`, `Conv.grad_weight`,
+        `Add.accumulate`, ... The part before the dot is the ONNX op of the forward operator that it stems from.
+    nodes
+        The ONNX nodes in execution order. What they write beyond `outputs` is temporary.
+    inputs, outputs
+        Tensors read from outside and tensors written for others (or for the resident region), in
+        order and without repetition. Constants that its nodes read are inputs too.
+    view
+        Its single output is the same bytes as its first input (Reshape and its kin): it costs
+        nothing and is never scheduled.
+    recomputable
+        False where running it twice is wrong or pointless (Dropout's mask).
+    backward
+        Whether autodiff derived it.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    view: bool = False
+    recomputable: bool = True
+    backward: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A forward network.
+
+    tensors
+        Every tensor by name: inputs, initializers, operator outputs, and the temporaries inside operators.
+    operators
+        In topological order, views included.
+    inputs, outputs
+        Names of the graph's inputs (without initializers) and outputs, as in the file.
+    values
+        The initializers: parameters and constants, by name. Arrays are read-only.
+    trained
+        Names of the parameters that get gradients, in the order of the file.
+    opset
+        Version of the default ONNX domain that all nodes are in.
+    notes
+        What the frontend inferred or changed, one line each, for `poetopt inspect`.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    operators: tuple[Operator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: Mapping[str, Array]
+    trained: tuple[str, ...]
+    opset: int
+    source: str = ""
+    content_hash: str = ""
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def storage(self) -> Mapping[str, str]:
+        """For each tensor that a view operator writes: the tensor whose bytes it shares, followed to the root."""
+        roots: dict[str, str] = {}
+        for operator in self.operators:
+            if operator.view:
+                source = operator.inputs[0]
+                roots[operator.outputs[0]] = roots.get(source, source)
+        return roots
+
+    @cached_property
+    def producers(self) -> Mapping[str, Operator]:
+        """The operator that writes each tensor, by the tensor's name."""
+        return {name: operator for operator in self.operators for name in operator.outputs}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Operator, ...]]:
+        """The operators that read each tensor, in order; a tensor that none reads is absent."""
+        found: dict[str, list[Operator]] = {}
+        for operator in self.operators:
+            for name in operator.inputs:
+                found.setdefault(name, []).append(operator)
+        return {name: tuple(operators) for name, operators in found.items()}
+
+    def root(self, name: str) -> str:
+        """The tensor whose storage `name` uses: itself, unless it is a view."""
+        return self.storage.get(name, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingGraph(Graph):
+    """A forward network with its loss and backward operators: one training step without the update.
+
+    loss
+        Name of the scalar loss.
+    loss_kind
+        `cross-entropy`, `mse`, or `none` (the model's own scalar output is the loss).
+    gradients
+        For each trained parameter, in order, the name of its gradient (`<parameter>.grad`).
+    states
+        For each running statistic that the step updates: old name -> name of the updated tensor.
+    added_inputs
+        Inputs that the loss brought with it (`labels`, `target`).
+    """
+
+    loss: str
+    loss_kind: str
+    gradients: Mapping[str, str]
+    states: Mapping[str, str]
+    added_inputs: tuple[str, ...] = ()
+
+
+def inner_storage(operator: Operator) -> Mapping[str, str]:
+    """Who shares whose bytes inside an operator of several nodes.
+
+    View nodes (`VIEW_OPS`) inside an operator move no bytes either: what they write shares the storage
+    of what they read. The result maps a tensor to the one that names its storage: an output of the
+    operator where the group has one, else an input, else the first temporary. A view node that would
+    tie an output to an input or to another output has to copy, and so has no entry.
+    """
+    outside = set(operator.inputs)
+    outputs = set(operator.outputs)
+    group: dict[str, str] = {}
+    for node in operator.nodes:
+        if node.op_type not in VIEW_OPS or node.domain:
+            continue
+        written = node.outputs[0]
+        source = group.get(node.inputs[0], node.inputs[0])
+        if written not in outputs:
+            group[written] = source
+        elif source not in outside and source not in outputs:
+            for member, root in list(group.items()):
+                if root == source:
+                    group[member] = written
+            group[source] = written
+    return group

@@ -1,0 +1,48 @@
+"""The plan's vocabulary: four instructions, and the list of them that is a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetopt.problem import Problem
+
+
+class Action(StrEnum):
+    """What an instruction does (Algorithm 2 of the paper)."""
+
+    COMPUTE = "compute"
+    """Run an operator; its outputs become resident (those already there are overwritten in place)."""
+    PAGE_OUT = "page_out"
+    """Copy a resident tensor to storage; it stays in RAM until it is freed."""
+    PAGE_IN = "page_in"
+    """Copy a tensor from storage to a fresh buffer; the copy on storage stays valid."""
+    FREE = "free"
+    """Release a resident tensor's buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One step of a plan. `target` is an operator's index for COMPUTE, else a tensor's."""
+
+    action: Action
+    target: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule of one training step for one problem.
+
+    instructions
+        In execution order. Graph inputs are resident before the first one.
+    offsets
+        Where each buffer starts in the arena: for the k-th allocation in execution order (each graph
+        input in index order, then for each instruction what it makes newly resident, in index order,
+        and for COMPUTE lastly its workspace) a byte offset. Empty until the plan has been laid out.
+    """
+
+    problem: Problem = field(repr=False)
+    instructions: tuple[Instruction, ...]
+    offsets: tuple[int, ...] = ()
