@@ -1,0 +1,260 @@
+"""Between plain data and ONNX protobufs: nodes, element types, and a whole graph as one standard model.
+
+The vocabulary of the project (`poetopt.graph`) imports no ONNX; this module is the one bridge. Whatever
+a `Graph` or a `TrainingGraph` holds can be written as a standard ONNX model that any runtime loads.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+from poetopt.errors import ModelError, OutputError
+from poetopt.graph import DTYPE_BYTES, Graph, Node, Operator, Tensor, TrainingGraph
+
+if TYPE_CHECKING:
+    from enum import Enum
+
+    from poetopt.graph import Array
+
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
+"""No protobuf message can be larger; weights beyond it go to a file of their own."""
+
+_EXTERNAL_THRESHOLD_BYTES = 1024
+_EXTERNAL_ALIGNMENT = 4096
+
+_ELEM_TYPES: Mapping[str, int] = {
+    "bool": TensorProto.BOOL, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int16": TensorProto.INT16,
+    "uint16": TensorProto.UINT16, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "int32": TensorProto.INT32, "uint32": TensorProto.UINT32, "float32": TensorProto.FLOAT,
+    "int64": TensorProto.INT64, "uint64": TensorProto.UINT64, "float64": TensorProto.DOUBLE,
+    "complex64": TensorProto.COMPLEX64, "complex128": TensorProto.COMPLEX128,
+}  # fmt: skip
+_DTYPES: Mapping[int, str] = {elem: name for name, elem in _ELEM_TYPES.items()}
+
+
+def elem_type(dtype: str) -> int:
+    """ONNX's number of the element type that numpy calls `dtype`."""
+    try:
+        return _ELEM_TYPES[dtype]
+    except KeyError:
+        raise ModelError(f"element type {dtype!r} has no ONNX counterpart; known: {', '.join(DTYPE_BYTES)}") from None
+
+
+def dtype_name(elem: int) -> str:
+    """Numpy's name of ONNX's element type number `elem`.
+
+    Raises `ModelError` for types without fixed-size numeric elements (strings, float8, int4, ...).
+    """
+    try:
+        return _DTYPES[elem]
+    except KeyError:
+        known = TensorProto.DataType.Name(elem) if elem in TensorProto.DataType.values() else str(elem)
+        raise ModelError(f"element type {known} is not supported; convert the model to float32") from None
+
+
+@cache
+def _schema_types(op_type: str, domain: str) -> Mapping[str, int]:
+    """Types of the attributes in the newest schema of an op; empty for unknown ops."""
+    if not onnx.defs.has(op_type, domain):
+        return {}
+    schema = onnx.defs.get_schema(op_type, domain)
+    return {name: int(cast("Enum", attribute.type).value) for name, attribute in schema.attributes.items()}
+
+
+def _attribute(name: str, value: object, declared: int | None) -> AttributeProto:
+    """One attribute; the schema's type decides where Python's is ambiguous (an int for a float, an empty list)."""
+    if isinstance(value, AttributeProto):
+        copy = AttributeProto()
+        copy.CopyFrom(value)
+        copy.name = name
+        return copy
+    if isinstance(value, np.ndarray):
+        return helper.make_attribute(name, numpy_helper.from_array(value))
+    if isinstance(value, (bool, numbers.Integral)):
+        value = int(value)
+    if isinstance(value, numbers.Real) and declared == AttributeProto.FLOAT:
+        value = float(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        value = [numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for v in value]
+        if declared == AttributeProto.FLOATS:
+            value = [float(v) for v in value]
+    return helper.make_attribute(name, value, attr_type=declared if value == [] else None)
+
+
+def node_proto(node: Node) -> NodeProto:
+    """`node` as a protobuf; attributes are written in the order of their names."""
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name)
+    proto.input.extend(node.inputs)
+    proto.output.extend(node.outputs)
+    declared = _schema_types(node.op_type, node.domain)
+    for name in sorted(node.attributes):
+        proto.attribute.append(_attribute(name, node.attributes[name], declared.get(name)))
+    return proto
+
+
+def _value(attribute: AttributeProto) -> object:
+    """The plain value of an attribute; graphs, types, empty lists and references pass through as protobufs."""
+    if attribute.ref_attr_name:
+        return attribute
+    match attribute.type:
+        case AttributeProto.INT:
+            return int(attribute.i)
+        case AttributeProto.FLOAT:
+            return float(attribute.f)
+        case AttributeProto.STRING:
+            return _text(attribute.s)
+        case AttributeProto.TENSOR:
+            return numpy_helper.to_array(attribute.t)
+        case AttributeProto.INTS if attribute.ints:
+            return list(attribute.ints)
+        case AttributeProto.FLOATS if attribute.floats:
+            return list(attribute.floats)
+        case AttributeProto.STRINGS if attribute.strings:
+            return [_text(s) for s in attribute.strings]
+        case AttributeProto.TENSORS if attribute.tensors:
+            return [numpy_helper.to_array(t) for t in attribute.tensors]
+        case _:
+            return attribute
+
+
+def _text(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw
+
+
+def from_node_proto(proto: NodeProto) -> Node:
+    """`proto` as plain data, attributes in the order of their names."""
+    attributes = {a.name: _value(a) for a in sorted(proto.attribute, key=lambda a: a.name)}
+    return Node(
+        op_type=proto.op_type,
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        attributes=attributes,
+        domain="" if proto.domain == "ai.onnx" else proto.domain,
+        name=proto.name,
+    )
+
+
+def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
+    """Name, element type and shape of `tensor` as a protobuf."""
+    return helper.make_tensor_value_info(tensor.name, elem_type(tensor.dtype), list(tensor.shape))
+
+
+def default_outputs(graph: Graph) -> tuple[str, ...]:
+    """What `model_proto` makes the outputs of a model: the graph's own.
+
+    For a `TrainingGraph`: the loss, the model's own outputs, each parameter's gradient, and the
+    updated BatchNormalization statistics, without repetition.
+    """
+    if not isinstance(graph, TrainingGraph):
+        return graph.outputs
+    gradients = (graph.gradients[name] for name in graph.trained if name in graph.gradients)
+    return tuple(dict.fromkeys((graph.loss, *graph.outputs, *gradients, *graph.states.values())))
+
+
+def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.ModelProto:
+    """`graph` as one standard ONNX model.
+
+    Initializers are `graph.values`: the parameters, and the constants that some node reads. Where
+    `outputs` is given, only nodes that lead to them are kept; see `default_outputs` for what it
+    is otherwise. The order of nodes is that of the operators. Weights are inline, however large; use
+    `save_model` to write a file.
+    """
+    return _model(graph, outputs, {})
+
+
+def save_model(graph: Graph, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+    """Write `graph` as an ONNX file: beside `path` first, then renamed, so that no partial file is ever seen.
+
+    Weights beyond the 2 GB that a protobuf holds go to `<path>.data`. Raises `OutputError` where the
+    file can't be written.
+    """
+    target = Path(path)
+    large = sum(array.nbytes for array in graph.values.values()) > PROTOBUF_LIMIT_BYTES - 64 * 2**20
+    data = target.with_name(target.name + ".data")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial_data = target.with_name(f".{data.name}.{os.getpid()}.partial")
+    try:
+        external = _write_external(graph.values, partial_data, data.name) if large else {}
+        partial.write_bytes(_model(graph, outputs, external).SerializeToString(deterministic=True))
+        if large:
+            partial_data.replace(data)
+        partial.replace(target)
+    except OSError as error:
+        raise OutputError(f"{target}: can't be written ({error.strerror or error}); choose another path") from error
+    finally:
+        partial.unlink(missing_ok=True)
+        partial_data.unlink(missing_ok=True)
+
+
+def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, TensorProto]) -> onnx.ModelProto:
+    names = tuple(default_outputs(graph) if outputs is None else outputs)
+    missing = [name for name in names if name not in graph.tensors]
+    if missing:
+        raise ModelError(f"{graph.name}: no tensor {missing[0]!r} to make an output of; its own are {graph.outputs}")
+    operators = graph.operators if outputs is None else _needed(graph, names)
+    nodes = [node for operator in operators for node in operator.nodes]
+    read = {name for node in nodes for name in node.inputs} | set(names) | set(graph.trained)
+    written = {name for node in nodes for name in node.outputs}
+    model = onnx.ModelProto(producer_name="poetopt")
+    domains = sorted({node.domain for node in nodes} - {"", "ai.onnx"})
+    model.opset_import.append(helper.make_opsetid("", graph.opset))
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in domains)
+    model.ir_version = max(8, _ir_version(graph.opset))
+    body = model.graph
+    body.name = graph.name or "graph"
+    body.node.extend(node_proto(node) for node in nodes)
+    body.input.extend(value_info(graph.tensors[name]) for name in graph.inputs)
+    body.output.extend(value_info(graph.tensors[name]) for name in names)
+    shown = {*graph.inputs, *names}
+    body.value_info.extend(value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in shown)
+    for name, array in graph.values.items():
+        if name in read:
+            body.initializer.append(external[name] if name in external else numpy_helper.from_array(array, name))
+    return model
+
+
+def _ir_version(opset: int) -> int:
+    try:
+        return int(helper.find_min_ir_version_for([helper.make_opsetid("", opset)], ignore_unknown=True))
+    except ValueError:
+        return int(onnx.IR_VERSION)
+
+
+def _needed(graph: Graph, names: Iterable[str]) -> Iterator[Operator]:
+    wanted = set(names)
+    kept: list[Operator] = []
+    for operator in reversed(graph.operators):
+        if wanted.intersection(operator.outputs):
+            kept.append(operator)
+            wanted.update(operator.inputs)
+    return reversed(kept)
+
+
+def _write_external(values: Mapping[str, Array], path: Path, location: str) -> dict[str, TensorProto]:
+    """Write the large arrays to `path`; the result refers to them as `location`, relative to the model."""
+    protos: dict[str, TensorProto] = {}
+    with path.open("wb") as file:
+        for name, array in values.items():
+            if array.nbytes < _EXTERNAL_THRESHOLD_BYTES:
+                continue
+            file.write(b"\0" * (-file.tell() % _EXTERNAL_ALIGNMENT))
+            proto = TensorProto(name=name, data_type=elem_type(array.dtype.name), dims=array.shape)
+            proto.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", location), ("offset", file.tell()), ("length", array.nbytes)):
+                proto.external_data.add(key=key, value=str(value))
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            np.ascontiguousarray(little).reshape(-1).view(np.uint8).tofile(file)
+            protos[name] = proto
+    return protos
