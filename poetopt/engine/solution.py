@@ -1,0 +1,129 @@
+"""What is asked of the solve loop, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
+
+OPTIMAL_GAP = 1e-6
+"""An `overhead_gap` up to this is called optimal."""
+
+
+class Status(StrEnum):
+    """What is known of the answer; the order of severity is the spec's."""
+
+    OPTIMAL = "optimal"
+    WITHIN_GAP = "within-gap"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    UNKNOWN = "unknown"
+
+
+class DeadlineModel(StrEnum):
+    """What a deadline bounds: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
+
+    MAKESPAN = "makespan"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One solve.
+
+    ram_bytes
+        The budget for everything that is not resident.
+    deadline_s
+        Bound on the step's time, or None.
+    scope
+        `auto`, `depth:D`, `forward` or `full` (only `full` for the formulation `poet`).
+    paging, remat
+        False leaves the block out.
+    gap
+        Tolerance on the overhead gap.
+    """
+
+    ram_bytes: int
+    deadline_s: float | None = None
+    deadline_model: DeadlineModel = DeadlineModel.MAKESPAN
+    formulation: str = "retention"
+    backend: str = "highs"
+    scope: str = "auto"
+    paging: bool = True
+    remat: bool = True
+    time_limit_s: float = 60.0
+    gap: float = 1e-3
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A line of the live display: the incumbent and the bound so far (joules of overhead; None: not yet)."""
+
+    elapsed_s: float
+    phase: str
+    scope: str
+    overhead_j: float | None
+    overhead_bound_j: float | None
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
+
+    scope
+        The space in which `overhead_bound_j` is a bound: `depth<=D`, `forward`, `full`; `store-all`
+        where keeping everything fits (then nothing can be cheaper).
+    overhead_bound_j
+        No schedule in the scope has less overhead; 0 where nothing better is known. None if infeasible.
+    least_ram_bytes, least_deadline_s
+        For an infeasible problem: the smallest that is feasible, where it was found.
+    ram_bound_bytes
+        A proven lower bound on the RAM of any schedule.
+    reason
+        For status infeasible or unknown: why, in a sentence for people.
+    """
+
+    status: Status
+    scope: str
+    options: Options
+    plan: Plan | None = None
+    simulation: Simulation | None = None
+    overhead_bound_j: float | None = None
+    arena_bytes: int | None = None
+    store_all_peak_bytes: int = 0
+    least_ram_bytes: int | None = None
+    ram_bound_bytes: int | None = None
+    least_deadline_s: float | None = None
+    reason: str = ""
+    build_s: float = 0.0
+    solve_s: float = 0.0
+    total_s: float = 0.0
+    interrupted: bool = False
+    trace: tuple[Progress, ...] = ()
+
+    @property
+    def overhead_gap(self) -> float | None:
+        """(overhead - overhead bound) / overhead; 0 where the overhead is 0; None without a plan."""
+        if self.simulation is None or self.overhead_bound_j is None:
+            return None
+        overhead = self.simulation.overhead_j
+        if overhead <= 0:
+            return 0.0
+        return max(0.0, (overhead - self.overhead_bound_j) / overhead)
+
+    @property
+    def gap(self) -> float | None:
+        """(energy - bound) / energy, as the paper's solver measures it; None without a plan."""
+        if self.simulation is None or self.overhead_bound_j is None:
+            return None
+        energy = self.simulation.energy_j
+        return max(0.0, (self.simulation.overhead_j - self.overhead_bound_j) / energy) if energy > 0 else 0.0
