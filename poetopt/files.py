@@ -1,0 +1,92 @@
+"""Writing outputs so that nobody ever finds half of one: write beside, then rename."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from poetopt.errors import OutputError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file beside `path`, with its suffix, that takes its place when the body ends well.
+
+    For libraries that write files by name; `write_atomically` is simpler where the bytes are at hand.
+    The temporary file exists and is empty at the start. Where `path` is a device or a pipe, which a
+    rename would destroy, the body writes to it directly. A symbolic link stays, its target is replaced.
+
+    Raises OutputError where the file can't be written (the body's own OSErrors included); then the
+    temporary file is gone and what was at `path` before is untouched.
+    """
+    shown = os.fspath(path)
+    target = Path(os.path.realpath(shown))
+    beside: Path | None = None
+    try:
+        before = _status(target)
+        if before is not None and stat.S_ISDIR(before.st_mode):
+            raise IsADirectoryError(None, "it is a directory")
+        if before is not None and not os.access(target, os.W_OK):
+            raise PermissionError(None, "it exists and is not writable")
+        if before is not None and not stat.S_ISREG(before.st_mode):
+            yield target
+            return
+        beside = _fresh_file(target)
+        yield beside
+        _flush(beside)
+        if before is not None:
+            beside.chmod(stat.S_IMODE(before.st_mode))
+        os.replace(beside, target)
+        beside = None
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(
+            f"can't write {shown}: {error.strerror or error}; give another path, or make room and rights there"
+        ) from error
+    finally:
+        if beside is not None:
+            with suppress(OSError):
+                beside.unlink()
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Write `data` (text as UTF-8) to `path`, whole or not at all.
+
+    Raises OutputError where that can't be done (no such folder, no rights, no room).
+    """
+    content = data.encode("utf-8") if isinstance(data, str) else data
+    with replacing(path) as place, open(place, "wb") as file:
+        file.write(content)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _fresh_file(target: Path) -> Path:
+    """An empty file with a name of its own in the folder of `target`, with the rights of any new file."""
+    for attempt in itertools.count():
+        candidate = target.parent / f".poetopt-{os.getpid()}-{attempt}{target.suffix}"
+        try:
+            os.close(os.open(candidate, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError("unreachable: the counter has no end")
+
+
+def _flush(path: Path) -> None:
+    """Wait until the content is on the disk: a full one may say so only now."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""Where each buffer of a plan lies in the arena.
+
+Lifetimes are instruction indices: the graph inputs live from -1, before the first instruction; a buffer that
+is freed lives through its FREE, one that never is through the last instruction; a workspace lives during
+its COMPUTE alone. Buffers come in the order that `Plan.offsets` fixes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from poetopt.arena import pack
+from poetopt.errors import PlanError
+from poetopt.plan.instructions import Action, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One allocation of a plan.
+
+    index
+        The tensor's index; the operator's for a workspace.
+    workspace
+        Whether it is an operator's workspace.
+    offset
+        Its first byte in the arena, or -1 where the plan has not been laid out.
+    nbytes
+        Its size; may be 0.
+    first, last
+        The instructions that it lives through, both included; `first` is -1 for a graph input.
+    """
+
+    index: int
+    workspace: bool
+    offset: int
+    nbytes: int
+    first: int
+    last: int
+
+
+def buffers(plan: Plan) -> Iterator[Buffer]:
+    """Every allocation of a valid plan, in the order of `Plan.offsets`.
+
+    Raises PlanError where the plan has offsets, but not one for each allocation.
+    """
+    lives = _lifetimes(plan)
+    if plan.offsets and len(plan.offsets) != len(lives):
+        raise PlanError(f"the plan makes {len(lives)} buffers but has {len(plan.offsets)} offsets; lay it out again")
+    offsets = plan.offsets or (-1,) * len(lives)
+    for (index, workspace, nbytes, first, last), offset in zip(lives, offsets, strict=True):
+        yield Buffer(index, workspace, offset, nbytes, first, last)
+
+
+def lay_out(plan: Plan, *, ram_bytes: int | None = None) -> Plan:
+    """The same plan with an offset for each buffer; the arena is as small as `pack` can make it.
+
+    The plan must be one that `simulate` passes. With `ram_bytes`, packing stops at the first arena that fits it.
+    """
+    lives = _lifetimes(plan)
+    offsets, _ = pack(
+        [nbytes for _, _, nbytes, _, _ in lives],
+        [first for _, _, _, first, _ in lives],
+        [last + 1 for _, _, _, _, last in lives],
+        plan.problem.alignment,
+        target=ram_bytes,
+    )
+    return replace(plan, offsets=offsets)
+
+
+def arena_bytes(plan: Plan) -> int:
+    """Size of the arena of a plan that has been laid out: the largest offset + size."""
+    return max((buffer.offset + buffer.nbytes for buffer in buffers(plan)), default=0)
+
+
+def check_layout(plan: Plan, ram_bytes: int | None = None) -> None:
+    """Check the offsets without trusting the packer.
+
+    Raises PlanError where buffers that live together overlap, where one is misaligned or lies outside
+    the arena of `ram_bytes`, or where offsets are missing.
+    """
+    alignment = plan.problem.alignment
+    if not plan.offsets and (plan.instructions or plan.problem.inputs):
+        raise PlanError("the plan has no offsets; lay it out first")
+    found = [buffer for buffer in buffers(plan) if buffer.nbytes > 0]
+    for buffer in found:
+        if buffer.offset < 0 or buffer.offset % alignment:
+            raise PlanError(f"{_shown(plan, buffer)} starts at byte {buffer.offset}, no multiple of {alignment}")
+        if ram_bytes is not None and buffer.offset + buffer.nbytes > ram_bytes:
+            end = buffer.offset + buffer.nbytes
+            raise PlanError(f"{_shown(plan, buffer)} ends at byte {end} of an arena of {ram_bytes} bytes")
+    # Walk the instructions with the live buffers sorted by offset: only neighbours can be the first to overlap.
+    events = sorted(
+        [(buffer.first, 1, k) for k, buffer in enumerate(found)]
+        + [(buffer.last + 1, 0, k) for k, buffer in enumerate(found)]
+    )
+    live: list[tuple[int, int]] = []
+    for _, begins, k in events:
+        buffer = found[k]
+        place = bisect_left(live, (buffer.offset, k))
+        if not begins:
+            del live[place]
+            continue
+        for other in live[max(place - 1, 0) : place + 1]:
+            neighbour = found[other[1]]
+            if neighbour.offset < buffer.offset + buffer.nbytes and buffer.offset < neighbour.offset + neighbour.nbytes:
+                raise PlanError(
+                    f"{_shown(plan, buffer)} and {_shown(plan, neighbour)} overlap at instruction {buffer.first}"
+                )
+        live.insert(place, (buffer.offset, k))
+
+
+def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
+    """Index, whether a workspace, bytes, first and last instruction of each allocation, in order."""
+    problem = plan.problem
+    lives: list[tuple[int, bool, int, int, int]] = []
+    last = len(plan.instructions) - 1
+    where: dict[int, int] = {}
+
+    def allocate(tensor: int, first: int) -> None:
+        where[tensor] = len(lives)
+        lives.append((tensor, False, problem.tensors[tensor].nbytes, first, last))
+
+    for tensor in problem.inputs:
+        allocate(tensor, -1)
+    for index, step in enumerate(plan.instructions):
+        if step.action is Action.COMPUTE:
+            operator = problem.operators[step.target]
+            for tensor in operator.outputs:
+                if tensor not in where:
+                    allocate(tensor, index)
+            lives.append((step.target, True, operator.workspace_bytes, index, index))
+        elif step.action is Action.PAGE_IN:
+            allocate(step.target, index)
+        elif step.action is Action.FREE:
+            k = where.pop(step.target, -1)
+            if k < 0:
+                raise PlanError(f"instruction {index} frees {problem.tensors[step.target].name!r}, not in RAM")
+            lives[k] = (*lives[k][:4], index)
+    return lives
+
+
+def _shown(plan: Plan, buffer: Buffer) -> str:
+    entries = plan.problem.operators if buffer.workspace else plan.problem.tensors
+    name = repr(entries[buffer.index].name)
+    return f"the workspace of {name}" if buffer.workspace else f"the buffer of {name}"
