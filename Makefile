@@ -1,0 +1,49 @@
+# make demo, make test, make lint, make bench. The first of them makes .venv, from the first Python >= 3.11 that is found;
+# `make PYTHON=/path/to/python3 ...` names one.
+
+PYTHONS := python3 python3.13 python3.12 python3.11 python
+BIN     := .venv/bin
+READY   := .venv/.ready
+OUT     := build/demo
+MODEL   := resnet18-cifar
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	@mkdir -p $(OUT)
+	$(BIN)/poetopt zoo $(MODEL) -o $(OUT)/$(MODEL).onnx
+	$(BIN)/poetopt solve $(OUT)/$(MODEL).onnx --device a72 --ram 40% --deadline 1.5x -o $(OUT)/plan.json
+	$(BIN)/poetopt run $(OUT)/plan.json
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy poetopt tests benchmarks
+
+bench: $(READY)
+	$(BIN)/python benchmarks/solve.py
+
+clean:
+	rm -rf build dist .venv
+
+# The marker is the last thing made, so that an installation that was cut short is made anew.
+$(READY): pyproject.toml constraints.txt
+	@rm -f $@
+	@if ! [ -x $(BIN)/python ] || ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+	  rm -rf .venv; \
+	  for candidate in $(PYTHON) $(PYTHONS); do \
+	    $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
+	    echo "making .venv with $$candidate"; \
+	    $$candidate -m venv .venv && break; \
+	    rm -rf .venv; \
+	  done; \
+	  [ -x $(BIN)/python ] || { \
+	    echo "make: no Python >= 3.11 with venv found; install one (Debian: apt install python3-venv)," \
+	         "or say which: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[test]'
+	@touch $@
