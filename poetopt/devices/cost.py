@@ -1,0 +1,133 @@
+"""A training graph on a device becomes a scheduling problem: bytes, seconds and joules.
+
+Two things disappear. A view is its root's bytes, so its readers read the root. A tensor of the resident region
+(parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds
+to `resident_bytes`. A storage is resident as soon as one of the tensors that share it is: the gradient of a weight
+that is reshaped last is written straight into the resident region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from poetopt.devices.flops import work
+from poetopt.devices.model import Device
+from poetopt.devices.workspace import ALIGNMENT, workspace_bytes
+from poetopt.errors import ModelError
+from poetopt.graph import Operator, Role, TrainingGraph
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+
+PARTS: Mapping[Role, str] = {
+    Role.PARAMETER: "parameters",
+    Role.PARAMETER_GRADIENT: "gradients",
+    Role.CONSTANT: "constants",
+    Role.STATE: "states",
+    Role.LOSS: "loss",
+}
+"""What the resident region consists of, by the role of the tensors."""
+
+
+def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
+    """The storages (root tensors) of the resident region, each with the role that makes it resident.
+
+    In the order of `graph.tensors`. What only lives inside an operator is not here, whatever its role.
+    """
+    found: dict[str, Role] = {}
+    for name, tensor in graph.tensors.items():
+        given = tensor.role in (Role.PARAMETER, Role.CONSTANT)
+        if tensor.resident and (given or name in graph.producers):
+            root = graph.tensors[graph.root(name)]
+            # a constant whose view is somebody's gradient stays a constant
+            found.setdefault(root.name, root.role if root.resident else tensor.role)
+    return found
+
+
+def resident_breakdown(graph: TrainingGraph) -> Mapping[str, int]:
+    """Bytes of the resident region by what they are: the values of `PARTS`, each storage counted once."""
+    sums = dict.fromkeys(PARTS.values(), 0)
+    for root, role in resident_storages(graph).items():
+        sums[PARTS[role]] += graph.tensors[root].nbytes
+    return sums
+
+
+def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Problem:
+    """The scheduling problem of one training step on a device.
+
+    Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator;
+    operators in the graph's order without views. Times are seconds, energies joules, sizes bytes.
+
+    Raises `ModelError` where an operator names a tensor that the graph lacks.
+    """
+    resident = resident_storages(graph)
+    index: dict[str, int] = {}
+    tensors: list[ProblemTensor] = []
+    operators: list[ProblemOperator] = []
+
+    def add(name: str, producer: int) -> None:
+        nbytes = graph.tensors[name].nbytes
+        index[name] = len(tensors)
+        tensors.append(
+            ProblemTensor(
+                name=name,
+                nbytes=nbytes,
+                producer=producer,
+                page_in_s=device.page_in_s(nbytes),
+                page_in_j=device.page_in_j(nbytes),
+                page_out_s=device.page_out_s(nbytes),
+                page_out_j=device.page_out_j(nbytes),
+            )
+        )
+
+    for name in graph.inputs:
+        if graph.root(name) not in resident:
+            add(name, -1)
+    for operator in graph.operators:
+        if operator.view:
+            continue
+        for name in operator.outputs:
+            if name not in resident:
+                add(name, len(operators))
+        operators.append(_operator(graph, operator, device, index, resident.keys(), alignment))
+    return Problem(
+        name=graph.name,
+        device=device.name,
+        operators=tuple(operators),
+        tensors=tuple(tensors),
+        paging=device.storage is not None,
+        dma=device.dma and device.storage is not None,
+        alignment=alignment,
+        resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
+        device_ram_bytes=device.ram_bytes,
+        graph=graph,
+        model_ref=graph.source,
+        model_hash=graph.content_hash,
+        notes=() if device.storage else (f"{device.name} has no storage: schedules can only recompute",),
+    )
+
+
+def _operator(
+    graph: TrainingGraph,
+    operator: Operator,
+    device: Device,
+    index: Mapping[str, int],
+    resident: Set[str],
+    alignment: int,
+) -> ProblemOperator:
+    nodes = work(operator, graph.tensors)
+    read = {graph.root(name) for name in operator.inputs} - resident
+    if unknown := sorted(read - index.keys()):
+        raise ModelError(
+            f"operator {operator.name!r} reads {', '.join(map(repr, unknown))}, which is neither a graph input nor "
+            "written by an operator before it; the graph's operators must be in topological order"
+        )
+    return ProblemOperator(
+        name=operator.name,
+        inputs=tuple(sorted(index[name] for name in read)),
+        outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
+        time_s=device.compute_s(nodes),
+        energy_j=device.compute_j(nodes),
+        workspace_bytes=workspace_bytes(operator, graph.tensors, alignment),
+        recomputable=operator.recomputable,
+        backward=operator.backward,
+        kind=operator.kind,
+    )

@@ -1,0 +1,325 @@
+"""Floating-point operations and bytes moved by an operator, from its nodes and the tensors' shapes.
+
+A multiply-add is 2 FLOPs; adding, multiplying, dividing, comparing, taking a root are 1; exp, log and their kin are
+`TRANSCENDENTAL` (the polynomial that evaluates them). Taps that fall on padding count, as kernels execute
+them. With n = elements of the first output, x = elements of the first input, k = taps of a window:
+
+| op | FLOPs |
+|---|---|
+| Conv | n (2 k C_in / groups + 1 with a bias) |
+| ConvTranspose | 2 x k C_out / groups, + n with a bias |
+| Gemm, MatMul | 2 n K, + n where Gemm has a C, + n where alpha is not 1 |
+| Einsum | operands x the product of all label sizes |
+| elementwise | a constant an element: `ELEMENTWISE`; Sum, Max, Min: n (operands - 1); Mean: n operands |
+| ReduceSum, Max, Min, Prod, L1, ArgMax, CumSum | x (L1: 2 x) |
+| ReduceMean | x + n |
+| ReduceSumSquare, ReduceL2 | 2 x (L2: + n) |
+| ReduceLogSum, LogSumExp | x (1 + exp for LogSumExp) + n log |
+| MaxPool | n k |
+| AveragePool, LpPool | n (k + 1) (Lp: 2 k + 1) |
+| GlobalAveragePool, GlobalMaxPool | x + n, x |
+| BatchNormalization | inference 2 x + 5 C; training 6 x + 13 C |
+| LayerNormalization | x (7, or 8 with a bias) + 5 a row |
+| InstanceNormalization, GroupNormalization | 8 x + 5 a row |
+| Softmax, LogSoftmax | x (4 + exp), + log a row |
+| SoftmaxCrossEntropyLoss | x (4 + exp) + (log + 2) a label |
+| NegativeLogLikelihoodLoss | 2 a label |
+| LRN | x (size + 4 + pow) |
+| Dropout | 2 x in training, else 0 |
+| ScatterElements, ScatterND | an element of the updates with a reduction, else 0 |
+| Resize | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = scaled axes |
+| moving data (`MOVES`) | 0 |
+| anything else | n: one an element |
+
+Bytes moved are all that a node reads and writes once: a cache's view of perfect reuse. An op that picks some of
+its input (`PICKS`) reads as much as it writes. Views move nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from poetopt.devices.model import Work
+from poetopt.errors import ModelError
+from poetopt.graph import VIEW_OPS, Node, Operator, Tensor, inner_storage
+
+TRANSCENDENTAL = 10
+"""FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
+
+_T = TRANSCENDENTAL
+ELEMENTWISE: Mapping[str, int] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Sign", "Relu", "Floor", "Ceil", "Round"), 1),
+    **dict.fromkeys(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "Xor"), 1),
+    **dict.fromkeys(("Sqrt", "Reciprocal", "Where", "IsNaN", "IsInf", "ThresholdedRelu", "Shrink"), 1),
+    **dict.fromkeys(("Clip", "LeakyRelu", "PRelu"), 2),
+    **dict.fromkeys(("HardSigmoid", "Softsign"), 3),
+    "HardSwish": 4,
+    **dict.fromkeys(("Exp", "Log", "Sin", "Cos", "Pow"), _T),
+    **dict.fromkeys(("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"), 2 * _T),
+    **dict.fromkeys(("Elu", "Celu", "Selu"), _T + 3),
+    "Sigmoid": _T + 3,
+    "Tanh": _T + 5,
+    "Erf": 2 * _T,
+    "Softplus": 2 * _T + 1,
+    "Mish": 3 * _T,
+    "Gelu": 2 * _T + 4,
+}
+"""FLOPs an element of the output."""
+
+MOVES = frozenset(
+    {"Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "EyeLike", "Expand"}
+    | {"Flatten", "Gather", "GatherElements", "GatherND", "Identity", "NonZero", "OneHot", "Pad", "RandomNormal"}
+    | {"RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Reshape", "ReverseSequence", "Shape"}
+    | {"Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"}
+)
+"""Ops that compute nothing with their data."""
+
+PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
+"""Ops that read only what they deliver of their first input."""
+
+REDUCED: Mapping[str, tuple[int, int]] = {
+    "ReduceSum": (1, 0),
+    "ReduceMax": (1, 0),
+    "ReduceMin": (1, 0),
+    "ReduceProd": (1, 0),
+    "ReduceMean": (1, 1),
+    "ReduceL1": (2, 0),
+    "ReduceSumSquare": (2, 0),
+    "ReduceL2": (2, 1),
+    "ReduceLogSum": (1, _T),
+    "ReduceLogSumExp": (1 + _T, _T),
+    "ArgMax": (1, 0),
+    "ArgMin": (1, 0),
+    "CumSum": (1, 0),
+    "GlobalAveragePool": (1, 1),
+    "GlobalMaxPool": (1, 0),
+}
+"""FLOPs an element of the input, and an element of the output."""
+
+Shapes = Sequence[Sequence[int]]
+
+
+def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
+    """FLOPs and bytes moved of each node of an operator, in order; a view costs nothing.
+
+    tensors
+        All tensors of the graph by name, the temporaries of the operator among them.
+
+    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    """
+    if operator.view:
+        return tuple(Work(0, 0) for _ in operator.nodes)
+    group = inner_storage(operator)
+    return tuple(_node_work(operator, node, group, tensors) for node in operator.nodes)
+
+
+def flops(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
+    """FLOPs of an operator: the sum over its nodes."""
+    return sum(node.flops for node in work(operator, tensors))
+
+
+def bytes_moved(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that an operator's nodes read and write."""
+    return sum(node.nbytes for node in work(operator, tensors))
+
+
+def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The tensor that a node names, or a `ModelError` that says which node of which operator does."""
+    try:
+        return tensors[name]
+    except KeyError:
+        raise ModelError(
+            f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the tensor {name!r} is "
+            "not in the graph; its shape must be known before it can be costed"
+        ) from None
+
+
+def _node_work(operator: Operator, node: Node, group: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Work:
+    inputs = [find(operator, node, name, tensors) if name else None for name in node.inputs]
+    outputs = [find(operator, node, name, tensors) for name in node.outputs if name]
+    if is_inner_view(node, group):
+        return Work(0, 0)
+    read = [tensor.nbytes if tensor else 0 for tensor in inputs]
+    written = sum(tensor.nbytes for tensor in outputs)
+    if node.op_type in PICKS and not node.domain and read:
+        read[0] = min(read[0], written)
+    elif node.op_type in ("Shape", "Size"):
+        read = []
+    shapes = [tensor.shape if tensor else () for tensor in inputs]
+    return Work(node_flops(node, shapes, [tensor.shape for tensor in outputs]), sum(read) + written)
+
+
+def is_inner_view(node: Node, group: Mapping[str, str]) -> bool:
+    """Whether a node inside an operator moves no bytes, by the groups of `inner_storage`.
+
+    Either what it writes is in a group, or what it writes names the group that what it reads is in.
+    """
+    if node.op_type not in VIEW_OPS or node.domain:
+        return False
+    written, source = node.outputs[0], node.inputs[0]
+    return group.get(written, written) == group.get(source, source)
+
+
+def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    """FLOPs of one ONNX node by the table above.
+
+    inputs
+        Shapes of its inputs, `()` for an absent one.
+    outputs
+        Shapes of the outputs it has.
+    """
+    op = node.op_type if not node.domain else ""
+    n = math.prod(outputs[0]) if outputs else 0
+    x = math.prod(inputs[0]) if inputs else n
+    if op in MOVES:
+        return 0
+    if op in ELEMENTWISE:
+        return ELEMENTWISE[op] * n
+    if op in REDUCED:
+        each_input, each_output = REDUCED[op]
+        return each_input * x + each_output * n
+    rule = _RULES.get(op)
+    return rule(node, inputs, n, x) if rule else n
+
+
+def _integer(node: Node, name: str, default: int) -> int:
+    value = node.attributes.get(name, default)
+    return int(value) if isinstance(value, (int, float)) else default
+
+
+def _number(node: Node, name: str, default: float) -> float:
+    value = node.attributes.get(name, default)
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _present(node: Node, index: int) -> bool:
+    return len(node.inputs) > index and bool(node.inputs[index])
+
+
+def _window(node: Node) -> int:
+    kernel = node.attributes.get("kernel_shape", ())
+    return math.prod(int(k) for k in kernel) if isinstance(kernel, Sequence) else 1
+
+
+def _conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # W is [C_out, C_in / groups, k...]
+    return n * (2 * math.prod(inputs[1][1:]) + _present(node, 2))
+
+
+def _conv_transpose(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # W is [C_in, C_out / groups, k...]
+    return 2 * x * math.prod(inputs[1][1:]) + n * _present(node, 2)
+
+
+def _gemm(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    inner = inputs[0][0] if _integer(node, "transA", 0) else inputs[0][1]
+    return n * (2 * inner + _present(node, 2) + (_number(node, "alpha", 1.0) != 1.0))
+
+
+def _matmul(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 2 * n * inputs[0][-1]
+
+
+def _einsum(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    equation = str(node.attributes.get("equation", "")).replace(" ", "")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(equation.split("->")[0].split(","), inputs, strict=False):
+        before, dots, after = term.partition("...")
+        labels = [*before, *(f"...{i}" for i in range(len(shape) - len(before) - len(after)) if dots), *after]
+        for label, size in zip(labels, shape, strict=False):
+            sizes[label] = max(sizes.get(label, 1), size)
+    return len(inputs) * math.prod(sizes.values())
+
+
+def _variadic(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return n * (len(inputs) - (node.op_type != "Mean"))
+
+
+def _max_pool(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return n * _window(node)
+
+
+def _average_pool(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return n * (_window(node) * (2 if node.op_type == "LpPool" else 1) + 1)
+
+
+def _batch_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    channels = math.prod(inputs[1])
+    return 6 * x + 13 * channels if _integer(node, "training_mode", 0) else 2 * x + 5 * channels
+
+
+def _layer_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape = inputs[0]
+    axis = _integer(node, "axis", -1)
+    return x * (7 + _present(node, 2)) + 5 * math.prod(shape[: axis % len(shape) if shape else 0])
+
+
+def _group_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    groups = _integer(node, "num_groups", inputs[0][1])
+    return 8 * x + 5 * inputs[0][0] * groups
+
+
+def _softmax(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape = inputs[0]
+    length = shape[_integer(node, "axis", -1)] if shape else 1
+    rows = x // length if length else 0
+    return x * (4 + _T) + (rows * _T if node.op_type == "LogSoftmax" else 0)
+
+
+def _cross_entropy(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return x * (4 + _T) + (_T + 2) * math.prod(inputs[1])
+
+
+def _nll(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 2 * math.prod(inputs[1])
+
+
+def _lrn(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return x * (_integer(node, "size", 1) + 4 + _T)
+
+
+def _dropout(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # training_mode is an input; whoever gives it as a third input means it
+    return 2 * x if _present(node, 2) else 0
+
+
+def _scatter(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return math.prod(inputs[2]) if node.attributes.get("reduction", "none") != "none" else 0
+
+
+def _resize(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    taps = {"linear": 2, "cubic": 4}.get(str(node.attributes.get("mode", "nearest")))
+    if taps is None:
+        return 0
+    dimensions = max(len(inputs[0]) - 2, 1)
+    return int(2 * n * taps**dimensions)
+
+
+_RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Einsum": _einsum,
+    "Sum": _variadic,
+    "Max": _variadic,
+    "Min": _variadic,
+    "Mean": _variadic,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "LpPool": _average_pool,
+    "BatchNormalization": _batch_normalization,
+    "LayerNormalization": _layer_normalization,
+    "InstanceNormalization": _group_normalization,
+    "GroupNormalization": _group_normalization,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "SoftmaxCrossEntropyLoss": _cross_entropy,
+    "NegativeLogLikelihoodLoss": _nll,
+    "LRN": _lrn,
+    "Dropout": _dropout,
+    "ScatterElements": _scatter,
+    "ScatterND": _scatter,
+    "Resize": _resize,
+}

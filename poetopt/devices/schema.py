@@ -1,0 +1,159 @@
+"""What a device's TOML file may say, checked by pydantic. Imported only when a file is read."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+
+from poetopt.devices.model import Device, Figure, Kind, Storage
+
+PREFIXES = {
+    "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
+    "k": Fraction(1000), "K": Fraction(1000), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12),
+    "Ki": Fraction(1024), "Mi": Fraction(1024**2), "Gi": Fraction(1024**3),
+}  # fmt: skip
+"""Factors that a unit may start with; exact, so that 0.667 ms is the float nearest to 0.000667."""
+
+UNITS = {
+    "ram_bytes": "B",
+    "flop_per_s": "FLOP/s",
+    "memory_bytes_per_s": "B/s",
+    "active_power_w": "W",
+    "flop_per_j": "FLOP/J",
+    "page_in_latency_s": "s",
+    "page_in_bytes_per_s": "B/s",
+    "page_out_latency_s": "s",
+    "page_out_bytes_per_s": "B/s",
+    "storage_power_w": "W",
+    "transfer_cpu_power_w": "W",
+    "storage_bytes": "B",
+}
+"""The base unit of each figure."""
+
+MAY_BE_ZERO = frozenset({"page_in_latency_s", "page_out_latency_s", "storage_power_w", "transfer_cpu_power_w"})
+STORAGE = (
+    "page_in_latency_s",
+    "page_in_bytes_per_s",
+    "page_out_latency_s",
+    "page_out_bytes_per_s",
+    "storage_power_w",
+    "transfer_cpu_power_w",
+)
+"""Figures of a storage: all of them, or none."""
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FigureTable(_Table):
+    """`[figures.<name>]`: a number, its unit, how it is known and where it is from."""
+
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    unit: Text
+    kind: Kind
+    source: Text
+
+
+class SwitchTable(_Table):
+    """`[dma]`: whether transfers run beside the CPU."""
+
+    value: StrictBool
+    kind: Kind
+    source: Text
+
+
+class FiguresTable(_Table):
+    """`[figures]`: everything that is counted."""
+
+    ram_bytes: FigureTable
+    flop_per_s: FigureTable
+    memory_bytes_per_s: FigureTable | None = None
+    active_power_w: FigureTable | None = None
+    flop_per_j: FigureTable | None = None
+    page_in_latency_s: FigureTable | None = None
+    page_in_bytes_per_s: FigureTable | None = None
+    page_out_latency_s: FigureTable | None = None
+    page_out_bytes_per_s: FigureTable | None = None
+    storage_power_w: FigureTable | None = None
+    transfer_cpu_power_w: FigureTable | None = None
+    storage_bytes: FigureTable | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> FiguresTable:
+        if self.active_power_w is None and self.flop_per_j is None:
+            raise ValueError("the energy of computing is missing: give active_power_w or flop_per_j")
+        given = [name for name in STORAGE if getattr(self, name) is not None]
+        missing = [name for name in STORAGE if getattr(self, name) is None]
+        if missing and (given or self.storage_bytes is not None):
+            raise ValueError(f"a storage needs all its figures, or none: {', '.join(missing)} missing")
+        for name, unit in UNITS.items():
+            figure: FigureTable | None = getattr(self, name)
+            if figure is None:
+                continue
+            _factor(name, figure.unit, unit)
+            if figure.value == 0 and name not in MAY_BE_ZERO:
+                raise ValueError(f"{name}: the value must be positive, not 0")
+        return self
+
+    def figures(self) -> tuple[Figure, ...]:
+        """The figures given, in the order of `UNITS`, in base units."""
+        found: list[Figure] = []
+        for name, unit in UNITS.items():
+            figure: FigureTable | None = getattr(self, name)
+            if figure is not None:
+                value = float(Fraction(repr(figure.value)) * _factor(name, figure.unit, unit))
+                found.append(Figure(name, value, unit, figure.kind, figure.source))
+        return tuple(found)
+
+
+class DeviceTable(_Table):
+    """A whole file."""
+
+    name: Text
+    description: Text
+    notes: tuple[Text, ...] = ()
+    dma: SwitchTable
+    figures: FiguresTable
+
+    def device(self) -> Device:
+        """The device in base units."""
+        figures = self.figures.figures()
+        value = {figure.name: float(figure.value) for figure in figures}
+        capacity = value.get("storage_bytes")
+        storage = None
+        if "page_in_latency_s" in value:
+            storage = Storage(
+                page_in_latency_s=value["page_in_latency_s"],
+                page_in_bytes_per_s=value["page_in_bytes_per_s"],
+                page_out_latency_s=value["page_out_latency_s"],
+                page_out_bytes_per_s=value["page_out_bytes_per_s"],
+                power_w=value["storage_power_w"],
+                cpu_power_w=value["transfer_cpu_power_w"],
+                capacity_bytes=None if capacity is None else round(capacity),
+            )
+        return Device(
+            name=self.name,
+            description=self.description,
+            ram_bytes=round(value["ram_bytes"]),
+            flop_per_s=value["flop_per_s"],
+            dma=self.dma.value,
+            active_power_w=value.get("active_power_w"),
+            flop_per_j=value.get("flop_per_j"),
+            memory_bytes_per_s=value.get("memory_bytes_per_s"),
+            storage=storage,
+            figures=(*figures, Figure("dma", self.dma.value, "", self.dma.kind, self.dma.source)),
+            notes=self.notes,
+        )
+
+
+def _factor(name: str, unit: str, base: str) -> Fraction:
+    match = re.fullmatch(f"([A-Za-z]*?){re.escape(base)}", unit)
+    if match is None or match[1] not in PREFIXES:
+        raise ValueError(f"{name}: the unit {unit!r} is not {base} (with a prefix of n u m k M G T Ki Mi Gi, or none)")
+    return PREFIXES[match[1]]
