@@ -6,7 +6,7 @@ the storage), resident tensors are gone (they only add to `resident_bytes`), nam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -77,6 +77,9 @@ class Problem:
         The training graph behind it, or None (a problem file): then the plan can't be executed.
     model_ref, model_hash
         How to find the model again, and the SHA-256 of its content.
+    recipe
+        What was asked of the frontend and of autodiff (`batch`, `train`, `loss`, `output`; plain JSON values): with
+        model_ref, how to make the graph again.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Problem:
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
     model_ref: str = ""
     model_hash: str = ""
+    recipe: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
     notes: tuple[str, ...] = ()
 
     @cached_property

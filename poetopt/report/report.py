@@ -1,0 +1,200 @@
+"""The answer to one solve, as people, notebooks and programs want to see it."""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import dataclass
+from functools import cached_property
+
+from poetopt.engine.solution import Solution, Status
+from poetopt.plan.instructions import Plan
+from poetopt.problem import Problem
+from poetopt.report.words import proof_words
+from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A problem and what the solve loop answered.
+
+    `print(report)` and notebooks show the summary, `to_dict()` is the object of `poetopt solve --json`.
+    """
+
+    problem: Problem
+    solution: Solution
+
+    @property
+    def plan(self) -> Plan | None:
+        """The schedule, laid out and accepted by the simulator."""
+        return self.solution.plan
+
+    @property
+    def status(self) -> Status:
+        """What is proven of it."""
+        return self.solution.status
+
+    @property
+    def store_all_fits(self) -> bool:
+        """Whether keeping everything keeps the budget, so that there was nothing to save."""
+        return self.solution.store_all_peak_bytes <= self.solution.options.ram_bytes
+
+    @cached_property
+    def plan_bytes(self) -> int | None:
+        """Size of the plan's compact encoding, in bytes."""
+        from poetopt.plan.codec import encode_compact
+
+        return None if self.plan is None else len(encode_compact(self.plan))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a JSON file that `poetopt run` reads.
+
+        Raises OutputError where it can't be written, PlanError where there is no plan.
+        """
+        from poetopt.errors import PlanError
+        from poetopt.plan import codec
+
+        if self.plan is None:
+            raise PlanError(f"{self.problem.name}: there is no plan to save (status {self.status})")
+        codec.save(self.plan, path, ram_bytes=self.solution.options.ram_bytes, deadline_s=self.solution.options.deadline_s)
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures, with plain numbers, strings, lists and None (where not known)."""
+        problem, solution, options = self.problem, self.solution, self.solution.options
+        simulation, bound = solution.simulation, solution.overhead_bound_j
+        baseline = problem.baseline_energy_j
+        from poetopt import __version__
+
+        return {
+            "status": str(solution.status),
+            "reason": solution.reason or None,
+            "scope": solution.scope or None,
+            "formulation": options.formulation,
+            "backend": options.backend,
+            "model": problem.name,
+            "model_ref": problem.model_ref or None,
+            "model_hash": problem.model_hash or None,
+            "device": problem.device,
+            "operators": len(problem.operators),
+            "tensors": len(problem.tensors),
+            "ram_budget_bytes": options.ram_bytes,
+            "device_ram_bytes": problem.device_ram_bytes,
+            "store_all_peak_bytes": solution.store_all_peak_bytes,
+            "store_all_fits": self.store_all_fits,
+            "resident_bytes": problem.resident_bytes,
+            "peak_bytes": simulation.peak_bytes if simulation else None,
+            "arena_bytes": solution.arena_bytes,
+            "baseline_energy_j": baseline,
+            "energy_j": simulation.energy_j if simulation else None,
+            "overhead_j": simulation.overhead_j if simulation else None,
+            "energy_bound_j": None if bound is None else baseline + bound,
+            "overhead_bound_j": bound,
+            "gap": solution.gap,
+            "overhead_gap": solution.overhead_gap,
+            "makespan_s": simulation.makespan_s if simulation else None,
+            "baseline_time_s": problem.baseline_time_s,
+            "deadline_s": options.deadline_s,
+            "deadline_model": str(options.deadline_model),
+            "least_ram_bytes": solution.least_ram_bytes,
+            "ram_bound_bytes": solution.ram_bound_bytes,
+            "least_deadline_s": solution.least_deadline_s,
+            "recomputes": simulation.recomputes if simulation else None,
+            "page_outs": simulation.page_outs if simulation else None,
+            "page_ins": simulation.page_ins if simulation else None,
+            "bytes_paged": simulation.bytes_paged if simulation else None,
+            "plan_bytes": self.plan_bytes,
+            "build_s": solution.build_s,
+            "solve_s": solution.solve_s,
+            "total_s": solution.total_s,
+            "interrupted": solution.interrupted,
+            "paging": problem.paging and options.paging,
+            "remat": options.remat,
+            "time_limit_s": options.time_limit_s,
+            "gap_tolerance": options.gap,
+            "notes": list(problem.notes),
+            "version": __version__,
+        }
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(label) for label, _ in rows)
+        return "\n".join([self.title(), *(f"  {label:<{width}}  {text}" for label, text in rows)])
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        body = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for label, text in self.rows()
+        )
+        return f"<table><caption style='text-align:left'>{html.escape(self.title())}</caption><tbody>{body}</tbody></table>"
+
+    def title(self) -> str:
+        """One line: what was scheduled, and on what."""
+        problem = self.problem
+        return f"{problem.name} on {problem.device}: {len(problem.operators)} operators, {len(problem.tensors)} tensors"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary for people: label and text."""
+        rows = [("RAM", self._ram())]
+        if self.problem.resident_bytes:
+            rows.append(("resident", f"{show_bytes(self.problem.resident_bytes)} beside it, never scheduled"))
+        simulation = self.solution.simulation
+        if simulation is not None:
+            baseline = self.problem.baseline_energy_j
+            share = f" ({show_share(simulation.overhead_j / baseline)})" if baseline else ""
+            rows += [
+                ("energy", f"{show_joules(baseline)} baseline + {show_joules(simulation.overhead_j)} overhead{share}"),
+                ("time", self._time()),
+                ("schedule", self._schedule()),
+            ]
+        rows.append(("proof", proof_words(self.solution)))
+        rows += [("note", note) for note in self._notes()]
+        solution = self.solution
+        rows.append(
+            (
+                "solved",
+                f"{solution.options.formulation} on {solution.options.backend}: built in {show_seconds(solution.build_s)}, "
+                f"solved in {show_seconds(solution.solve_s)}, {show_seconds(solution.total_s)} in all",
+            )
+        )
+        return rows
+
+    def _ram(self) -> str:
+        solution = self.solution
+        budget, store_all = solution.options.ram_bytes, solution.store_all_peak_bytes
+        text = f"budget {budget:,} B ({show_bytes(budget)})"
+        if store_all:
+            text += f", {show_share(budget / store_all)} of the {show_bytes(store_all)} that store-all takes"
+        if solution.simulation is not None:
+            text += f"; peak {solution.simulation.peak_bytes:,} B"
+        if solution.arena_bytes is not None:
+            text += f", arena {solution.arena_bytes:,} B"
+        return text
+
+    def _time(self) -> str:
+        simulation, options = self.solution.simulation, self.solution.options
+        assert simulation is not None
+        text = f"{show_seconds(simulation.makespan_s)} a step"
+        if self.problem.baseline_time_s:
+            text += f" ({simulation.makespan_s / self.problem.baseline_time_s:.3g}x one pass)"
+        if options.deadline_s is None:
+            return f"{text}, no deadline"
+        by = "" if options.deadline_model == "makespan" else ", counted as the sum of compute times"
+        return f"{text}, deadline {show_seconds(options.deadline_s)}{by}"
+
+    def _schedule(self) -> str:
+        simulation = self.solution.simulation
+        assert simulation is not None
+        if self.solution.scope == "store-all":
+            return "store-all fits: there was nothing to save"
+        text = f"{simulation.recomputes} recomputes, {simulation.page_outs} page-outs, {simulation.page_ins} page-ins"
+        return f"{text} ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else text
+
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.solution.interrupted:
+            notes.append("interrupted: this is the best schedule so far")
+        if not self.problem.paging:
+            notes.append(f"{self.problem.device} has no storage: rematerialization only")
+        return notes

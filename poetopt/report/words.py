@@ -1,0 +1,77 @@
+"""What a solve found, in sentences: the proof, its scope, and why there is no schedule."""
+
+from __future__ import annotations
+
+from poetopt.engine.solution import Solution, Status
+from poetopt.problem import Problem
+from poetopt.units import show_bytes, show_seconds, show_share
+
+
+def scope_words(scope: str) -> str:
+    """The space of schedules that `scope` names, as it reads after 'among'."""
+    if scope.startswith("depth<="):
+        depth = scope.removeprefix("depth<=")
+        if depth == "0":
+            return "schedules without recomputation"
+        operators = "1 operator" if depth == "1" else f"{depth} operators"
+        return f"schedules whose recomputation chains have at most {operators}"
+    return {
+        "forward": "schedules that recompute any forward operator in backward stages",
+        "full": "all schedules of the paper's Algorithm 1",
+        "store-all": "all schedules",
+    }.get(scope, f"schedules of scope {scope}")
+
+
+def proof_words(solution: Solution) -> str:
+    """What is proven of the plan, in one sentence; 'optimal' is said only of a proof."""
+    if solution.simulation is None:
+        return "there is no schedule"
+    if solution.scope == "store-all":
+        return "optimal: keeping everything fits, and nothing can cost less"
+    space, gap = scope_words(solution.scope), solution.overhead_gap
+    if gap is None:
+        return f"no bound on what {space} could save"
+    if solution.status is Status.OPTIMAL:
+        return f"optimal among {space}"
+    could = f"at most {show_share(gap)} of the overhead can be saved among {space}"
+    if solution.status is Status.WITHIN_GAP:
+        return f"{could} (asked: {show_share(solution.options.gap)})"
+    if not solution.overhead_bound_j:
+        return f"a valid schedule; no bound above 0 was found on the overhead among {space}"
+    return could
+
+
+def failure_words(problem: Problem, solution: Solution) -> str:
+    """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
+    asked = f"a RAM budget of {solution.options.ram_bytes:,} B"
+    if solution.options.deadline_s is not None:
+        asked += f" and a deadline of {show_seconds(solution.options.deadline_s)} ({solution.options.deadline_s:.6g} s)"
+    if solution.status is Status.INFEASIBLE:
+        start = f"{problem.name} on {problem.device}: no schedule keeps {asked}"
+    else:
+        start = (
+            f"{problem.name} on {problem.device}: no schedule that keeps {asked} was found "
+            f"within {show_seconds(solution.options.time_limit_s)}, and none is proven impossible"
+        )
+    if solution.reason:
+        start += f": {solution.reason.rstrip('.')}"
+    return f"{start}; {remedy_words(solution)}"
+
+
+def remedy_words(solution: Solution) -> str:
+    """The smallest RAM and deadline that are known to be feasible, or the best bounds on them."""
+    known = []
+    if solution.least_ram_bytes is not None:
+        known.append(
+            f"smallest RAM with a known schedule: {solution.least_ram_bytes:,} B ({show_bytes(solution.least_ram_bytes)})"
+        )
+    if solution.ram_bound_bytes is not None and solution.ram_bound_bytes != solution.least_ram_bytes:
+        known.append(f"no schedule has less than {solution.ram_bound_bytes:,} B")
+    if solution.least_deadline_s is not None:
+        seconds = solution.least_deadline_s
+        known.append(f"shortest feasible deadline: {seconds:.6g} s ({show_seconds(seconds)})")
+    if solution.status is Status.UNKNOWN:
+        known.append("give more --time-limit, --ram or --deadline")
+    elif not known:
+        known.append("give more --ram, a longer --deadline or a smaller --batch")
+    return "; ".join(known)

@@ -1,0 +1,170 @@
+"""Sizes, times and shares as people write them, and figures as people read them.
+
+`KB`, `kB`, `MB`, `GB` are powers of 1000, `KiB`, `MiB`, `GiB` of 1024, a bare number is bytes or seconds.
+Units beyond the usual ones (`minutes`, `Mbit`) are looked up in pint, which is imported only then.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from poetopt.errors import OptionError
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
+_BYTES = {
+    "": 1, "B": 1,
+    "kB": 1000, "KB": 1000, "MB": 1000**2, "GB": 1000**3,
+    "KiB": 1024, "kiB": 1024, "MiB": 1024**2, "GiB": 1024**3,
+}  # fmt: skip
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "min": 60.0, "h": 3600.0, "d": 86400.0}
+SIZE_EXAMPLES = "3MB, 300KiB, 1e6 (bytes)"
+TIME_EXAMPLES = "250ms, 1.5s, 10min, 3h"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A RAM budget as a fraction of the store-all peak (`40%` is 0.4)."""
+
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A deadline as a multiple of one compute of each operator (`1.5x` is 1.5)."""
+
+    times: float
+
+
+def parse_ram(value: str | float | Share, *, option: str = "--ram") -> int | Share:
+    """A RAM budget: bytes, or a share of the store-all peak.
+
+    Numbers are bytes, rounded down. Raises OptionError for anything else than a size or percentage >= 0.
+    """
+    if isinstance(value, Share):
+        return value
+    number, unit = _split(value, option, f"{SIZE_EXAMPLES}, or 40% of the store-all peak")
+    if unit == "%":
+        return Share(number / 100)
+    return parse_size(value, option=option)
+
+
+def parse_size(value: str | float, *, option: str) -> int:
+    """Bytes, rounded down. Raises OptionError."""
+    number, unit = _split(value, option, SIZE_EXAMPLES)
+    if unit in _BYTES:
+        # Integers stay exact beyond 2^53.
+        text = str(value).strip()
+        return int(text) * _BYTES[unit] if text.isdecimal() else math.floor(number * _BYTES[unit])
+    if re.fullmatch(r"[kKmMgG]i?b?", unit):
+        right = unit[0].upper().replace("K", "k")
+        raise OptionError(
+            f"{option} {value}: '{unit}' may mean several things; write {number:g}{right}B (powers of 1000) "
+            f"or {number:g}{unit[0].upper()}iB (powers of 1024)"
+        )
+    return math.floor(_by_pint(number, unit, "byte", f"{option} {value}: not a size", SIZE_EXAMPLES))
+
+
+def parse_deadline(value: str | float | Factor, *, option: str = "--deadline") -> float | Factor:
+    """A deadline: seconds, or a multiple of one pass. Raises OptionError unless it is positive."""
+    if isinstance(value, Factor):
+        return value
+    number, unit = _split(value, option, f"{TIME_EXAMPLES}, or 1.5x (times one compute of each operator)")
+    if unit not in ("x", "X", "×"):
+        return parse_time(value, option=option)
+    if number <= 0:
+        raise OptionError(f"{option} {value}: must be more than 0x")
+    return Factor(number)
+
+
+def parse_time(value: str | float, *, option: str) -> float:
+    """Seconds. Raises OptionError unless they are positive."""
+    number, unit = _split(value, option, TIME_EXAMPLES)
+    if unit in _SECONDS:
+        seconds = number * _SECONDS[unit]
+    else:
+        seconds = _by_pint(number, unit, "second", f"{option} {value}: not a time", TIME_EXAMPLES)
+    if seconds <= 0:
+        raise OptionError(f"{option} {value}: must be more than 0, as in {TIME_EXAMPLES}")
+    return seconds
+
+
+def parse_fraction(value: str | float, *, option: str) -> float:
+    """A tolerance between 0 and 1, from `0.1%` or `0.001`. Raises OptionError."""
+    examples = "0.1% or 0.001"
+    number, unit = _split(value, option, examples)
+    if unit not in ("", "%"):
+        raise OptionError(f"{option} {value}: not a share, as in {examples}")
+    fraction = number / 100 if unit else number
+    if fraction > 1:
+        raise OptionError(f"{option} {value}: is more than 100%; for {number:g} percent write {number:g}%")
+    return fraction
+
+
+def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
+    """Number and unit. Raises OptionError for no number, a negative one, or one that is not finite."""
+    match = _NUMBER.match(str(value))
+    number = float(match[1]) if match else math.nan
+    if match is None or not math.isfinite(number):
+        raise OptionError(f"{option} {value}: no finite number in it; examples: {examples}")
+    if number < 0:
+        raise OptionError(f"{option} {value}: must not be negative; examples: {examples}")
+    return number, match[2]
+
+
+def _by_pint(number: float, unit: str, target: str, complaint: str, examples: str) -> float:
+    """`number` `unit` in units of `target`, as pint knows them. Raises OptionError with the examples."""
+    import pint
+
+    try:
+        return float((number * pint.get_application_registry().Unit(unit)).to(target).magnitude)
+    except (pint.PintError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        raise OptionError(f"{complaint}; examples: {examples}") from error
+
+
+def show_bytes(count: int) -> str:
+    """`1.23 MB`: three digits, powers of 1000."""
+    if count < 1000:
+        return f"{count} B"
+    return _prefixed(count, "B", (("G", 1e9), ("M", 1e6), ("k", 1e3)))
+
+
+def show_joules(energy: float) -> str:
+    """`11.7 mJ`: three digits."""
+    return _prefixed(energy, "J", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
+
+
+def show_seconds(time: float) -> str:
+    """`250 ms`, `3.10 s`, `2 min 5 s`, `3 h 20 min`."""
+    if time >= 3600:
+        hours, minutes = divmod(round(time / 60), 60)
+        return f"{hours} h {minutes} min"
+    if time >= 120:
+        minutes, seconds = divmod(round(time), 60)
+        return f"{minutes} min {seconds} s"
+    return _prefixed(time, "s", (("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
+
+
+def show_share(fraction: float) -> str:
+    """`12.3 %`: three digits, and never 0 for what isn't."""
+    percent = 100 * fraction
+    if percent == 0 or abs(percent) >= 0.001:
+        return f"{percent:.3g} %" if abs(percent) < 1000 else f"{percent:,.0f} %"
+    return f"{percent:.0e} %"
+
+
+def _prefixed(value: float, unit: str, prefixes: tuple[tuple[str, float], ...]) -> str:
+    if value == 0:
+        return f"0 {unit}"
+    for prefix, scale in prefixes:
+        # 999.6 would round to 1e+03: it belongs to the next prefix up.
+        if abs(value) >= scale * 0.9995:
+            return f"{_three_digits(value / scale)} {prefix}{unit}"
+    prefix, scale = prefixes[-1]
+    return f"{value / scale:.2g} {prefix}{unit}"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:,.{decimals}f}"
