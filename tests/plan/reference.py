@@ -1,0 +1,136 @@
+"""A second simulator, slow and written the other way round: sets for the memory, an event queue for the clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from poetopt.plan.instructions import Action, Plan
+
+
+class InvalidError(Exception):
+    """The plan breaks a rule."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    peak_bytes: int
+    energy_j: float
+    makespan_s: float
+    live_bytes: list[int]
+
+
+def reference(plan: Plan) -> Reference:
+    """What the plan needs, or InvalidError."""
+    peak, live = _memory(plan)
+    return Reference(peak, _energy(plan), _makespan(plan), live)
+
+
+def _memory(plan: Plan) -> tuple[int, list[int]]:
+    problem = plan.problem
+    ram = set(problem.inputs)
+    flash: set[int] = set()
+    runs: Counter[int] = Counter()
+    live: list[int] = []
+    for step in plan.instructions:
+        limit = len(problem.operators) if step.action is Action.COMPUTE else len(problem.tensors)
+        if step.target not in range(limit):
+            raise InvalidError
+        held = set(ram)
+        workspace = 0
+        if step.action is Action.COMPUTE:
+            operator = problem.operators[step.target]
+            earlier_missing = any(not runs[other] for other in range(step.target))
+            if earlier_missing or not set(operator.inputs) <= ram:
+                raise InvalidError
+            runs[step.target] += 1
+            if runs[step.target] > 1 and not operator.recomputable:
+                raise InvalidError
+            ram |= set(operator.outputs)
+            workspace = operator.workspace_bytes
+        elif step.action is Action.FREE:
+            if step.target not in ram:
+                raise InvalidError
+            ram = ram - {step.target}
+        elif step.action is Action.PAGE_OUT:
+            if step.target not in ram or not problem.paging:
+                raise InvalidError
+            flash.add(step.target)
+        else:
+            if step.target not in flash - ram or not problem.paging:
+                raise InvalidError
+            ram.add(step.target)
+        live.append(sum(problem.tensors[i].nbytes for i in held | ram) + workspace)
+    if set(runs) != set(range(len(problem.operators))):
+        raise InvalidError
+    return max([sum(problem.tensors[i].nbytes for i in problem.inputs), *live]), live
+
+
+def _energy(plan: Plan) -> float:
+    problem = plan.problem
+    joules = {
+        Action.COMPUTE: lambda k: problem.operators[k].energy_j,
+        Action.PAGE_OUT: lambda k: problem.tensors[k].page_out_j,
+        Action.PAGE_IN: lambda k: problem.tensors[k].page_in_j,
+        Action.FREE: lambda k: 0.0,
+    }
+    return sum(joules[step.action](step.target) for step in plan.instructions)
+
+
+def _makespan(plan: Plan) -> float:
+    """CPU and channel as two processes; nothing is computed ahead, each waits until it is woken."""
+    problem = plan.problem
+    if not problem.dma:
+        seconds = 0.0
+        for step in plan.instructions:
+            if step.action is Action.COMPUTE:
+                seconds += problem.operators[step.target].time_s
+            elif step.action is Action.PAGE_OUT:
+                seconds += problem.tensors[step.target].page_out_s
+            elif step.action is Action.PAGE_IN:
+                seconds += problem.tensors[step.target].page_in_s
+        return seconds
+    program = deque(plan.instructions)
+    channel: deque[tuple[Action, int]] = deque()
+    pending: Counter[tuple[Action, int]] = Counter()
+    events: list[tuple[float, int, str]] = [(0.0, 0, "cpu")]
+    cpu_idle, channel_idle = False, True
+    ticket, now = 0, 0.0
+
+    def at(time: float, who: str) -> None:
+        nonlocal ticket
+        ticket += 1
+        heapq.heappush(events, (time, ticket, who))
+
+    def blocked(action: Action, target: int) -> bool:
+        if action is Action.COMPUTE:
+            operator = problem.operators[target]
+            arriving = any(pending[Action.PAGE_IN, i] for i in operator.inputs)
+            moving = any(pending[way, i] for i in operator.outputs for way in (Action.PAGE_IN, Action.PAGE_OUT))
+            return arriving or moving
+        if action is Action.FREE:
+            return bool(pending[Action.PAGE_IN, target] or pending[Action.PAGE_OUT, target])
+        return False
+
+    while events:
+        now, _, who = heapq.heappop(events)
+        if who == "cpu":
+            cpu_idle = True
+        else:
+            pending[channel.popleft()] -= 1
+            channel_idle = True
+        while cpu_idle and program and not blocked(program[0].action, program[0].target):
+            step = program.popleft()
+            if step.action is Action.COMPUTE:
+                cpu_idle = False
+                at(now + problem.operators[step.target].time_s, "cpu")
+            elif step.action is not Action.FREE:
+                channel.append((step.action, step.target))
+                pending[step.action, step.target] += 1
+        if channel_idle and channel:
+            action, tensor = channel[0]
+            channel_idle = False
+            entry = problem.tensors[tensor]
+            at(now + (entry.page_out_s if action is Action.PAGE_OUT else entry.page_in_s), "channel")
+    return now

@@ -1,0 +1,172 @@
+"""The simulator against hand-made plans, and against a second one on random plans."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poetopt.errors import PlanError
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from tests.plan.reference import InvalidError, reference
+from tests.problems import random_plan, random_problem, store_all
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def step(text: str) -> Instruction:
+    action, target = text.split()
+    return Instruction(Action(action), int(target))
+
+
+def chain(*, dma: bool = False, paging: bool = True) -> Problem:
+    """x -> op0 -> a -> op1 -> b, with op2 reading a and b: 10, 20 and 30 bytes."""
+    operators = (
+        ProblemOperator("op0", (0,), (1,), 4.0, 1.0),
+        ProblemOperator("op1", (1,), (2,), 2.0, 2.0, workspace_bytes=5),
+        ProblemOperator("op2", (1, 2), (), 1.0, 4.0, backward=True),
+    )
+    tensors = (
+        ProblemTensor("x", 10, -1, 1.0, 0.1, 2.0, 0.2),
+        ProblemTensor("a", 20, 0, 3.0, 0.3, 5.0, 0.5),
+        ProblemTensor("b", 30, 1, 1.0, 0.1, 1.0, 0.1),
+    )
+    return Problem("chain", "toy", operators, tensors, dma=dma, paging=paging)
+
+
+PAGED = (
+    "compute 0", "free 0", "page_out 1", "compute 1", "free 1", "page_in 1", "compute 2", "free 1", "free 2",
+)  # fmt: skip
+
+
+def test_store_all_has_no_overhead_and_adds_up() -> None:
+    problem = chain()
+    result = simulate(store_all(problem))
+    assert result.overhead_j == 0
+    assert result.energy_j == problem.baseline_energy_j
+    assert result.makespan_s == problem.baseline_time_s
+    assert result.live_bytes[0] == 30
+    assert result.peak_bytes == 55
+    assert (result.recomputes, result.page_ins, result.page_outs) == (0, 0, 0)
+
+
+def test_transfers_add_up_without_dma() -> None:
+    result = simulate(chain(), [step(text) for text in PAGED])
+    assert result.makespan_s == 7 + 5 + 3
+    assert result.transfer_s == 8
+    assert result.waits_s == 0
+    assert result.overhead_j == pytest.approx(0.8)
+    assert result.bytes_paged == 40
+
+
+def test_transfers_run_beside_the_cpu_with_dma() -> None:
+    result = simulate(chain(dma=True), [step(text) for text in PAGED])
+    # Out from 4 to 9 while op1 runs until 6; the free waits till 9; in until 12, op2 until 13.
+    assert result.start_s == (0, 4, 4, 4, 9, 9, 12, 13, 13)
+    assert result.end_s == (4, 4, 9, 6, 9, 12, 13, 13, 13)
+    assert result.waits_s == 3 + 3
+    assert result.makespan_s == 13
+
+
+def test_reading_does_not_wait_for_a_page_out_but_overwriting_does() -> None:
+    steps = [step(text) for text in ("compute 0", "page_out 1", "compute 1", "compute 0", "compute 2")]
+    result = simulate(chain(dma=True), steps)
+    assert result.start_s[2] == 4
+    assert result.start_s[3] == 9
+    assert result.peak_bytes == 10 + 20 + 30 + 5
+    assert result.recomputes == 1
+
+
+def test_makespan_includes_what_the_channel_still_does() -> None:
+    steps = [step(text) for text in ("compute 0", "compute 1", "compute 2", "page_out 1")]
+    assert simulate(chain(dma=True), steps).makespan_s == 12
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (("compute 1",), r"instruction 0 \(compute 'op1'\): its turn comes only after 'op0'"),
+        (("compute 0", "free 1", "compute 1"), r"instruction 2 \(compute 'op1'\): it reads 'a', which is not in RAM"),
+        (("free 1",), r"instruction 0 \(free 'a'\): it is not in RAM"),
+        (("free 0", "free 0"), r"instruction 1 \(free 'x'\)"),
+        (("page_out 1",), r"instruction 0 \(page_out 'a'\): it is not in RAM"),
+        (("free 0", "page_in 0"), r"instruction 1 \(page_in 'x'\): it was never written out"),
+        (("page_out 0", "page_in 0"), r"it is in RAM already"),
+        (("compute 0", "compute 1"), r"ends after 2 instructions without operator 2 \('op2'\)"),
+        (("compute 7",), r"instruction 0 \(compute number 7\): there is no operator"),
+        (("free -1",), r"instruction 0 \(free number -1\)"),
+    ],
+)
+def test_refuses_what_is_invalid(steps: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        simulate(chain(), [step(text) for text in steps])
+
+
+def test_refuses_more_than_the_budgets_with_figures() -> None:
+    plan = store_all(chain())
+    assert simulate(plan, ram_bytes=55, deadline_s=7).peak_bytes == 55
+    with pytest.raises(PlanError, match=r"compute 'op1'\): 55 bytes are live, 1 more than the RAM budget of 54 bytes"):
+        simulate(plan, ram_bytes=54)
+    with pytest.raises(PlanError, match="graph inputs alone take 10 bytes"):
+        simulate(plan, ram_bytes=9)
+    with pytest.raises(PlanError, match="takes 7 s, 1 s more than the deadline of 6 s"):
+        simulate(plan, deadline_s=6)
+
+
+def test_refuses_paging_without_storage() -> None:
+    with pytest.raises(PlanError, match=r"instruction 2 \(page_out 'a'\): device 'toy' has no storage"):
+        simulate(chain(paging=False), [step(text) for text in PAGED])
+
+
+def test_refuses_a_second_run_of_what_must_run_once() -> None:
+    problem = chain()
+    once = replace(problem, operators=(replace(problem.operators[0], recomputable=False), *problem.operators[1:]))
+    with pytest.raises(PlanError, match="computed a second time"):
+        simulate(once, [step("compute 0"), step("compute 0")])
+
+
+@settings(deadline=None, max_examples=150)
+@given(seeds, st.booleans(), st.booleans())
+def test_agrees_with_the_reference_on_valid_plans(seed: int, dma: bool, paging: bool) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, operators=rng.randint(1, 9), dma=dma, paging=paging)
+    plan = random_plan(rng, problem)
+    result, expected = simulate(plan), reference(plan)
+    assert result.peak_bytes == expected.peak_bytes
+    assert list(result.live_bytes) == expected.live_bytes
+    assert result.energy_j == expected.energy_j
+    assert result.makespan_s == expected.makespan_s
+    assert simulate(plan, ram_bytes=result.peak_bytes, deadline_s=result.makespan_s) == result
+    if result.peak_bytes:
+        with pytest.raises(PlanError, match="RAM budget"):
+            simulate(plan, ram_bytes=result.peak_bytes - 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(seeds)
+def test_agrees_with_the_reference_on_what_is_invalid(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, operators=rng.randint(1, 6), dma=rng.random() < 0.5, paging=rng.random() < 0.8)
+    steps = list(random_plan(rng, problem, length=20).instructions)
+    for _ in range(rng.randint(1, 2)):
+        place = rng.randrange(len(steps) + 1)
+        change = rng.random()
+        if change < 0.4 and place < len(steps):
+            del steps[place]
+        elif change < 0.7:
+            steps.insert(place, Instruction(rng.choice(list(Action)), rng.randrange(len(problem.tensors) + 1)))
+        elif place + 1 < len(steps):
+            steps[place], steps[place + 1] = steps[place + 1], steps[place]
+    plan = Plan(problem, tuple(steps))
+    try:
+        expected = reference(plan)
+    except InvalidError:
+        with pytest.raises(PlanError):
+            simulate(plan)
+    else:
+        assert simulate(plan).makespan_s == expected.makespan_s

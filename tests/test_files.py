@@ -1,0 +1,64 @@
+"""Outputs are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from poetopt.errors import OutputError
+from poetopt.files import replacing, write_atomically
+
+
+def test_writes_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_atomically(path, "ä")
+    write_atomically(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_keeps_mode_and_links(tmp_path: Path) -> None:
+    path = tmp_path / "real"
+    write_atomically(path, b"1")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    write_atomically(link, b"2")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"2"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_failing_body_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with replacing(path) as beside:
+            assert beside.suffix == ".onnx"
+            beside.write_bytes(b"half")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["model.onnx"]
+
+
+def test_says_what_can_not_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"can't write .*missing/plan.json: No such file"):
+        write_atomically(tmp_path / "missing" / "plan.json", b"")
+    with pytest.raises(OutputError, match="it is a directory"):
+        write_atomically(tmp_path, b"")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OutputError, match="Not a directory"):
+        write_atomically(tmp_path / "file" / "plan.json", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
+def test_a_full_disk_is_reported_and_a_device_survives() -> None:
+    with pytest.raises(OutputError, match="No space left"):
+        write_atomically("/dev/full", b"x")
+    assert Path("/dev/full").is_char_device()
