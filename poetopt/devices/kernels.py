@@ -1,21 +1,27 @@
 """What onnxruntime's CPU kernels allocate for themselves while they run, beside their inputs and outputs.
 
-Upper bounds for one intra-op thread, graph optimisations off (onnxruntime 1.31), each measured: a session's
-allocator was replaced by one that counts.
+For one intra-op thread, graph optimisations off, onnxruntime 1.31 on x86-64. Each rule was measured over random shapes
+by an allocator that counts, and by the process's peak for what kernels take from the heap directly (marked
+*heap*); it is exact or an upper bound. With P = output positions of one channel, K = taps of one output:
 
 | op | bytes | what for |
 |---|---|---|
-| Conv | 0 for a 1x1 kernel at stride 1 without pads; else 4 K P where C_out / groups > P; else `CONV_SLICE` | \
-unfolded input (K taps of one output, P output positions), or a slice of it |
+| Conv | 4 K P where C_out / groups > P, else `CONV_SLICE`; 0 where nothing has to be unfolded | unfolded input |
 | ConvTranspose | 4 k C_out / groups x input positions, of one image | columns before they are folded |
-| Softmax, LogSoftmax | 0 over the last axis, else 2 x the input | the input and output transposed |
-| SoftmaxCrossEntropyLoss | 2 x the logits + 12 a label + `FUNCTION_PADS` | it is expanded into LogSoftmax and a loss |
-| NegativeLogLikelihoodLoss | 8 a label | the picked values |
-| Where | 2 x the output | both choices before they are merged |
-| ScatterElements | 8 an index | indices checked and widened (on the heap, not by the allocator) |
-| Einsum | what its operands and its output take, permuted | one permuted copy of each |
+| Softmax, LogSoftmax, Hardmax | 0 over the last axis, else 2 x the input | input and output transposed |
+| SoftmaxCrossEntropyLoss | 2 x the logits; weights add 4 a label, ignore_index 36 | it is expanded into others |
+| NegativeLogLikelihoodLoss | 8 a label, and the same for weights and ignore_index | it is expanded into others |
+| Where | each choice broadcast with the condition | both before they are merged |
+| ScatterElements | 8 an index | *heap*: indices checked and widened |
+| Sum, Max, Min, Mean | the largest two successive partial results, from three operands on | folding |
+| MatMul | 96 a product, where it is a batch of them | *heap*: descriptors |
+| Einsum | what operands, and twice what the output takes | permuted copies |
 | BatchNormalization | 8 a channel in training | batch sums |
-| LRN | 1 image's channels, padded | squares |
+| LRN | the input, and one padded image | squares and their sums |
+| GroupNormalization, MeanVarianceNormalization | 3 x the input | expanded into others (partly *heap*) |
+| HardSwish, Mish | the output | expanded into others |
+| Dropout without its mask | 1 an element | *heap*: the mask |
+| Resize | a position along each axis: 8 (nearest), 16 or 24 (linear), 256 (cubic) | *heap*: positions, weights |
 | anything else | 0 | |
 
 Each block counts in multiples of `BLOCK`.
@@ -34,8 +40,8 @@ BLOCK = 64
 CONV_SLICE = 128 * 128 * 4
 """The slice of the unfolded input that one thread works on, in bytes."""
 
-FUNCTION_PADS = 1024
-"""Rounding between the temporaries of an op that onnxruntime expands into others."""
+PLANNED = 256
+"""What the temporaries of an op that onnxruntime expands into others are rounded up to."""
 
 Operands = Sequence[Tensor | None]
 
@@ -52,8 +58,8 @@ def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int
     return rule(node, inputs, outputs) if rule else 0
 
 
-def _round(nbytes: int) -> int:
-    return -(-nbytes // BLOCK) * BLOCK
+def _round(nbytes: int, block: int = BLOCK) -> int:
+    return -(-nbytes // block) * block
 
 
 def _shape(operands: Operands, index: int) -> tuple[int, ...]:
@@ -81,8 +87,13 @@ def _conv(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     groups = _integer(node, "group", 1)
     taps, positions = math.prod(weight[1:]), math.prod(outputs[0].shape[2:])
     plain = set(_integers(node, "strides")) <= {1} and not any(_integers(node, "pads"))
-    if math.prod(weight[2:]) == 1 and plain and str(node.attributes.get("auto_pad", "NOTSET")) != "SAME":
-        return 0
+    if plain and str(node.attributes.get("auto_pad", "NOTSET")) in ("NOTSET", "VALID"):
+        data = _shape(inputs, 0)
+        if math.prod(weight[2:]) == 1:
+            return 0
+        if weight[1] == 1 and len(weight) <= 4 and weight[-1] == data[-1]:
+            # windows as wide as the plane: each is a run of the input as it lies there
+            return 0
     if weight[0] // groups > positions:
         return _round(4 * taps * positions)
     return CONV_SLICE
@@ -101,15 +112,34 @@ def _softmax(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
 
 
 def _cross_entropy(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return _round(2 * _nbytes(inputs, 0) + 12 * math.prod(_shape(inputs, 1)) + FUNCTION_PADS)
+    return 2 * _round(_nbytes(inputs, 0), PLANNED) + PLANNED + _loss(node, inputs)
 
 
 def _nll(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return _round(8 * math.prod(_shape(inputs, 1)))
+    return 2 * _round(4 * math.prod(_shape(inputs, 1)), PLANNED) + _loss(node, inputs)
+
+
+def _loss(node: Node, inputs: Operands) -> int:
+    # weights bring their own value for each label; an ignored class a mask and a choice
+    labels = math.prod(_shape(inputs, 1))
+    each = _round(4 * labels, PLANNED) + PLANNED
+    weighted = each if _nbytes(inputs, 2) else 0
+    ignored = (
+        each + 2 * _round(8 * labels, PLANNED) + 2 * _round(8 * labels) if "ignore_index" in node.attributes else 0
+    )
+    return weighted + ignored
 
 
 def _where(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return 2 * _round(outputs[0].nbytes)
+    # each choice is masked by the condition first, in the shape that the two broadcast to
+    size = outputs[0].nbytes // max(outputs[0].size, 1)
+    return sum(_round(size * math.prod(_broadcast(_shape(inputs, 0), _shape(inputs, k)))) for k in (1, 2))
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
+    return tuple(max(pair) if 0 not in pair else 0 for pair in pairs)
 
 
 def _scatter_elements(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
@@ -126,8 +156,55 @@ def _batch_normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor]
 
 def _lrn(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     shape = _shape(inputs, 0)
-    plane = 4 * math.prod(shape[2:])
-    return _round(plane * (shape[1] + _integer(node, "size", 1) - 1)) + _round(plane * shape[1])
+    padded = shape[1] + _integer(node, "size", 1) - 1
+    return _round(_nbytes(inputs, 0)) + _round(4 * padded * math.prod(shape[2:]))
+
+
+def _variadic(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    # folded two by two: each partial result lives until the next is there, and the last is the output
+    size = outputs[0].nbytes // max(outputs[0].size, 1)
+    shape, partial = _shape(inputs, 0), []
+    for k in range(1, len(inputs) - 1):
+        shape = _broadcast(shape, _shape(inputs, k))
+        partial.append(_round(size * math.prod(shape)))
+    return max((a + b for a, b in zip([0, *partial], partial, strict=False)), default=0)
+
+
+def _expanded_once(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    return _round(outputs[0].nbytes, PLANNED)
+
+
+def _group_normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    statistics = 4 * _shape(inputs, 0)[0] * _integer(node, "num_groups", 1)
+    small = 2 * _round(_nbytes(inputs, 1), PLANNED) + 4 * _round(statistics, PLANNED)
+    return 3 * _round(_nbytes(inputs, 0), PLANNED) + small
+
+
+def _mean_variance(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    return 3 * _round(_nbytes(inputs, 0))
+
+
+def _dropout(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    # a mask that nobody asked for is made all the same
+    return 0 if len(outputs) > 1 else _round(outputs[0].size)
+
+
+def _resize(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    shape = outputs[0].shape
+    inner = sum(shape[2:])
+    mode = str(node.attributes.get("mode", "nearest"))
+    if mode == "cubic":
+        return _round(256 * inner)
+    if mode == "nearest":
+        return _round(8 * sum(shape))
+    return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
+
+
+def _matmul(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    # one descriptor a product; a product with a matrix is one, with a vector one for each row
+    right = len(_shape(inputs, 1))
+    products = outputs[0].size if right == 1 else math.prod(outputs[0].shape[:-2]) if right > 2 else 1
+    return _round(96 * products) if products > 1 else 0
 
 
 _RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
@@ -135,6 +212,7 @@ _RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
     "ConvTranspose": _conv_transpose,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
+    "Hardmax": _softmax,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
     "NegativeLogLikelihoodLoss": _nll,
     "Where": _where,
@@ -142,4 +220,15 @@ _RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
     "Einsum": _einsum,
     "BatchNormalization": _batch_normalization,
     "LRN": _lrn,
+    "Sum": _variadic,
+    "Max": _variadic,
+    "Min": _variadic,
+    "Mean": _variadic,
+    "HardSwish": _expanded_once,
+    "Mish": _expanded_once,
+    "GroupNormalization": _group_normalization,
+    "MeanVarianceNormalization": _mean_variance,
+    "Dropout": _dropout,
+    "Resize": _resize,
+    "MatMul": _matmul,
 }
