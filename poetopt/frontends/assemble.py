@@ -1,0 +1,154 @@
+"""From a draft to the frozen `Graph`: names, roles, views, and the statistics that training writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from onnx import NodeProto, helper
+
+from poetopt.errors import ModelError
+from poetopt.frontends.fold import RANDOM
+from poetopt.frontends.proto import dtype_name, from_node_proto
+from poetopt.frontends.roles import attribute_int, unique
+from poetopt.frontends.specialise import Draft
+from poetopt.graph import VIEW_OPS, Graph, Operator, Role, Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+def assemble(
+    draft: Draft,
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    trained: Mapping[str, Array],
+    *,
+    source: str,
+    content_hash: str,
+    notes: Sequence[str],
+) -> Graph:
+    """The graph that `draft` describes: one operator a node, without what no output needs.
+
+    `trained` holds the values of the trained parameters in the order of the file. Parameters that no kept
+    node reads are dropped, inputs that none reads too.
+    """
+    nodes = _needed(draft.nodes, outputs)
+    if not nodes:
+        raise ModelError(f"{draft.where}: every output is constant, there is nothing to train; export the model again")
+    notes = list(notes)
+    types = dict(draft.types)
+    states = _complete(nodes, types)
+    seeded = _seed(nodes)
+    if seeded:
+        notes.append(f"{seeded} Dropout nodes without a seed were given one each, so that runs can be compared")
+    read = {name for node in nodes for name in node.input if name} | set(outputs)
+    unread = [name for name in inputs if name not in read]
+    if unread:
+        notes.append(f"inputs that no operator reads were left out: {', '.join(unread)}")
+    values = {name: array for name, array in (*trained.items(), *draft.constants.items()) if name in read}
+    tensors: dict[str, Tensor] = {}
+
+    def add(name: str, role: Role) -> None:
+        elem, shape = types[name]
+        tensors[name] = Tensor(name, shape, dtype_name(elem), role)
+
+    for tensor in inputs:
+        if tensor in read:
+            add(tensor, Role.INPUT)
+    for tensor in values:
+        add(tensor, Role.PARAMETER if tensor in trained else Role.CONSTANT)
+    operators = []
+    names = _operator_names(nodes)
+    for node, operator_name in zip(nodes, names, strict=True):
+        for tensor in filter(None, node.output):
+            add(tensor, Role.STATE if tensor in states else Role.ACTIVATION)
+        operators.append(_operator(node, operator_name))
+    return Graph(
+        name=name,
+        tensors=tensors,
+        operators=tuple(operators),
+        inputs=tuple(tensor for tensor in inputs if tensor in read),
+        outputs=tuple(outputs),
+        values=values,
+        trained=tuple(tensor for tensor in trained if tensor in read),
+        opset=draft.opset,
+        source=source,
+        content_hash=content_hash,
+        notes=tuple(notes),
+    )
+
+
+def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(filter(None, node.input))
+    return kept[::-1]
+
+
+def _complete(nodes: Sequence[NodeProto], types: dict[str, tuple[int, tuple[int, ...]]]) -> set[str]:
+    """List the optional outputs that training needs: BatchNormalization's statistics and Dropout's mask.
+
+    Runtimes overwrite the old statistics in place where the new ones are not listed. Returns the
+    names of the statistics.
+    """
+    states: set[str] = set()
+    for node in nodes:
+        if node.op_type == "BatchNormalization" and attribute_int(node, "training_mode", 0):
+            for index, suffix in ((1, "running_mean"), (2, "running_var")):
+                if len(node.output) <= index:
+                    node.output.append("")
+                if not node.output[index]:
+                    node.output[index] = unique(f"{node.output[0]}.{suffix}", types)
+                    types[node.output[index]] = types[node.input[index + 2]]
+                states.add(node.output[index])
+        elif node.op_type == "Dropout":
+            if len(node.output) < 2:
+                node.output.append("")
+            if not node.output[1]:
+                node.output[1] = unique(f"{node.output[0]}.mask", types)
+                types[node.output[1]] = (9, types[node.input[0]][1])  # 9: ONNX's bool
+    return states
+
+
+def _seed(nodes: Sequence[NodeProto]) -> int:
+    count = 0
+    for index, node in enumerate(nodes):
+        if node.op_type == "Dropout" and not any(attribute.name == "seed" for attribute in node.attribute):
+            node.attribute.append(helper.make_attribute("seed", index + 1))
+            count += 1
+    return count
+
+
+def _operator_names(nodes: Sequence[NodeProto]) -> list[str]:
+    """Unique names: the node's own where it has one and it is the first so called, else op and place, numbered."""
+    own = {node.name for node in nodes if node.name}
+    taken: set[str] = set()
+    names = []
+    for index, node in enumerate(nodes):
+        if node.name and node.name not in taken:
+            name = node.name
+        else:
+            name = unique(node.name or f"{node.op_type}_{index}", taken | own)
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _operator(node: NodeProto, name: str) -> Operator:
+    plain = NodeProto()
+    plain.CopyFrom(node)
+    plain.name = name
+    return Operator(
+        name=name,
+        kind=node.op_type,
+        nodes=(from_node_proto(plain),),
+        inputs=tuple(dict.fromkeys(filter(None, node.input))),
+        outputs=tuple(filter(None, node.output)),
+        view=node.op_type in VIEW_OPS and not node.domain,
+        recomputable=node.op_type not in RANDOM,
+    )

@@ -1,0 +1,122 @@
+"""Bring a model to an opset that the gradient rules are written for.
+
+Older files are converted up with ONNX's own converter to `WORKING_OPSET`: from there on reductions,
+Squeeze, Unsqueeze and Split take their axes as inputs, and Dropout and BatchNormalization state their
+training mode. Newer files are kept as they are up to `NEWEST_OPSET`, the newest that released
+runtimes execute; beyond it they are converted down where the converter can.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.inliner
+from onnx import TensorProto, helper, version_converter
+
+from poetopt.errors import ModelError
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, check_size
+from poetopt.frontends.structure import describe, first_line
+
+WORKING_OPSET = 18
+NEWEST_OPSET = 26
+
+_SMALL_BYTES = 1024
+_CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
+
+
+def inline_functions(document: Document) -> None:
+    """Replace calls of functions that the file itself defines (torch's newer exporter writes some) by their bodies."""
+    if not document.proto.functions:
+        return
+    try:
+        inlined = onnx.inliner.inline_local_functions(document.proto)
+    except LIBRARY_ERRORS as error:
+        raise ModelError(f"{document.where}: its functions can't be inlined ({first_line(error)})") from error
+    document.proto.CopyFrom(inlined)
+
+
+def lift_constants(document: Document) -> set[str]:
+    """Turn Constant nodes with a dense tensor into weights; the result has their names."""
+    graph = document.proto.graph
+    lifted: set[str] = set()
+    kept = []
+    for node in graph.node:
+        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type != "Constant" or tensor is None or len(node.output) != 1:
+            kept.append(node)
+            continue
+        own = TensorProto()
+        own.CopyFrom(tensor)
+        own.name = node.output[0]
+        check_size(describe(document.where, node, document.opset), tuple(own.dims), own.data_type)
+        document.weights[own.name] = own
+        lifted.add(own.name)
+    copies = []
+    for node in kept:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copies.append(copy)
+    del graph.node[:]
+    graph.node.extend(copies)
+    return lifted
+
+
+def convert(document: Document) -> str:
+    """Convert `document` to a suitable opset in place; the result is a note for people, or "".
+
+    Weights don't take part, except the small ones that the converter may have to read. Nothing is
+    rejected for its age: where the converter fails, the nearest opset that it reaches is used.
+    """
+    opset = document.opset
+    if WORKING_OPSET <= opset <= NEWEST_OPSET:
+        return ""
+    targets = range(NEWEST_OPSET, opset) if opset > NEWEST_OPSET else range(WORKING_OPSET, opset, -1)
+    skeleton = _skeleton(document)
+    failure = ""
+    for target in targets:
+        try:
+            converted = version_converter.convert_version(skeleton, target)
+        except _CONVERTER_ERRORS as error:
+            failure = failure or first_line(error)
+            continue
+        _adopt(document, converted)
+        suffix = f" (not {targets[0]}: {failure})" if failure else ""
+        return f"converted from opset {opset} to {target}{suffix}"
+    return f"kept at opset {opset}, the converter failed: {failure}"
+
+
+def _skeleton(document: Document) -> onnx.ModelProto:
+    """The model with its large weights as inputs, and without shapes of intermediate tensors."""
+    skeleton = onnx.ModelProto()
+    skeleton.CopyFrom(document.proto)
+    # The converter requires each default-domain import once, and an IR in which initializers need not be inputs.
+    skeleton.ir_version = max(skeleton.ir_version, 4)
+    del skeleton.opset_import[:]
+    skeleton.opset_import.append(helper.make_opsetid("", document.opset))
+    graph = skeleton.graph
+    del graph.value_info[:]
+    for info in graph.output:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    read = {name for node in graph.node for name in node.input} | {info.name for info in graph.output}
+    for name, proto in document.weights.items():
+        if name not in read:
+            continue
+        if proto.data_location != TensorProto.EXTERNAL and proto.ByteSize() <= _SMALL_BYTES:
+            graph.initializer.append(proto)
+        else:
+            graph.input.append(helper.make_tensor_value_info(name, proto.data_type, list(proto.dims)))
+    return skeleton
+
+
+def _adopt(document: Document, converted: onnx.ModelProto) -> None:
+    graph = converted.graph
+    for proto in graph.initializer:
+        if proto.name not in document.weights:
+            own = TensorProto()
+            own.CopyFrom(proto)
+            document.weights[proto.name] = own
+    del graph.initializer[:]
+    inputs = list(document.proto.graph.input)
+    del graph.input[:]
+    graph.input.extend(inputs)
+    document.proto.CopyFrom(converted)

@@ -1,0 +1,165 @@
+"""The ONNX frontend: a model of PyTorch's or another exporter becomes a `Graph`.
+
+The steps, each in its own module: read and check the file, fix the batch, convert the opset, decide
+what is trained, infer shapes and fold constants, assemble.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.errors import ModelError
+from poetopt.frontends.assemble import assemble
+from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
+from poetopt.frontends.convert import convert, inline_functions, lift_constants
+from poetopt.frontends.proto import dtype_name
+from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends.roles import choose_trained, fill_constants, resolve_identities, separate_statistics
+from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
+from poetopt.frontends.structure import tidy
+from poetopt.graph import Graph
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.graph import Array
+
+
+def load_onnx(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    train: str | Sequence[str] | None = None,
+    reference: str | None = None,
+) -> Graph:
+    """Read an ONNX model as a forward graph with static shapes.
+
+    source
+        Path of an `.onnx` file (external data is looked for beside it), or a model in memory, which is not changed.
+    batch
+        Size of the batch dimension, needed where the file leaves it symbolic. Where the file has a fixed
+        batch, it is replaced if nothing else in the model depends on it.
+    train
+        Glob patterns (comma separated, or a sequence) of the parameters to train. Default: see `roles`.
+    reference
+        What `Graph.source` says; default: the path.
+
+    Raises `ModelError` for anything that is not a valid model, and `UnsupportedOpError` for operators that
+    can't be imported; the message names file, node, operator, opset and the remedy.
+    """
+    document = read_model(source)
+    inline_functions(document)
+    tidy(document)
+    constants = lift_constants(document)
+    content_hash = _content_hash(document)
+    notes: list[str] = []
+    fixed = fix_inputs(document, batch)
+    if fixed.symbol:
+        notes.append(f"batch {fixed.symbol!r} fixed at {batch}")
+    declared = _declared(document, batch if fixed.symbol else None, fixed)
+    opset = document.opset
+    stored = set(document.weights)
+    converted = convert(document)
+    if converted:
+        notes.append(converted)
+    if document.opset != opset:
+        constants |= lift_constants(document) | (document.weights.keys() - stored)
+    aliases = resolve_identities(document)
+    constants |= fill_constants(document)
+    notes += separate_statistics(document, aliases)
+    roles = choose_trained(document, constants, aliases, train)
+    notes += roles.notes
+    draft, trained = _specialised(document, fixed, roles.trained, declared)
+    if fixed.changed:
+        notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
+    if draft.folded:
+        notes.append(f"{draft.folded} constant nodes folded")
+    if draft.removed_dropouts:
+        notes.append(f"{draft.removed_dropouts} Dropout nodes in evaluation mode pass their input on")
+    return assemble(
+        draft,
+        document.proto.graph.name or "graph",
+        list(fixed.types),
+        [info.name for info in document.proto.graph.output],
+        trained,
+        source=reference if reference is not None else ("" if document.folder is None else document.where),
+        content_hash=content_hash,
+        notes=notes,
+    )
+
+
+def _declared(document: Document, batch: int | None, fixed: FixedInputs) -> dict[str, Type]:
+    """What the file says of tensors that are not inputs, where it is static (with the batch put in)."""
+    found: dict[str, Type] = {}
+    if fixed.changed:
+        return found
+    for info in (*document.proto.graph.value_info, *document.proto.graph.output):
+        tensor = info.type.tensor_type
+        if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
+            continue
+        symbol = fixed.symbol if fixed.symbol != "?" else None
+        dims = [
+            batch if batch and symbol and dim.dim_param == symbol else dim.dim_value if not dim.dim_param else 0
+            for dim in tensor.shape.dim
+        ]
+        if tensor.elem_type and all(dim > 0 for dim in dims):
+            found[info.name] = (int(tensor.elem_type), tuple(int(dim) for dim in dims))
+    return found
+
+
+def _specialised(
+    document: Document, fixed: FixedInputs, trained_names: Sequence[str], declared: Mapping[str, Type]
+) -> tuple[Draft, dict[str, Array]]:
+    nodes = list(document.proto.graph.node)
+    read = {name for node in nodes for name in node.input} | {info.name for info in document.proto.graph.output}
+    trained = {name: array_of(document, name) for name in trained_names}
+    constants = {name: array_of(document, name) for name in document.weights if name in read and name not in trained}
+    weights: dict[str, Type] = {
+        name: (int(document.weights[name].data_type), array.shape) for name, array in {**trained, **constants}.items()
+    }
+    where, opset = document.where, document.opset
+    draft = specialise(where, opset, nodes, {**fixed.types, **weights}, constants, declared)
+    if fixed.changed is None:
+        return draft, trained
+    old, new = fixed.changed
+    advice = f"the file has batch {old} baked in, so it can't run with --batch {new}; export it with a symbolic batch"
+    inputs = {**rebatched(fixed), **weights}
+    try:
+        changed = specialise(where, opset, nodes, inputs, constants, {}, Rebatch(draft.types, old, new))
+    except ModelError as error:
+        raise ModelError(f"{where}: {advice} ({error})") from error
+    for name, (_, shape) in draft.types.items():
+        after = changed.types.get(name)
+        is_constant = name in draft.constants
+        if after is None or not (is_constant or follows_batch(shape, after[1], old, new)):
+            became = "nothing" if after is None else list(after[1])
+            raise ModelError(f"{where}: {advice} (tensor {name!r} would change from {list(shape)} to {became})")
+    return changed, trained
+
+
+def _content_hash(document: Document) -> str:
+    """SHA-256 of what the model computes, the weights included, however and wherever they are stored."""
+    digest = hashlib.sha256()
+    graph = document.proto.graph
+
+    def put(raw: bytes | memoryview[int]) -> None:
+        digest.update(memoryview(raw).nbytes.to_bytes(8, "little"))
+        digest.update(raw)
+
+    put(str(document.opset).encode())
+    for part in (graph.input, graph.node):
+        for message in part:
+            put(message.SerializeToString(deterministic=True))
+    for info in graph.output:
+        put(info.name.encode())
+    read = {name for node in graph.node for name in node.input} | {info.name for info in graph.output}
+    for name in sorted(read & document.weights.keys()):
+        array = array_of(document, name)
+        put(f"{name}:{dtype_name(document.weights[name].data_type)}:{array.shape}".encode())
+        put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

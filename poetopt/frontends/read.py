@@ -1,0 +1,236 @@
+"""From a file to a parsed model and its weights, with every way a file can be bad told apart.
+
+A `Document` keeps the structure (nodes, inputs, outputs) apart from the weights: passes over the
+structure then cost nothing, however large the network is, and external data is read once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from onnx import TensorProto, helper, numpy_helper
+
+from poetopt.errors import ModelError
+from poetopt.frontends.proto import dtype_name
+from poetopt.graph import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+LARGEST_TENSOR_BYTES = 2**40
+"""A tensor beyond this (1 TiB) is taken for a damaged or hostile file."""
+
+LIBRARY_ERRORS = (
+    RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
+    DecodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
+)  # fmt: skip
+"""What ONNX's own functions raise on input that they don't like."""
+
+
+@dataclass
+class Document:
+    """A parsed model, its weights still where they are.
+
+    where
+        How messages refer to it: the path, or `<model>`.
+    proto
+        The model; weights are taken out of it by `take_weights`.
+    folder
+        Where external data is looked for, or None (a model that was handed over in memory).
+    weights
+        The initializers by name, unread.
+    fills
+        Weights that the file does not store, but fills with one value: that value, as an array of one element.
+    """
+
+    where: str
+    proto: onnx.ModelProto
+    folder: Path | None
+    weights: dict[str, TensorProto] = field(default_factory=dict)
+    fills: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        """Version of the default domain."""
+        return opset_of(self.proto)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Version of the default ONNX domain that `model` is in; 0 where it states none."""
+    return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
+    """Parse `source`, and take its weights out.
+
+    Raises `ModelError` for what can't be opened, is empty, is text, is truncated, or is no ONNX model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        proto = onnx.ModelProto()
+        proto.CopyFrom(source)
+        document = Document("<model>", proto, None)
+    else:
+        path = Path(source)
+        document = Document(str(path), _parse(path), path.parent)
+    _check_header(document)
+    _take_weights(document)
+    return document
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
+    if not raw:
+        raise ModelError(f"{path}: the file is empty; export the model again")
+    if _is_text(raw):
+        raise ModelError(f"{path}: a text file, not an ONNX model; give the .onnx file that the exporter wrote")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(raw)
+    except DecodeError as error:
+        raise ModelError(
+            f"{path}: not an ONNX model, or a truncated one ({len(raw)} bytes could not be decoded); "
+            "copy or export the file again"
+        ) from error
+    return proto
+
+
+def _is_text(raw: bytes) -> bool:
+    head = raw[:512]
+    return not any(byte < 9 or 13 < byte < 32 for byte in head)
+
+
+def _check_header(document: Document) -> None:
+    model, where = document.proto, document.where
+    if not model.HasField("graph") and not model.opset_import:
+        raise ModelError(f"{where}: not an ONNX model (it has no graph); export the model again")
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(f"{where}: the graph is empty (no nodes and no outputs); export the model again")
+    if not model.graph.output:
+        raise ModelError(f"{where}: the graph has no outputs, so nothing can be trained; export the model again")
+    if opset_of(model) < 1 and model.ir_version < 3:
+        model.opset_import.append(helper.make_opsetid("", 1))
+    if opset_of(model) < 1:
+        raise ModelError(f"{where}: states no opset of the default ONNX domain; the file is incomplete, export again")
+    newest = onnx.defs.onnx_opset_version()
+    if opset_of(model) > newest:
+        raise ModelError(
+            f"{where}: opset {opset_of(model)} is newer than the installed onnx {onnx.__version__} knows "
+            f"(up to {newest}); upgrade onnx, or export with an older opset"
+        )
+    if model.graph.sparse_initializer:
+        name = model.graph.sparse_initializer[0].values.name
+        raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported; export it as dense")
+
+
+def _take_weights(document: Document) -> None:
+    """Move the initializers to `document.weights`; files of IR 3 list them among the inputs as well."""
+    graph = document.proto.graph
+    for proto in graph.initializer:
+        if not proto.name:
+            raise ModelError(f"{document.where}: an initializer has no name; the file is damaged, export it again")
+        if proto.name in document.weights:
+            raise ModelError(f"{document.where}: two initializers are called {proto.name!r}; export the model again")
+        check_size(f"{document.where}: initializer {proto.name!r}", tuple(proto.dims), proto.data_type)
+        document.weights[proto.name] = proto
+    kept = [info for info in graph.input if info.name not in document.weights]
+    del graph.input[:]
+    graph.input.extend(kept)
+    # The dictionary must own its protos before the repeated field is cleared.
+    for name, proto in document.weights.items():
+        own = TensorProto()
+        own.CopyFrom(proto)
+        document.weights[name] = own
+    del graph.initializer[:]
+
+
+def check_size(what: str, dims: tuple[int, ...], elem: int) -> None:
+    """Raise `ModelError` for negative dims, and for sizes that no machine holds."""
+    if any(dim < 0 for dim in dims):
+        raise ModelError(f"{what} has a negative dimension in its shape {list(dims)}; export the model again")
+    try:
+        item = DTYPE_BYTES[dtype_name(elem)]
+    except ModelError:
+        item = 1
+    if math.prod(dims) * item > LARGEST_TENSOR_BYTES:
+        raise ModelError(
+            f"{what} has shape {list(dims)}, more than {LARGEST_TENSOR_BYTES >> 40} TiB; "
+            "the file is damaged or was exported with a wrong size"
+        )
+
+
+def array_of(document: Document, name: str) -> Array:
+    """The initializer `name` as a read-only array; external data is read from its file."""
+    proto = document.weights[name]
+    what = f"{document.where}: initializer {name!r}"
+    if name in document.fills:
+        array = np.full(tuple(proto.dims), document.fills[name].reshape(-1)[0])
+    elif proto.data_location == TensorProto.EXTERNAL:
+        array = _external(document, what, proto)
+    else:
+        array = tensor_array(what, proto)
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    array.setflags(write=False)
+    return array
+
+
+def tensor_array(what: str, proto: TensorProto) -> Array:
+    """A tensor whose data is inline; `what` is how messages refer to it."""
+    try:
+        dtype_name(proto.data_type)
+        array = numpy_helper.to_array(proto)
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from error
+    except LIBRARY_ERRORS as error:
+        raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)} ({error})") from error
+    if array.shape != tuple(proto.dims):
+        raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)}; export the model again")
+    return array
+
+
+def _external(document: Document, what: str, proto: TensorProto) -> Array:
+    entries: Mapping[str, str] = {entry.key: entry.value for entry in proto.external_data}
+    location = entries.get("location", "")
+    relative = Path(location)
+    if not location or relative.is_absolute() or ".." in relative.parts:
+        raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
+    if document.folder is None:
+        raise ModelError(
+            f"{what}: its data lies in the file {location!r}, and a model in memory has no folder; "
+            "load the model from its file, or read its external data first (onnx.load does)"
+        )
+    path = document.folder / relative
+    try:
+        dtype_name(proto.data_type)
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from error
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
+    size = math.prod(proto.dims) * dtype.itemsize
+    try:
+        offset = int(entries.get("offset", "0") or 0)
+        length = int(entries.get("length", str(size)) or size)
+    except ValueError as error:
+        raise ModelError(f"{what}: offset or length of its external data is not a number") from error
+    if length != size or offset < 0:
+        raise ModelError(f"{what}: external data of {length} bytes at offset {offset}, but its shape needs {size}")
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < offset + size:
+                raise ModelError(f"{what}: external data file {str(path)!r} is truncated; copy it again")
+            file.seek(offset)
+            raw = np.fromfile(file, dtype=np.uint8, count=size)
+    except FileNotFoundError as error:
+        raise ModelError(f"{what}: external data file {str(path)!r} is missing; put it beside the model") from error
+    except OSError as error:
+        raise ModelError(f"{what}: external data file {str(path)!r} can't be read ({error.strerror})") from error
+    return raw.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(tuple(proto.dims))

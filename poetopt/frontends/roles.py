@@ -1,0 +1,238 @@
+"""Which weights are trained, and which are running statistics or constants.
+
+Without `train`, every float initializer is trained that an operator reads where a gradient makes
+sense; running statistics, scalars, and operands like Clip's limits or Resize's scales are not. Tensors of Constant
+(or ConstantOfShape) nodes are trained only as the weight of a layer (some exporters store weights so).
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import AttributeProto, NodeProto, TensorProto
+
+from poetopt.errors import ModelError
+from poetopt.frontends.read import Document, array_of, check_size, tensor_array
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+_NOT_TRAINED: Mapping[str, frozenset[int]] = {
+    "BatchNormalization": frozenset({3, 4}),
+    "Clip": frozenset({1, 2}),
+    "ConstantOfShape": frozenset({0}),
+    "Dropout": frozenset({1, 2}),
+    "Equal": frozenset({0, 1}),
+    "Greater": frozenset({0, 1}),
+    "GreaterOrEqual": frozenset({0, 1}),
+    "Less": frozenset({0, 1}),
+    "LessOrEqual": frozenset({0, 1}),
+    "NonMaxSuppression": frozenset(range(5)),
+    "OneHot": frozenset({2}),
+    "Pad": frozenset({2}),
+    "Range": frozenset({0, 1, 2}),
+    "Resize": frozenset({1, 2, 3}),
+    "Shape": frozenset({0}),
+    "Size": frozenset({0}),
+    "SoftmaxCrossEntropyLoss": frozenset({2}),
+    "NegativeLogLikelihoodLoss": frozenset({2}),
+    "Upsample": frozenset({1}),
+}
+"""Operands (by index) that are settings or statistics rather than weights."""
+
+_WEIGHTS: Mapping[str, frozenset[int]] = {
+    "BatchNormalization": frozenset({1, 2}),
+    "Conv": frozenset({1, 2}),
+    "ConvTranspose": frozenset({1, 2}),
+    "Gemm": frozenset({0, 1, 2}),
+    "GroupNormalization": frozenset({1, 2}),
+    "GRU": frozenset({1, 2, 3}),
+    "InstanceNormalization": frozenset({1, 2}),
+    "LayerNormalization": frozenset({1, 2}),
+    "LSTM": frozenset({1, 2, 3}),
+    "MatMul": frozenset({0, 1}),
+    "PRelu": frozenset({1}),
+    "RMSNormalization": frozenset({1}),
+    "RNN": frozenset({1, 2, 3}),
+}
+"""Operands (by index) that are always a layer's weights."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names of the trained weights in the order of the file, and what was inferred on the way."""
+
+    trained: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def resolve_identities(document: Document) -> dict[str, str]:
+    """Let readers of an Identity of a weight read the weight; the result maps the vanished names to the weights'.
+
+    Exporters write such nodes where they merged initializers of equal value: the readers share one parameter.
+    """
+    graph = document.proto.graph
+    outputs = {info.name for info in graph.output}
+    aliases: dict[str, str] = {}
+    kept: list[NodeProto] = []
+    for node in graph.node:
+        names = [aliases.get(name, name) for name in node.input]
+        if node.op_type == "Identity" and names[0] in document.weights and node.output[0] not in outputs:
+            aliases[node.output[0]] = names[0]
+            continue
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        if node.op_type != "BatchNormalization":
+            copy.input[:] = names
+        else:  # The statistics keep their own name for `separate_statistics`.
+            copy.input[:] = [*names[:3], *node.input[3:]]
+        kept.append(copy)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return aliases
+
+
+def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
+    """Give running statistics a tensor of their own where a merged initializer serves another purpose too.
+
+    A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
+    what is equal. But a statistic changes with each step, and no gradient flows to it. Returns notes.
+    """
+    graph = document.proto.graph
+    uses: dict[str, int] = {}
+    for node in graph.node:
+        for name in node.input:
+            root = aliases.get(name, name)
+            uses[root] = uses.get(root, 0) + 1
+    taken = {*document.weights, *(name for node in graph.node for name in node.output), *aliases}
+    taken.update(info.name for info in graph.input)
+    separated = 0
+    for node in graph.node:
+        if node.op_type != "BatchNormalization":
+            continue
+        for index, suffix in ((3, "running_mean"), (4, "running_var")):
+            name = node.input[index]
+            root = aliases.get(name, name)
+            if root not in document.weights or uses[root] == 1:
+                node.input[index] = root
+                continue
+            own = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", taken)
+            if own not in document.weights:
+                proto = TensorProto()
+                proto.CopyFrom(document.weights[root])
+                proto.name = own
+                document.weights[own] = proto
+                taken.add(own)
+                separated += 1
+            node.input[index] = own
+            uses[root] -= 1
+    if separated:
+        return [f"{separated} running statistics that the file merges with equal weights were given their own tensors"]
+    return []
+
+
+def unique(name: str, taken: Iterable[str]) -> str:
+    """`name`, with a number appended where it is taken."""
+    taken = taken if isinstance(taken, (set, frozenset, dict)) else set(taken)
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+def fill_constants(document: Document) -> set[str]:
+    """Turn ConstantOfShape nodes that fill a layer's weight into weights; the result has their names.
+
+    Files without their weights (benchmark networks) are written so. The array is made when it is read.
+    """
+    graph = document.proto.graph
+    wanted = {node.input[i] for node in graph.node for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input)}
+    kept: list[NodeProto] = []
+    filled: set[str] = set()
+    for node in graph.node:
+        name = node.output[0]
+        if node.op_type != "ConstantOfShape" or name not in wanted or node.input[0] not in document.weights:
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            kept.append(copy)
+            continue
+        dims = tuple(int(dim) for dim in array_of(document, node.input[0]).reshape(-1))
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        fill = value or TensorProto(data_type=TensorProto.FLOAT, float_data=[0.0], dims=[1])
+        check_size(f"{document.where}: tensor {name!r}", dims, fill.data_type)
+        document.weights[name] = TensorProto(name=name, data_type=fill.data_type, dims=dims)
+        document.fills[name] = tensor_array(f"{document.where}: tensor {name!r}", fill)
+        filled.add(name)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return filled
+
+
+def choose_trained(
+    document: Document, constants: set[str], aliases: Mapping[str, str], train: str | Sequence[str] | None
+) -> Roles:
+    """The weights to train: those that match `train`, or those that the operators that read them suggest.
+
+    constants
+        Names of the weights that stood in Constant nodes.
+    train
+        Glob patterns, comma separated or in a sequence. Each must match a float weight, else `ModelError`.
+    """
+    readable: dict[str, bool] = {}
+    layer: dict[str, bool] = {}
+    readers: dict[str, int] = {}
+    for node in document.proto.graph.node:
+        skipped = _NOT_TRAINED.get(node.op_type, frozenset())
+        weights = _WEIGHTS.get(node.op_type, frozenset())
+        for name in dict.fromkeys(node.input):
+            readers[name] = readers.get(name, 0) + 1
+        for index, name in enumerate(node.input):
+            proto = document.weights.get(name)
+            if proto is not None and proto.data_type in FLOATS:
+                readable[name] = readable.get(name, False) or index not in skipped
+                layer[name] = layer.get(name, False) or index in weights
+    candidates = [name for name in document.weights if readable.get(name)]
+    if train is None:
+        trained = tuple(
+            name for name in candidates if layer[name] or (name not in constants and document.weights[name].dims)
+        )
+        notes = [f"{len(trained)} of {len(readable)} float tensors are trained (inferred; --train to choose)"]
+    else:
+        trained = _matching(document.where, candidates, aliases, train)
+        notes = [f"{len(trained)} of {len(readable)} float tensors are trained (--train)"]
+    shared = [name for name in trained if readers[name] > 1]
+    if shared:
+        shown = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
+        notes.append(
+            f"{len(shared)} parameters are shared by several operators ({shown}); the gradient of each is their sum "
+            "(exporters merge initializers of equal value)"
+        )
+    return Roles(trained, tuple(notes))
+
+
+def _matching(
+    where: str, candidates: Sequence[str], aliases: Mapping[str, str], train: str | Sequence[str]
+) -> tuple[str, ...]:
+    texts = [train] if isinstance(train, str) else list(train)
+    patterns = [pattern.strip() for text in texts for pattern in text.split(",") if pattern.strip()]
+    if not patterns:
+        raise ModelError(f"{where}: --train has no pattern; give one such as 'fc.*', or leave it out")
+    known = set(candidates)
+    roots = {**{name: name for name in candidates}, **{name: root for name, root in aliases.items() if root in known}}
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = {root for name, root in roots.items() if fnmatch.fnmatchcase(name, pattern)}
+        if not found:
+            close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=4, cutoff=0.3) or list(roots)[:4]
+            hint = f"the closest names are {', '.join(close)}" if close else "the model has no float weights"
+            raise ModelError(f"{where}: --train {pattern!r} matches no weight; {hint}")
+        chosen |= found
+    return tuple(name for name in candidates if name in chosen)
+
+
+def attribute_int(node: NodeProto, name: str, default: int) -> int:
+    """An integer attribute of `node`."""
+    return next((int(a.i) for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)

@@ -1,0 +1,285 @@
+"""One pass over the nodes in order: infer each output's static shape, and fold what is constant.
+
+Shapes of intermediate tensors that the file declares are used only where inference can't tell: they
+may be stale (another batch), and inference from the inputs catches what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from poetopt.errors import ModelError, UnsupportedOpError
+from poetopt.frontends.batch import Shape
+from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
+from poetopt.frontends.proto import dtype_name, elem_type
+from poetopt.frontends.read import LIBRARY_ERRORS, check_size
+from poetopt.frontends.roles import attribute_int
+from poetopt.frontends.structure import describe, first_line
+from poetopt.graph import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+Type = tuple[int, Shape]
+"""ONNX element type and static shape."""
+
+_READ_BY_INFERENCE = 4096
+"""Constants of at most this many elements are shown to shape inference."""
+
+
+@dataclass(frozen=True)
+class Rebatch:
+    """Baked-in shapes to rewrite for another batch: types of all tensors before, old batch, new batch."""
+
+    before: Mapping[str, Type]
+    old: int
+    new: int
+
+
+@dataclass
+class Draft:
+    """A graph on its way: nodes with static types, constants evaluated.
+
+    nodes
+        In topological order, folded ones left out, Dropout in evaluation mode turned into Identity.
+    types
+        Of every tensor, folded ones included.
+    constants
+        Untrained weights and folded tensors.
+    folded
+        How many nodes were folded.
+    """
+
+    where: str
+    opset: int
+    nodes: list[NodeProto] = field(default_factory=list)
+    types: dict[str, Type] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    folded: int = 0
+    removed_dropouts: int = 0
+
+
+def specialise(
+    where: str,
+    opset: int,
+    nodes: Sequence[NodeProto],
+    types: Mapping[str, Type],
+    constants: Mapping[str, Array],
+    declared: Mapping[str, Type],
+    rebatch: Rebatch | None = None,
+) -> Draft:
+    """Infer and fold `nodes` (in topological order, opset `opset`).
+
+    types
+        Of inputs and of all weights.
+    constants
+        Weights that are not trained.
+    declared
+        What the file says of other tensors, where it is static.
+
+    Raises `ModelError` where shapes don't fit each other or are unknown, naming node and tensor.
+    """
+    draft = Draft(where, opset, types=dict(types), constants=dict(constants))
+    for original in nodes:
+        node = _plain(draft, original)
+        if rebatch is not None:
+            _rewrite(draft, node, rebatch)
+        if _fold(draft, node, declared):
+            draft.folded += 1
+            continue
+        for name, kind in _infer(draft, node, declared).items():
+            draft.types[name] = kind
+        draft.nodes.append(node)
+    return draft
+
+
+def _plain(draft: Draft, node: NodeProto) -> NodeProto:
+    """A copy of `node`; Dropout that drops nothing becomes Identity."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    if node.op_type != "Dropout":
+        return copy
+    at = describe(draft.where, node, draft.opset)
+    ratio, training = _setting(draft, at, node, 1, 0.5), _setting(draft, at, node, 2, 0.0)
+    if training and ratio:
+        return copy
+    identity = helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
+    if len(node.output) > 1 and node.output[1]:
+        mask = np.ones(draft.types[node.input[0]][1], dtype=np.bool_)
+        _add_constant(draft, node.output[1], mask)
+    draft.removed_dropouts += 1
+    return identity
+
+
+def _setting(draft: Draft, at: str, node: NodeProto, index: int, default: float) -> float:
+    name = node.input[index] if index < len(node.input) else ""
+    if not name:
+        return default
+    if name not in draft.constants:
+        raise UnsupportedOpError(
+            f"{at}: its {'ratio' if index == 1 else 'training_mode'} ({name!r}) is not constant; "
+            "export the model with it fixed"
+        )
+    return float(np.asarray(draft.constants[name]).reshape(-1)[0])
+
+
+def _add_constant(draft: Draft, name: str, array: Array) -> None:
+    array.setflags(write=False)
+    draft.constants[name] = array
+    draft.types[name] = (elem_type(array.dtype.name), array.shape)
+
+
+def _rewrite(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
+    """Put the new batch into the constant shape of a Reshape or Expand that has the old one in front."""
+    if node.op_type not in ("Reshape", "Expand") or len(node.input) < 2 or node.input[1] not in draft.constants:
+        return
+    shape = draft.constants[node.input[1]]
+    data = rebatch.before.get(node.input[0])
+    result = rebatch.before.get(node.output[0])
+    if not shape.size or data is None or result is None or not data[1] or not result[1]:
+        return
+    leads = (rebatch.old,) if node.op_type == "Reshape" else (rebatch.old, 1)
+    if int(shape.reshape(-1)[0]) == rebatch.old == result[1][0] and data[1][0] in leads:
+        name = f"{node.output[0]}.shape"
+        while name in draft.types:
+            name += "_"
+        _add_constant(draft, name, np.array([rebatch.new, *shape[1:]], dtype=np.int64))
+        node.input[1] = name
+
+
+def _fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
+    if node.op_type in ("Shape", "Size"):
+        shape = np.array(draft.types[node.input[0]][1], dtype=np.int64)
+        if node.op_type == "Size":
+            found = np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
+        else:
+            start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(shape))
+            found = shape[_clamp(start, len(shape)) : _clamp(end, len(shape))]
+        _add_constant(draft, node.output[0], found.copy())
+        return True
+    if node.op_type in RANDOM or any(name and name not in draft.constants for name in node.input):
+        return False
+    types = _infer(draft, node, declared, must=False)
+    if any(_nbytes(kind) > LARGEST_FOLDED_BYTES for kind in types.values()):
+        return False
+    if len(types) < sum(map(bool, node.output)) and _read_bytes(draft, node) > 2**24:
+        return False
+    results = evaluate(node, draft.constants, draft.opset)
+    if results is None or any(types.get(name, _type(array)) != _type(array) for name, array in results.items()):
+        return False
+    for name, array in results.items():
+        _add_constant(draft, name, array)
+    return True
+
+
+def _clamp(index: int, rank: int) -> int:
+    return min(max(index + rank if index < 0 else index, 0), rank)
+
+
+def _type(array: Array) -> Type:
+    return elem_type(array.dtype.name), array.shape
+
+
+def _nbytes(kind: Type) -> int:
+    elem, shape = kind
+    size = DTYPE_BYTES[dtype_name(elem)]
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def _read_bytes(draft: Draft, node: NodeProto) -> int:
+    return sum(draft.constants[name].nbytes for name in node.input if name)
+
+
+def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bool = True) -> dict[str, Type]:
+    """Types of the outputs of `node`; where `must` is false, unknown ones are left out instead of refused."""
+    at = describe(draft.where, node, draft.opset)
+    protos: dict[str, onnx.TypeProto] = {}
+    problem = ""
+    try:
+        protos = _infer_alone(draft, node)
+        if any(_static(proto) is None for proto in protos.values()):
+            protos = {**protos, **_infer_in_model(draft, node)}
+    except LIBRARY_ERRORS as error:
+        problem = first_line(error)
+        if must and not all(name in declared for name in node.output if name):
+            problem = f"{_shapes(draft, node)}{problem}; the model is inconsistent, export it again"
+            raise ModelError(f"{at}: {problem}") from error
+    types: dict[str, Type] = {}
+    for name in filter(None, node.output):
+        proto = protos.get(name)
+        if proto is not None and proto.WhichOneof("value") not in (None, "tensor_type"):
+            raise UnsupportedOpError(f"{at}: its output {name!r} is not a plain tensor, which is not supported")
+        kind = (_static(proto) if proto is not None else None) or declared.get(name)
+        if kind is None:
+            if not must:
+                continue
+            raise ModelError(
+                f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}; "
+                "schedules need static shapes, so export the model with them"
+            )
+        check_size(f"{at}: output {name!r}", kind[1], kind[0])
+        try:
+            dtype_name(kind[0])
+        except ModelError as error:
+            raise ModelError(f"{at}: output {name!r}: {error}") from error
+        types[name] = kind
+    return types
+
+
+def _shapes(draft: Draft, node: NodeProto) -> str:
+    shown = ", ".join(f"{name} {list(draft.types[name][1])}" for name in node.input if name)
+    return f"its inputs don't fit ({shown}): " if shown else ""
+
+
+def _proto(draft: Draft, name: str) -> onnx.TypeProto:
+    elem, shape = draft.types[name]
+    return helper.make_tensor_type_proto(elem, list(shape))
+
+
+def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
+    found = {name: draft.constants[name] for name in node.input if name in draft.constants}
+    return {
+        name: numpy_helper.from_array(np.asarray(array), name)
+        for name, array in found.items()
+        if array.size <= _READ_BY_INFERENCE
+    }
+
+
+def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
+    schema = onnx.defs.get_schema(node.op_type, draft.opset, node.domain)
+    types = {name: _proto(draft, name) for name in node.input if name}
+    imports = [helper.make_opsetid("", draft.opset)]
+    return onnx.shape_inference.infer_node_outputs(
+        schema, node, types, _small(draft, node), opset_imports=imports, ir_version=8
+    )
+
+
+def _infer_in_model(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
+    """For operators whose schema is a function: inference follows the function's body only inside a model."""
+    small = _small(draft, node)
+    graph = onnx.GraphProto(name="one")
+    graph.node.append(node)
+    for name in dict.fromkeys(filter(None, node.input)):
+        graph.input.append(helper.make_value_info(name, _proto(draft, name)))
+    graph.initializer.extend(small.values())
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", draft.opset)])
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    return {info.name: info.type for info in inferred.graph.output if info.type.WhichOneof("value")}
+
+
+def _static(proto: onnx.TypeProto) -> Type | None:
+    if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
+        return None
+    dims = proto.tensor_type.shape.dim
+    if not proto.tensor_type.elem_type or any(dim.WhichOneof("value") != "dim_value" for dim in dims):
+        return None
+    return int(proto.tensor_type.elem_type), tuple(int(dim.dim_value) for dim in dims)

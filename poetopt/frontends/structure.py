@@ -1,0 +1,195 @@
+"""Is it a graph at all? Single assignment, no missing inputs, no cycles, only operators that can be trained through.
+
+The result has its nodes in topological order, those that no output needs left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+from collections.abc import Iterable, Sequence
+
+import onnx
+from onnx import NodeProto
+
+from poetopt.errors import ModelError, UnsupportedOpError
+from poetopt.frontends.read import LIBRARY_ERRORS, Document
+
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+QUANTIZED = frozenset({
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul",
+    "ConvInteger", "MatMulInteger",
+})  # fmt: skip
+SEQUENCE = frozenset({
+    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+    "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
+})  # fmt: skip
+
+
+def describe(where: str, node: NodeProto, opset: int) -> str:
+    """How messages refer to a node: file, name, op, opset."""
+    name = node.name or next((output for output in node.output if output), "?")
+    domain = f"{node.domain}." if node.domain else ""
+    return f"{where}: node {name!r} ({domain}{node.op_type}, opset {opset})"
+
+
+def tidy(document: Document) -> None:
+    """Check the structure of `document`, sort its nodes, and drop those that lead to no output.
+
+    Raises `ModelError` for duplicate names, missing inputs and cycles, `UnsupportedOpError` for operators
+    that can't be imported.
+    """
+    graph = document.proto.graph
+    for node in graph.node:
+        if node.domain == "ai.onnx":
+            node.domain = ""
+    _check_names(document)
+    ordered = _sorted(document, _needed(document))
+    copies = []
+    for node in ordered:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.ClearField("doc_string")
+        del copy.metadata_props[:]
+        copies.append(copy)
+    del graph.node[:]
+    graph.node.extend(copies)
+    if not graph.node:
+        raise ModelError(f"{document.where}: no node leads to an output, the graph is empty; export the model again")
+    _check_operators(document)
+
+
+def _check_names(document: Document) -> None:
+    graph, where = document.proto.graph, document.where
+    writers: dict[str, str] = dict.fromkeys(document.weights, "an initializer")
+    for info in graph.input:
+        if not info.name or info.name in writers:
+            raise ModelError(f"{where}: two inputs are called {info.name!r}; export the model again")
+        writers[info.name] = "a graph input"
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in writers:
+                at = describe(where, node, document.opset)
+                raise ModelError(f"{at}: writes {name!r}, which {writers[name]} writes too; names must be unique")
+            writers[name] = f"node {node.name or node.op_type!r}"
+    seen: set[str] = set()
+    for info in graph.output:
+        if info.name not in writers:
+            close = _closest(info.name, writers)
+            raise ModelError(f"{where}: graph output {info.name!r} is written by no node{close}")
+        if info.name in seen:
+            raise ModelError(f"{where}: graph output {info.name!r} is listed twice; export the model again")
+        seen.add(info.name)
+
+
+def _closest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=3)
+    return f"; the closest names are {', '.join(close)}" if close else ""
+
+
+def _outer_names(graph: onnx.GraphProto) -> set[str]:
+    """Names that a subgraph (of If, Loop, Scan) reads, its own included: enough to keep what it needs."""
+    names: set[str] = {output.name for output in graph.output}
+    for node in graph.node:
+        names.update(_reads(node))
+    return names
+
+
+def _reads(node: NodeProto) -> list[str]:
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            names.extend(sorted(_outer_names(graph)))
+    return names
+
+
+def _needed(document: Document) -> list[NodeProto]:
+    graph = document.proto.graph
+    producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    todo = [info.name for info in graph.output]
+    kept: set[int] = set()
+    while todo:
+        index = producer.get(todo.pop())
+        if index is not None and index not in kept:
+            kept.add(index)
+            todo.extend(_reads(graph.node[index]))
+    return [node for index, node in enumerate(graph.node) if index in kept]
+
+
+def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Topological order; of several nodes that could be next, the first in the file."""
+    known = {*document.weights, *(info.name for info in document.proto.graph.input)}
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    waiting: list[int] = []
+    readers: dict[int, list[int]] = {}
+    for index, node in enumerate(nodes):
+        own = {name for name in node.input if name}
+        for name in sorted(own - known - producer.keys()):
+            at = describe(document.where, node, document.opset)
+            raise ModelError(
+                f"{at}: reads {name!r}, which no node, input or initializer provides{_closest(name, known)}; "
+                "the file is incomplete, export it again"
+            )
+        sources = {producer[name] for name in own if name in producer}
+        waiting.append(len(sources))
+        for source in sources:
+            readers.setdefault(source, []).append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for reader in readers.get(index, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        done = set(order)
+        stuck = [nodes[index] for index in range(len(nodes)) if index not in done]
+        names = ", ".join(repr(node.name or node.output[0]) for node in stuck[:4])
+        more = ", ..." if len(stuck) > 4 else ""
+        raise ModelError(
+            f"{describe(document.where, stuck[0], document.opset)}: on or behind a cycle (nodes {names}{more}); "
+            "a network must be acyclic"
+        )
+    return [nodes[index] for index in order]
+
+
+def _check_operators(document: Document) -> None:
+    opset = document.opset
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = max(document.proto.ir_version, 3)
+    context.opset_imports = {"": opset}
+    for node in document.proto.graph.node:
+        at = describe(document.where, node, opset)
+        op = node.op_type
+        if node.domain:
+            raise UnsupportedOpError(
+                f"{at}: operators of the domain {node.domain!r} can't be differentiated; "
+                "export with standard ONNX operators only"
+            )
+        if op in CONTROL_FLOW:
+            raise UnsupportedOpError(
+                f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"
+            )
+        if op in QUANTIZED:
+            raise UnsupportedOpError(f"{at}: a quantized network can't be trained; export the float model")
+        if op in SEQUENCE:
+            raise UnsupportedOpError(f"{at}: sequences and optionals are not supported; export with plain tensors")
+        if not onnx.defs.has(op, opset, ""):
+            newer = f"; opset {onnx.defs.get_schema(op).since_version} has it" if onnx.defs.has(op) else ""
+            known = (schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain)
+            raise UnsupportedOpError(f"{at}: no such operator in this opset{newer}{_closest(op, known)}")
+        for attribute in node.attribute:
+            if attribute.ref_attr_name or attribute.HasField("g") or attribute.graphs:
+                raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference; not supported")
+        try:
+            onnx.checker.check_node(node, context)
+        except LIBRARY_ERRORS as error:
+            raise ModelError(f"{at}: {first_line(error)}; export the model again") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a library's message."""
+    return str(error).strip().partition("\n")[0].rstrip(".;") or type(error).__name__
