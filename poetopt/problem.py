@@ -43,7 +43,7 @@ class ProblemOperator:
     inputs, outputs
         Indices of the (non-resident) tensors that it reads and writes, ascending, without repetition.
     workspace_bytes
-        Bytes needed only while it runs: emitted temporaries, and what the kernel itself allocates.
+        Bytes in the arena that are needed only while it runs: its emitted temporaries.
     recomputable
         Whether it may run more than once.
     """
@@ -69,6 +69,9 @@ class Problem:
         Whether transfers run beside the CPU on one channel.
     alignment
         Every buffer in the arena starts at a multiple of this many bytes.
+    reserve_bytes
+        What kernels allocate beside the arena: the most that any operator's do, reserved for the whole
+        step because the arena is one block of fixed size. Counts in every peak.
     resident_bytes
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
     device_ram_bytes
@@ -89,6 +92,7 @@ class Problem:
     paging: bool = True
     dma: bool = False
     alignment: int = 1
+    reserve_bytes: int = 0
     resident_bytes: int = 0
     device_ram_bytes: int | None = None
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
@@ -137,6 +141,6 @@ class Problem:
 
     @cached_property
     def least_ram_bytes(self) -> int:
-        """A lower bound on the RAM of any schedule: the largest working set, or all inputs at the start."""
+        """A lower bound on the RAM of any schedule: the largest working set or all inputs, and the reserve."""
         sets = (self.working_set_bytes(i) for i in range(len(self.operators)))
-        return max(max(sets, default=0), self.nbytes(self.inputs))
+        return max(max(sets, default=0), self.nbytes(self.inputs)) + self.reserve_bytes
