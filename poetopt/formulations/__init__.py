@@ -1,0 +1,54 @@
+"""The mathematics: Pyomo blocks, and the formulations made of them.
+
+`poetopt.formulations.poet` and `poetopt.formulations.retention` are imported when they are first used,
+because Pyomo takes a quarter of a second to import.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING
+
+from poetopt.errors import FormulationError
+
+if TYPE_CHECKING:
+    from poetopt.formulations import poet, retention
+    from poetopt.formulations.language import Formulation
+
+NAMES = ("retention", "poet")
+"""The formulations that come with poetopt, the default first."""
+
+__all__ = ["NAMES", "formulation", "names", "poet", "retention"]
+
+
+def names() -> tuple[str, ...]:
+    """The formulations that are installed: our own, then those of the entry points `poetopt.formulations`."""
+    from importlib.metadata import entry_points
+
+    return (*NAMES, *sorted(point.name for point in entry_points(group="poetopt.formulations")))
+
+
+def formulation(name: str) -> Formulation:
+    """The formulation called `name`.
+
+    Raises FormulationError, with the closest names, where there is none.
+    """
+    if name in NAMES:
+        module = importlib.import_module(f"poetopt.formulations.{name}")
+        found: Formulation = getattr(module, name)
+        return found
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="poetopt.formulations"):
+        if point.name == name:
+            loaded: Formulation = point.load()
+            return loaded
+    close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
+    raise FormulationError(f"unknown formulation '{name}': there are {', '.join(names())}; closest: {close[0]}")
+
+
+def __getattr__(name: str) -> object:
+    if name in NAMES:
+        return importlib.import_module(f"poetopt.formulations.{name}")
+    raise AttributeError(f"module 'poetopt.formulations' has no attribute '{name}'")

@@ -103,7 +103,7 @@ class _Run:
     def __init__(self, problem: Problem, instructions: Sequence[Instruction]) -> None:
         self.problem = problem
         self.instructions = instructions
-        self.initial_bytes = problem.nbytes(problem.inputs)
+        self.initial_bytes = problem.nbytes(problem.inputs) + problem.reserve_bytes
 
     def memory(self, ram_bytes: int | None) -> tuple[int, ...]:
         """Check every rule but the deadline; the live bytes of each instruction."""

@@ -1,0 +1,153 @@
+"""The contract between the solve loop and whatever solves a model.
+
+A backend opens a *session* on a Pyomo model: it compiles the model once, solves its relaxation as
+often as asked, takes further rows in between, and solves it to integrality from a warm start.
+Figures are in the model's own units; a session may scale internally.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.errors import BackendUnavailableError
+from poetopt.formulations.language import Row
+
+Floats = NDArray[np.float64]
+
+BACKENDS = {"highs": "poetopt.backends.highs"}
+"""The backends that come with poetopt, by name: the module that holds an object `backend`."""
+
+
+class Outcome(StrEnum):
+    """How a solve ended."""
+
+    OPTIMAL = "optimal"
+    """Solved within the tolerance that was asked for."""
+    INFEASIBLE = "infeasible"
+    """Proven to have no solution."""
+    STOPPED = "stopped"
+    """Out of time, or interrupted; there may be a solution and a bound all the same."""
+
+
+class Point:
+    """Values of a model's variables by Pyomo component: `point[model.block.x]` is an array."""
+
+    def __init__(self, values: Floats, columns: Callable[[Any], NDArray[np.int64]], integral: bool) -> None:
+        self._values = values
+        self._columns = columns
+        self.integral = integral
+
+    def __getitem__(self, variable: Any) -> Floats:
+        """Values of an indexed variable, in index order; 0 for one that no row or cost mentions."""
+        columns = self._columns(variable)
+        found = np.zeros(len(columns))
+        used = columns >= 0
+        found[used] = self._values[columns[used]]
+        return found
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL."""
+
+    outcome: Outcome
+    objective: float
+    point: Point | None
+
+
+@dataclass(frozen=True)
+class Search:
+    """A finished or stopped integer solve: the best point, its objective and the proven bound."""
+
+    outcome: Outcome
+    point: Point | None
+    objective: float
+    bound: float
+
+
+class Session(Protocol):
+    """One model, open in a solver."""
+
+    def relax(self, time_limit_s: float) -> Relaxation:
+        """Solve the linear relaxation."""
+        ...
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows found by separators."""
+        ...
+
+    def purge(self) -> int:
+        """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
+        ...
+
+    def search(
+        self,
+        *,
+        time_limit_s: float,
+        gap: float,
+        start: Sequence[tuple[Any, Floats]] | None,
+        on_point: Callable[[Point], None],
+        on_bound: Callable[[float], None],
+    ) -> Search:
+        """Solve to integrality within the relative `gap`.
+
+        `on_point` is called with each improving solution, `on_bound` with the bound as it rises.
+        An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped.
+        """
+        ...
+
+    @property
+    def incumbent_bound(self) -> float:
+        """The best bound proven in this session, also after an interrupt."""
+        ...
+
+
+class Backend(Protocol):
+    """A solver: `open` a model in it."""
+
+    name: str
+
+    def open(self, model: Any, *, threads: int, scale: float) -> Session:
+        """Compile `model`. `scale` multiplies the objective inside the solver (its tolerances are absolute).
+
+        Raises BackendUnavailableError, with how to get it, where the solver isn't installed.
+        """
+        ...
+
+
+def names() -> tuple[str, ...]:
+    """The backends that are known: our own, then those of the entry points `poetopt.backends`."""
+    from importlib.metadata import entry_points
+
+    return (*BACKENDS, *sorted(point.name for point in entry_points(group="poetopt.backends")))
+
+
+def backend(name: str) -> Backend:
+    """The backend called `name`.
+
+    Raises BackendUnavailableError, with the closest name or how to install it.
+    """
+    if name in BACKENDS:
+        try:
+            found: Backend = importlib.import_module(BACKENDS[name]).backend
+        except ImportError as error:
+            raise BackendUnavailableError(
+                f"backend '{name}' is not installed ({error}); install it with: pip install 'poetopt[{name}]'"
+            ) from error
+        return found
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="poetopt.backends"):
+        if point.name == name:
+            loaded: Backend = point.load()
+            return loaded
+    close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
+    raise BackendUnavailableError(f"unknown backend '{name}': there are {', '.join(names())}; closest: {close[0]}")

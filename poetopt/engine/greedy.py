@@ -1,0 +1,161 @@
+"""A first schedule in milliseconds: evict when memory is short, bring back by the cheaper way.
+
+The fixed order is replayed. To run an operator, its missing inputs are brought back (paged in, or
+recomputed from what is there) and tensors are evicted until everything fits. Evicted is the tensor
+whose return costs least for the bytes and the time that its absence frees, which is the rule of DTR
+(Kirisame et al. 2021) with the future known instead of guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+class _Stuck(Exception):
+    """Nothing can be evicted."""
+
+
+@dataclass
+class _Replay:
+    """The state of one replay; `recomputable_at` says which operators may run again in a stage."""
+
+    problem: Problem
+    ram_bytes: int
+    paging: bool
+    recomputable: frozenset[int]
+    resident: set[int] = field(default_factory=set)
+    live: int = 0
+    stage: int = 0
+    recomputes: set[tuple[int, int]] = field(default_factory=set)
+    page_ins: set[tuple[int, int]] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+    position: list[int] = field(default_factory=list)
+
+    def run(self) -> Schedule:
+        problem = self.problem
+        self.position = [0] * len(problem.tensors)
+        for i in problem.inputs:
+            self._admit(i)
+        for stage, operator in enumerate(problem.operators):
+            self.stage = stage
+            self._compute(stage, set(), first=True)
+            self._drop_dead((*operator.inputs, *operator.outputs))
+        return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
+
+    def _compute(self, operator: int, locked: set[int], *, first: bool) -> None:
+        op = self.problem.operators[operator]
+        held = locked | set(op.inputs) | set(op.outputs)
+        for i in sorted(op.inputs, key=lambda i: -self.problem.tensors[i].producer):
+            if i not in self.resident:
+                self._restore(i, held)
+        fresh = [i for i in op.outputs if i not in self.resident]
+        self._make_room(self.problem.nbytes(fresh) + op.workspace_bytes, held)
+        for i in fresh:
+            self._admit(i)
+        if not first:
+            self.recomputes.add((self.stage, operator))
+
+    def _restore(self, i: int, locked: set[int]) -> None:
+        tensor = self.problem.tensors[i]
+        if self.paging and self._page_cost(i) <= self._recompute_cost(i, 0):
+            self._make_room(tensor.nbytes, locked)
+            self._admit(i)
+            self.page_ins.add((self.stage, i))
+            self.written.add(i)
+        elif self._may_recompute(tensor.producer):
+            self._compute(tensor.producer, locked | {i}, first=False)
+            self._drop_unneeded(locked | {i})
+        else:
+            raise _Stuck
+
+    def _may_recompute(self, producer: int) -> bool:
+        return producer in self.recomputable and self.stage > self.problem.last_forward
+
+    def _page_cost(self, i: int) -> float:
+        tensor = self.problem.tensors[i]
+        return tensor.page_in_j + (0.0 if i in self.written else tensor.page_out_j)
+
+    def _recompute_cost(self, i: int, depth: int) -> float:
+        """Joules of bringing tensor i back by computing, from what is resident now; infinite where it can't be."""
+        producer = self.problem.tensors[i].producer
+        if producer not in self.recomputable or depth > 24:
+            return float("inf")
+        cost = self.problem.operators[producer].energy_j
+        for u in self.problem.operators[producer].inputs:
+            if u not in self.resident:
+                other = self._recompute_cost(u, depth + 1)
+                cost += min(other, self._page_cost(u)) if self.paging else other
+        return cost
+
+    def _return_cost(self, i: int) -> float:
+        """What the next read of i costs if it is evicted now."""
+        cost = self._page_cost(i) if self.paging else float("inf")
+        if self._next_read(i) > self.problem.last_forward:
+            cost = min(cost, self._recompute_cost(i, 0))
+        return cost
+
+    def _next_read(self, i: int) -> int:
+        readers = self.problem.readers[i]
+        at = self.position[i]
+        while at < len(readers) and readers[at] < self.stage:
+            at += 1
+        self.position[i] = at
+        return readers[at] if at < len(readers) else -1
+
+    def _admit(self, i: int) -> None:
+        self.resident.add(i)
+        self.live += self.problem.tensors[i].nbytes
+
+    def _evict(self, i: int) -> None:
+        self.resident.discard(i)
+        self.live -= self.problem.tensors[i].nbytes
+
+    def _make_room(self, nbytes: int, locked: set[int]) -> None:
+        self._drop_unneeded(locked)
+        if self.live + nbytes <= self.ram_bytes:
+            return
+        scored = []
+        for i in self.resident - locked:
+            size = self.problem.tensors[i].nbytes
+            if size:
+                away = self._next_read(i) - self.stage + 1
+                scored.append((self._return_cost(i) / (size * away), i))
+        for score, i in sorted(scored):
+            if self.live + nbytes <= self.ram_bytes:
+                return
+            if score == float("inf"):
+                break
+            self._evict(i)
+        if self.live + nbytes > self.ram_bytes:
+            raise _Stuck
+
+    def _drop_unneeded(self, locked: set[int]) -> None:
+        for i in sorted(self.resident - locked):
+            if self._next_read(i) < 0:
+                self._evict(i)
+
+    def _drop_dead(self, touched: Iterable[int]) -> None:
+        self.stage += 1
+        for i in touched:
+            if i in self.resident and self._next_read(i) < 0:
+                self._evict(i)
+
+
+def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool) -> Schedule | None:
+    """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
+
+    It isn't simulated: the order of recomputes in a plan may need a little more than the replay did.
+    """
+    again = frozenset(
+        j for j, operator in enumerate(problem.operators) if remat and operator.recomputable and not operator.backward
+    )
+    try:
+        return _Replay(problem, ram_bytes, paging and problem.paging, again).run()
+    except _Stuck:
+        return None
+    except RecursionError:
+        return None

@@ -1,0 +1,337 @@
+"""The solve loop: relaxation with cuts, integer search, simulation, and again at a deeper scope.
+
+It knows no formulation: rows come from the blocks' separators, and schedules from the formulation's
+own reading of a point. Whatever it finds counts only after simulation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from poetopt.backends.solver import Backend, Outcome, Point, Session, backend
+from poetopt.engine.greedy import greedy
+from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.limits import impossible
+from poetopt.engine.solution import (
+    OPTIMAL_GAP,
+    DeadlineModel,
+    Listener,
+    Options,
+    Progress,
+    Solution,
+    Status,
+)
+from poetopt.engine.storeall import store_all
+from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.language import Formulation
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+DEPTHS = (4, 8, 12, 16, 24, 32)
+"""The depths that `auto` tries, in order."""
+ROUNDS = 40
+"""At most so many rounds of cuts on one relaxation."""
+STALL = 3
+"""Rounds in which the bound rose by less than STALL_GAIN of the overhead end the cutting."""
+STALL_GAIN = 2e-4
+CUT_SHARE = 0.5
+"""Share of the remaining time that cutting may take before the integer search."""
+TARGET = 1e4
+"""What the objective is scaled to: solvers' tolerances are absolute."""
+
+
+@dataclass
+class _Run:
+    """One call of `solve`: the clock, the incumbent and what has been proven."""
+
+    problem: Problem
+    options: Options
+    listener: Listener | None
+    begin: float = field(default_factory=time.monotonic)
+    build_s: float = 0.0
+    scope: str = ""
+    bound: float = 0.0
+    trace: list[Progress] = field(default_factory=list)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.incumbent = Incumbent(self.problem, self.options)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begin
+
+    @property
+    def remaining_s(self) -> float:
+        return self.options.time_limit_s - self.elapsed_s
+
+    def say(self, phase: str) -> None:
+        progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.overhead_j, self.bound)
+        self.trace.append(progress)
+        if self.listener is not None:
+            self.listener(progress)
+
+    def offer(self, schedule: Schedule, phase: str) -> None:
+        if self.incumbent.offer(schedule):
+            self.say(phase)
+
+    def raise_bound(self, bound: float, phase: str) -> None:
+        if bound > self.bound:
+            self.bound = bound
+            self.say(phase)
+
+    def closed(self, gap: float) -> bool:
+        """Whether the incumbent is proven to within `gap` in the present scope."""
+        overhead = self.incumbent.overhead_j
+        return overhead is not None and overhead - self.bound <= gap * overhead
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """What one scope ended with."""
+
+    scope: str
+    bound: float
+    infeasible: bool
+    overhead_j: float | None
+    closed: bool
+
+
+def solve(problem: Problem, options: Options, listener: Listener | None = None) -> Solution:
+    """Find the schedule of least energy for `problem` within `options`.
+
+    Never raises for an infeasible problem or an interrupt: the Solution's status says so.
+
+    Raises FormulationError and BackendUnavailableError for options that don't exist.
+    """
+    run = _Run(problem, options, listener)
+    chosen = formulation_of(options.formulation)
+    solver = backend(options.backend)
+    plain = simulate(store_all(problem))
+    run.scope = "store-all"
+    run.offer(Schedule(), "store-all")
+    if run.incumbent.best is not None:
+        return _solution(run, Status.OPTIMAL, plain.peak_bytes)
+    refusal = impossible(problem, options)
+    if refusal is not None:
+        return replace(
+            _solution(run, Status.INFEASIBLE, plain.peak_bytes),
+            overhead_bound_j=None,
+            **refusal,
+        )
+    try:
+        _first_schedules(run)
+        proof = _through_scopes(run, chosen, solver)
+    except KeyboardInterrupt:
+        run.interrupted = True
+        proof = _Proof(run.scope, run.bound, False, run.incumbent.overhead_j, False)
+    return _conclude(run, proof, plain.peak_bytes)
+
+
+def _first_schedules(run: _Run) -> None:
+    """Heuristic plans at several targets: the replay is a little optimistic about memory."""
+    options = run.options
+    modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
+    for paging, remat in dict.fromkeys(modes):
+        if not paging and not remat:
+            continue
+        for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
+            schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
+            if schedule is not None:
+                run.offer(schedule, "heuristic")
+
+
+def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
+    if options.scope != "auto":
+        return (options.scope,)
+    if not options.remat and chosen.name == "retention":
+        return ("forward",)
+    return tuple(f"depth:{d}" for d in DEPTHS) if chosen.deepening else ("full",)
+
+
+def _through_scopes(run: _Run, chosen: Formulation, solver: Backend) -> _Proof:
+    """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
+    proven: _Proof | None = None
+    last: _Proof | None = None
+    for scope in _scopes(run.options, chosen):
+        if last is not None and run.remaining_s < 0.5:
+            break
+        before = run.incumbent.overhead_j
+        run.bound = 0.0
+        last = _one_scope(run, chosen, solver, scope)
+        if last.closed:
+            paid = before is not None and last.overhead_j is not None and (
+                before - last.overhead_j > run.options.gap * max(last.overhead_j, 1e-300)
+            )
+            settled = proven is not None and not paid
+            proven = last
+            if settled:
+                break
+        elif not last.infeasible:
+            break
+    if last is None:
+        raise AssertionError("no scope was tried")
+    return _better_claim(proven, last)
+
+
+def _better_claim(proven: _Proof | None, last: _Proof) -> _Proof:
+    """The deeper scope where it is proven (or nothing else is), else the shallower one that is."""
+    return last if last.closed or proven is None else proven
+
+
+def _one_scope(run: _Run, chosen: Formulation, solver: Backend, scope: str) -> _Proof:
+    options = run.options
+    run.scope = scope.replace("depth:", "depth<=")
+    shrink, slower = 0, 0.0
+    infeasible = False
+    for _ in range(4):
+        started = time.monotonic()
+        model = _build(run, chosen, scope, shrink, slower)
+        overhead = run.incumbent.overhead_j
+        scale = TARGET / (overhead or run.problem.baseline_energy_j or 1.0)
+        session = solver.open(model, threads=options.threads, scale=scale)
+        run.build_s += time.monotonic() - started
+        exact = shrink == 0 and not slower
+        run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
+        infeasible = _search(run, chosen, model, session, exact)
+        if run.closed(options.gap) or infeasible or run.remaining_s < 0.5:
+            break
+        if run.incumbent.arena_excess is not None:
+            shrink += max(run.incumbent.arena_excess, options.ram_bytes // 200)
+        elif run.incumbent.makespan_excess_s is not None:
+            slower += run.incumbent.makespan_excess_s
+        else:
+            break
+    overhead = run.incumbent.overhead_j
+    infeasible = infeasible and shrink == 0 and not slower
+    return _Proof(run.scope, run.bound, infeasible, overhead, run.closed(options.gap))
+
+
+def _build(run: _Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> Any:
+    options = run.options
+    paper = options.deadline_model is DeadlineModel.PAPER
+    deadline_s = None if options.deadline_s is None else options.deadline_s - slower
+    return chosen.build(
+        run.problem,
+        ram_bytes=options.ram_bytes - shrink,
+        compute_s=deadline_s if paper else None,
+        makespan_s=None if paper else deadline_s,
+        scope=scope,
+        paging=options.paging,
+        remat=options.remat,
+    )
+
+
+def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> bool:
+    """Cut, search, simulate, repeat. Says whether the model is proven infeasible.
+
+    `exact` is False where the model was tightened for a layout's sake: its bounds then prove nothing.
+    """
+
+    def bound(value: float, phase: str) -> None:
+        if exact:
+            run.raise_bound(value, phase)
+
+    def improving(point: Point) -> None:
+        run.offer(chosen.schedule(model, point), "search")
+
+    if _cut(run, chosen, model, session, bound):
+        return True
+    while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
+        best = run.incumbent.best
+        start = chosen.start(model, best.schedule) if best is not None else None
+        found = session.search(
+            time_limit_s=run.remaining_s,
+            gap=run.options.gap / 2,
+            start=start,
+            on_point=improving,
+            on_bound=lambda value: bound(value, "search"),
+        )
+        if found.outcome is Outcome.INFEASIBLE:
+            return True
+        bound(found.bound, "search")
+        if found.point is None:
+            return False
+        rows = [row for row in chosen.separate(model, found.point) if row.core]
+        if not rows:
+            return False
+        session.add(rows)
+    return False
+
+
+def _cut(run: _Run, chosen: Formulation, model: Any, session: Session, bound: Any) -> bool:
+    """Rounds of violated rows on the relaxation. Says whether it is infeasible."""
+    allowed = time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0)
+    stalled, last = 0, -math.inf
+    for _ in range(ROUNDS):
+        relaxed = session.relax(max(0.1, run.remaining_s))
+        if relaxed.outcome is Outcome.INFEASIBLE:
+            return True
+        if relaxed.point is None:
+            return False
+        bound(relaxed.objective, "relaxation")
+        if run.closed(run.options.gap) or time.monotonic() > allowed:
+            break
+        overhead = run.incumbent.overhead_j or relaxed.objective
+        stalled = stalled + 1 if relaxed.objective - last < STALL_GAIN * overhead else 0
+        last = relaxed.objective
+        if stalled >= STALL:
+            break
+        session.purge()
+        rows = chosen.separate(model, relaxed.point)
+        if not rows:
+            break
+        session.add(rows)
+    return False
+
+
+def _conclude(run: _Run, proof: _Proof, store_all_peak: int) -> Solution:
+    run.scope, run.bound = proof.scope, proof.bound
+    best = run.incumbent.best
+    if best is None:
+        status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
+        reason = (
+            f"no schedule exists in the scope {proof.scope}"
+            if proof.infeasible
+            else f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
+        )
+        solution = _solution(run, status, store_all_peak)
+        return replace(
+            solution,
+            overhead_bound_j=None if proof.infeasible else run.bound,
+            ram_bound_bytes=run.problem.least_ram_bytes,
+            reason=reason,
+        )
+    overhead = best.simulation.overhead_j
+    gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
+    if gap <= OPTIMAL_GAP:
+        status = Status.OPTIMAL
+    elif gap <= run.options.gap:
+        status = Status.WITHIN_GAP
+    else:
+        status = Status.FEASIBLE
+    return _solution(run, status, store_all_peak)
+
+
+def _solution(run: _Run, status: Status, store_all_peak: int) -> Solution:
+    best = run.incumbent.best
+    total_s = run.elapsed_s
+    return Solution(
+        status=status,
+        scope=run.scope,
+        options=run.options,
+        plan=None if best is None else best.plan,
+        simulation=None if best is None else best.simulation,
+        overhead_bound_j=run.bound if best is None else min(run.bound, best.simulation.overhead_j),
+        arena_bytes=None if best is None else best.arena_bytes,
+        store_all_peak_bytes=store_all_peak,
+        build_s=run.build_s,
+        solve_s=total_s - run.build_s,
+        total_s=total_s,
+        interrupted=run.interrupted,
+        trace=tuple(run.trace),
+    )

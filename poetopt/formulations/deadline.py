@@ -1,0 +1,50 @@
+r"""Block `deadline`: the step ends in time.
+
+With C the compute seconds above one pass, X the seconds on the transfer channel and $\Psi$ one pass:
+
+$$ \begin{aligned}
+   \Psi + C &\le \mu        && \text{the paper's model (eq. 3)} \\
+   \Psi + C + X &\le \mu    && \text{the makespan of a device without DMA, exact} \\
+   \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA}
+   \end{aligned} $$
+
+Source: eq. 3 of the paper; the makespan is the simulator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.language import Block, PyomoBlock, Terms, contributions, linear
+
+
+def _build(block: PyomoBlock) -> None:
+    model = block.model()
+    limits, problem = model.space.limits, model.space.problem
+    one_pass = problem.baseline_time_s
+    compute = contributions(model, "compute_s")
+    transfer = contributions(model, "transfer_s")
+    rows: list[tuple[Sequence[Terms], float]] = []
+    if limits.compute_s is not None:
+        rows.append((compute, limits.compute_s - one_pass))
+    if limits.makespan_s is not None:
+        if problem.dma:
+            rows += [(compute, limits.makespan_s - one_pass), (transfer, limits.makespan_s)]
+        else:
+            rows.append(([*compute, *transfer], limits.makespan_s - one_pass))
+
+    def row(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, float] | object:
+        parts, room = rows[index]
+        if not any(part.variables for part in parts):
+            return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible
+        scale = one_pass or 1.0  # relative to one pass: a tolerance then means the same on every device
+        scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
+        return None, linear(scaled), room / scale
+
+    block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row)
+
+
+deadline = Block("deadline", _build)

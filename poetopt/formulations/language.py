@@ -1,0 +1,250 @@
+"""The modelling language: blocks, the formulations made of them, and rows that arrive late.
+
+A *block* is a plain function that fills a Pyomo `Block`: sets, variables, constraints, and what it
+adds to energy and time. A *formulation* is an ordered tuple of blocks over a *space* (which decisions
+exist at all); `Formulation.abstract` puts them on an AbstractModel, and the objective collects what
+the blocks contribute last, so that a block added later is never left out of it.
+
+A block contributes by setting any of these on itself:
+
+| attribute    | unit  | meaning                                             |
+|--------------|-------|-----------------------------------------------------|
+| `energy_j`   | J     | joules above one compute of each operator           |
+| `compute_s`  | s     | seconds of computing above one compute of each      |
+| `transfer_s` | s     | seconds on the transfer channel                     |
+
+Each is a pair (variables, coefficients) made by `terms`. Rows that are too many to write down come
+from a block's *separator*: given a point it returns violated rows in the block's own variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import pyomo.environ as pyo
+from numpy.typing import NDArray
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.errors import FormulationError
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+PyomoBlock = Any
+"""A pyo.Block under construction: its attributes are its components, which no type can list."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Terms(NamedTuple):
+    """A linear expression as two parallel sequences."""
+
+    variables: Sequence[Any]
+    coefficients: Sequence[float]
+
+
+def terms(variable: Any, coefficients: Floats) -> Terms:
+    """The sum of coefficients[k] * variable[k] over a variable indexed 0..n-1."""
+    return Terms(list(variable.values()), coefficients.tolist())
+
+
+def linear(parts: Iterable[Terms], constant: float = 0.0) -> LinearExpression:
+    """The sum of `parts`, as the expression that Pyomo compiles fastest."""
+    variables: list[Any] = []
+    coefficients: list[float] = []
+    for part in parts:
+        variables.extend(part.variables)
+        coefficients.extend(part.coefficients)
+    return LinearExpression(constant=constant, linear_coefs=coefficients, linear_vars=variables)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """lower <= sum of coefficients x variables <= upper; found by a separator."""
+
+    variables: Sequence[Any]
+    coefficients: Sequence[float]
+    lower: float
+    upper: float
+    violation: float
+    """By how much the point violates the row, in units comparable within one separator."""
+    kind: str
+    """For the log: which family the row belongs to."""
+    core: bool = False
+    """A row of the model proper (a solution that violates it is no schedule), not merely a cut."""
+
+
+class PointLike(Protocol):
+    """Values of a model's variables, as a backend found them."""
+
+    integral: bool
+    """Whether the point satisfies integrality (a candidate schedule), or is an LP solution."""
+
+    def __getitem__(self, variable: Any) -> Floats:
+        """The values of a variable indexed 0..n-1, in that order."""
+        ...
+
+
+Separator = Callable[[PyomoBlock, PointLike], list[Row]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of mathematics.
+
+    name
+        The attribute under which it stands on the model.
+    build
+        Fills the pyo.Block; reads `block.model().space` and the blocks that it requires. Its docstring
+        holds the mathematics.
+    requires
+        Names of blocks that must stand before it.
+    separator
+        Optional: violated rows at a point.
+    """
+
+    name: str
+    build: Callable[[PyomoBlock], None]
+    requires: tuple[str, ...] = ()
+    separator: Separator | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a schedule must keep.
+
+    ram_bytes
+        Budget of everything that is not resident.
+    compute_s
+        Bound on the sum of all compute times, or None.
+    makespan_s
+        Bound on compute and transfers as the device overlaps them, or None.
+    """
+
+    ram_bytes: int
+    compute_s: float | None = None
+    makespan_s: float | None = None
+
+
+@runtime_checkable
+class Space(Protocol):
+    """Which decisions exist: the index sets of a formulation, as arrays.
+
+    name
+        How results call it: `depth<=8`, `forward`, `full`.
+    """
+
+    problem: Problem
+    limits: Limits
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formulation:
+    """An ordered tuple of blocks over a space.
+
+    name, doc
+        For `--formulation` and for people.
+    blocks
+        In building order.
+    space
+        (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope it hasn't.
+    deepening
+        Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
+    schedule
+        (model, point) -> the schedule that an integral point stands for.
+    start
+        (model, schedule) -> values by variable name for a warm start, or None where the schedule
+        lies outside the space.
+    """
+
+    name: str
+    doc: str
+    blocks: tuple[Block, ...]
+    space: Callable[[Problem, Limits, str, bool, bool], Space]
+    schedule: Callable[[Any, PointLike], Schedule]
+    start: Callable[[Any, Schedule], list[tuple[Any, Floats]] | None]
+    deepening: bool = False
+    optional: frozenset[str] = field(default_factory=frozenset)
+
+    def abstract(self, space: Space, without: frozenset[str] = frozenset()) -> pyo.AbstractModel:
+        """The AbstractModel: nothing is constructed until `create_instance`.
+
+        Raises FormulationError where a block's requirement is missing or comes later.
+        """
+        model = pyo.AbstractModel(name=self.name)
+        model.space = space
+        present: list[str] = []
+        for block in self.blocks:
+            if block.name in without:
+                continue
+            missing = [name for name in block.requires if name not in present]
+            if missing:
+                raise FormulationError(
+                    f"formulation '{self.name}': block '{block.name}' requires {', '.join(missing)}, which "
+                    f"must stand before it; present so far: {', '.join(present) or 'none'}"
+                )
+            if block.name in present:
+                raise FormulationError(f"formulation '{self.name}': two blocks are called '{block.name}'")
+            present.append(block.name)
+            model.add_component(block.name, pyo.Block(rule=block.build))
+        model.block_names = tuple(present)
+        model.overhead_j = pyo.Objective(rule=_energy, sense=pyo.minimize)
+        return model
+
+    def build(
+        self,
+        problem: Problem,
+        *,
+        ram_bytes: int,
+        compute_s: float | None = None,
+        makespan_s: float | None = None,
+        scope: str = "full",
+        paging: bool = True,
+        remat: bool = True,
+    ) -> Any:
+        """The Pyomo model of `problem`: an AbstractModel's instance, the caller's to change.
+
+        ram_bytes
+            Budget of everything that is not resident.
+        compute_s, makespan_s
+            Bounds on the step's time, in seconds (see `Limits`).
+        scope
+            Which recomputations exist: `full`, `forward` or `depth:D`.
+        paging, remat
+            False leaves the decisions (and their blocks) out.
+        """
+        limits = Limits(ram_bytes=ram_bytes, compute_s=compute_s, makespan_s=makespan_s)
+        space = self.space(problem, limits, scope, paging and problem.paging, remat)
+        without = frozenset(name for name in self.optional if _left_out(name, paging and problem.paging, limits))
+        return self.abstract(space, without).create_instance()
+
+    def separate(self, model: Any, point: PointLike) -> list[Row]:
+        """The violated rows of all blocks at `point`."""
+        rows: list[Row] = []
+        for block in self.blocks:
+            if block.separator is not None and block.name in model.block_names:
+                rows.extend(block.separator(model.component(block.name), point))
+        return rows
+
+
+def _left_out(name: str, paging: bool, limits: Limits) -> bool:
+    if name == "deadline":
+        return limits.compute_s is None and limits.makespan_s is None
+    return name == "paging" and not paging
+
+
+def contributions(model: Any, attribute: str) -> list[Terms]:
+    """What the model's blocks contribute under `attribute`, in building order."""
+    return [
+        getattr(model.component(name), attribute)
+        for name in model.block_names
+        if hasattr(model.component(name), attribute)
+    ]
+
+
+def _energy(model: Any) -> LinearExpression:
+    return linear(contributions(model, "energy_j"))

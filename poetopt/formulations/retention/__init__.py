@@ -1,0 +1,92 @@
+"""`retention`: the compact formulation, and the default.
+
+A tensor's life is a list of points, and between two of them it is kept or not; at a point it is kept,
+recomputed or paged in. The paper's stages x tensors matrices shrink to the points where something can
+happen. Its space is the plan's: a tensor may be freed at any moment and is written out right after it
+is computed, so that it is a little larger than Algorithm 1's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from poetopt.formulations.deadline import deadline
+from poetopt.formulations.language import Floats, Formulation, PointLike
+from poetopt.formulations.retention.chain_cuts import chain_cuts
+from poetopt.formulations.retention.memory import memory
+from poetopt.formulations.retention.paging import paging
+from poetopt.formulations.retention.recompute import recompute
+from poetopt.formulations.retention.residency import residency
+from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.schedule import Schedule
+
+
+def _schedule(model: Any, point: PointLike) -> Schedule:
+    space: RetentionSpace = model.space
+    chosen = np.flatnonzero(point[model.recompute.r] > 0.5)
+    recomputes = zip(space.recompute_stage[chosen].tolist(), space.recompute_operator[chosen].tolist(), strict=True)
+    page_ins: set[tuple[int, int]] = set()
+    if space.paging:
+        paged = space.page_point[np.flatnonzero(point[model.paging.p] > 0.5)]
+        page_ins.update(zip(space.point_stage[paged].tolist(), space.point_tensor[paged].tolist(), strict=True))
+    return Schedule(frozenset(recomputes), frozenset(page_ins))
+
+
+def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
+    """Values of all variables for `schedule`, or None where it uses a decision that the space hasn't."""
+    space: RetentionSpace = model.space
+    r = np.zeros(len(space.recompute_operator))
+    for stage, operator in schedule.recomputes:
+        x = space.recompute_of.get((operator, stage))
+        if x is None:
+            return None
+        r[x] = 1.0
+    p = np.zeros(len(space.page_point))
+    for stage, tensor in schedule.page_ins:
+        e = space.point_of.get((tensor, stage))
+        if e is None or space.page_index[e] < 0:
+            return None
+        p[space.page_index[e]] = 1.0
+    values = [(model.recompute.r, r), (model.residency.k, _kept(space, schedule))]
+    if space.paging:
+        written = np.zeros(len(model.paging.o_tensor))
+        for _, tensor in schedule.page_ins:
+            written[model.paging.o_index[tensor]] = 1.0
+        values += [(model.paging.p, p), (model.paging.o, written)]
+    return values
+
+
+def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
+    """k of a schedule: 1 where a tensor is needed at or after a point before it is made again."""
+    k = np.zeros(len(space.point_tensor))
+    problem = space.problem
+    reading = {
+        (i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].inputs
+    }
+    making = {
+        (i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].outputs
+    } | {(i, stage) for stage, i in schedule.page_ins}
+    for first, last in space.tensor_range:
+        needed_later = False
+        for e in range(last - 1, first - 1, -1):
+            at = (int(space.point_tensor[e]), int(space.point_stage[e]))
+            needed = needed_later or bool(space.point_real[e]) or at in reading
+            made = at in making
+            k[e] = float(needed and not made)
+            needed_later = needed and not made
+    return k
+
+
+retention = Formulation(
+    name="retention",
+    doc=__doc__,
+    blocks=(recompute, paging, residency, memory, chain_cuts, deadline),
+    space=retention_space,
+    schedule=_schedule,
+    start=_start,
+    deepening=True,
+    optional=frozenset({"paging", "deadline"}),
+)
+build = retention.build

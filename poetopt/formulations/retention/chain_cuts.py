@@ -1,0 +1,236 @@
+r"""Block `chain_cuts`: valid inequalities that make the relaxation strong. No variables, only a separator.
+
+For a real use (i, b), a stage s with g(i) <= s < b, and a path of tensors v0 -> ... -> vq = i in which
+each is an input of the operator that writes the next:
+
+$$ \sum_{t \in (s,b]} r_{g(v_0),t} + \sum_{v \text{ on the path}} ( c_v(s) + w_v ) \ge 1,
+   \qquad w_v = \min( \sum_{t \in (s,b]} p_{v,t},\ o_v ) $$
+
+where $c_v(s)$ is the k whose interval crosses from s to s+1 (0 where none does). *Proof.* At b, i is in
+RAM. If it neither crossed from s nor was paged in since, it was recomputed in (s, b], so the tensor
+before it on the path was in RAM then; the same holds of that one, and so on down to v0, which must have
+been recomputed in (s, b]. Where v0 is a graph input or its operator can't be recomputed in (s, b], the r
+term is 0. Either term of the minimum is valid by itself.
+
+*Separation* is a shortest path over the ancestors of i, for all (s, b) at once: with D_v(s, b) the least
+left-hand side over the paths that end in v,
+
+$$ D_v = c_v + w_v + \min( \sum_{t \in (s,b]} r_{g(v),t},\ \min_{u \in in(g(v))} D_u ). $$
+
+Source: this project's reference notes on POET's relaxation; the proof above is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from poetopt.formulations.language import Block, Floats, PointLike, PyomoBlock, Row
+from poetopt.formulations.retention.space import RetentionSpace
+
+VIOLATION = 0.02
+"""Cuts violated by less are not worth a row."""
+ROUND = 400
+"""At most so many cuts a round, the most violated first."""
+
+
+def _build(block: PyomoBlock) -> None:
+    """No variables and no rows of its own."""
+
+
+def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
+    if point.integral:
+        return []
+    model = block.model()
+    space: RetentionSpace = model.space
+    if not len(space.recompute_stage) and not space.paging:
+        return []
+    values = _Values.at(model, space, point)
+    found = sorted(_violated(space, values), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
+    return [_row(model, space, values, i, s, b, violation) for violation, i, s, b in found]
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A point, arranged for the recursion. N stages, n tensors.
+
+    crossing: (n, N) value of the k that crosses from stage s to s+1. recomputed: (N operators, N+1)
+    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o.
+    """
+
+    crossing: Floats
+    recomputed: Floats
+    paged: Floats
+    written: Floats
+
+    @classmethod
+    def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
+        n, stages = len(space.problem.tensors), len(space.problem.operators)
+        k = point[model.residency.k]
+        steps = np.zeros((n, stages + 1))
+        np.add.at(steps, (space.point_tensor, np.maximum(space.point_previous, 0)), k)
+        np.add.at(steps, (space.point_tensor, space.point_stage), -k)
+        recomputed = np.zeros((stages, stages + 1))
+        recomputed[space.recompute_operator, space.recompute_stage + 1] = point[model.recompute.r]
+        paged = np.zeros((n, stages + 1))
+        written = np.zeros(n)
+        if space.paging:
+            pages = space.page_point
+            paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
+            written[model.paging.o_tensor] = point[model.paging.o]
+        return cls(
+            np.cumsum(steps, axis=1)[:, :-1], np.cumsum(recomputed, axis=1), np.cumsum(paged, axis=1), written
+        )
+
+
+def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, int, int]]:
+    """(violation, tensor, s, b) of the most violated cut for each real use."""
+    problem = space.problem
+    stages = len(problem.operators)
+    again = np.zeros(stages, dtype=bool)
+    again[space.recompute_operator] = True
+    late = int(space.recompute_stage.min()) if len(space.recompute_stage) else stages
+    columns = np.arange(late, stages)
+    pending = _pending(space, again)
+    distance: dict[int, Floats] = {}
+    found: list[tuple[float, int, int, int]] = []
+    for i in _by_producer(space):
+        producer = problem.tensors[i].producer
+        uses = problem.readers[i]
+        if producer >= 0 and again[producer]:
+            tail = _window(values.recomputed[producer], columns, stages)
+            for u in problem.operators[producer].inputs:
+                np.minimum(tail, distance[u], out=tail)
+            distance[i] = tail + _stay(values, i, columns, stages)
+            _collect(found, distance[i], i, max(producer, 0), [(b, b - late) for b in uses if b >= late])
+            early = np.array([b for b in uses if b < late], dtype=np.int64)
+            for u in problem.operators[producer].inputs:
+                pending[u] -= 1
+                if not pending[u]:
+                    del distance[u]
+        else:
+            early = np.array(uses, dtype=np.int64)
+            if pending[i]:
+                distance[i] = _stay(values, i, columns, stages)
+        if len(early):
+            single = _stay(values, i, early, stages)
+            _collect(found, single, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
+        if not pending[i]:
+            distance.pop(i, None)
+    return found
+
+
+def _by_producer(space: RetentionSpace) -> list[int]:
+    tensors = space.problem.tensors
+    return sorted(range(len(tensors)), key=lambda i: (tensors[i].producer, i))
+
+
+def _pending(space: RetentionSpace, again: np.ndarray) -> list[int]:
+    """For each tensor, how many operators that can be recomputed read it through the recursion."""
+    count = [0] * len(space.problem.tensors)
+    for j, operator in enumerate(space.problem.operators):
+        if again[j]:
+            for i in operator.inputs:
+                count[i] += len(operator.outputs)
+    return count
+
+
+def _window(cumulative: Floats, columns: np.ndarray, stages: int) -> Floats:
+    """(s, b) -> sum over t in (s, b]."""
+    return np.asarray(cumulative[columns + 1][None, :] - cumulative[1 : stages + 1][:, None])
+
+
+def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Floats:
+    """(s, b) -> c_i(s) + w_i(s, b)."""
+    result = np.broadcast_to(values.crossing[i][:, None], (stages, len(columns))).copy()
+    if values.written[i] > 0:
+        result += np.minimum(_window(values.paged[i], columns, stages), values.written[i])
+    return result
+
+
+def _collect(
+    found: list[tuple[float, int, int, int]], distance: Floats, i: int, earliest: int, uses: list[tuple[int, int]]
+) -> None:
+    for b, column in uses:
+        if b <= earliest:
+            continue
+        window = distance[earliest:b, column]
+        s = int(np.argmin(window))
+        violation = 1.0 - float(window[s])
+        if violation > VIOLATION:
+            found.append((violation, i, s + earliest, b))
+
+
+def _row(
+    model: PyomoBlock, space: RetentionSpace, values: _Values, i: int, s: int, b: int, violation: float
+) -> Row:
+    """The cut of the shortest path that ends in tensor i, over (s, b]."""
+    variables: list[object] = []
+    for v in _path(space, values, i, s, b, variables, model):
+        e = _crossing_point(space, v, s)
+        if e is not None:
+            variables.append(model.residency.k[e])
+        if not space.paging or v not in model.paging.o_index:
+            continue
+        if values.paged[v, b + 1] - values.paged[v, s + 1] <= values.written[v]:
+            variables += [
+                model.paging.p[int(space.page_index[x])] for x in _points_in(space, v, s, b) if space.page_index[x] >= 0
+            ]
+        else:
+            variables.append(model.paging.o[model.paging.o_index[v]])
+    return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut")
+
+
+def _path(
+    space: RetentionSpace, values: _Values, i: int, s: int, b: int, variables: list[object], model: PyomoBlock
+) -> list[int]:
+    """The tensors of the shortest path; appends the r variables of its first tensor to `variables`."""
+    problem = space.problem
+    memo: dict[int, tuple[float, int]] = {}
+
+    def shortest(v: int) -> tuple[float, int]:
+        """(D_v, the tensor before v or -1)."""
+        if v not in memo:
+            stay = values.crossing[v, s] + min(values.paged[v, b + 1] - values.paged[v, s + 1], values.written[v])
+            producer = problem.tensors[v].producer
+            best, before = 0.0, -1
+            if producer >= 0:
+                best = values.recomputed[producer, b + 1] - values.recomputed[producer, s + 1]
+                if best > 0:
+                    for u in problem.operators[producer].inputs:
+                        if shortest(u)[0] < best:
+                            best, before = shortest(u)[0], u
+            memo[v] = (stay + best, before)
+        return memo[v]
+
+    path = [i]
+    while shortest(path[-1])[1] >= 0:
+        path.append(shortest(path[-1])[1])
+    producer = problem.tensors[path[-1]].producer
+    if producer >= 0:
+        for t in range(s + 1, b + 1):
+            x = space.recompute_of.get((producer, t))
+            if x is not None:
+                variables.append(model.recompute.r[x])
+    return path
+
+
+def _crossing_point(space: RetentionSpace, i: int, s: int) -> int | None:
+    """The point of tensor i whose keep-interval crosses from stage s to s+1."""
+    first, last = space.tensor_range[i]
+    e = first + int(np.searchsorted(space.point_stage[first:last], s, side="right"))
+    if e == last or space.point_previous[e] > s:
+        return None
+    return e
+
+
+def _points_in(space: RetentionSpace, i: int, s: int, b: int) -> range:
+    """The points of tensor i in (s, b]."""
+    first, last = space.tensor_range[i]
+    stages = space.point_stage[first:last]
+    low, high = np.searchsorted(stages, [s, b], side="right")
+    return range(first + int(low), first + int(high))
+
+
+chain_cuts = Block("chain_cuts", _build, requires=("recompute", "residency"), separator=_separate)

@@ -1,0 +1,198 @@
+r"""Block `memory`: what is live at each instant fits the budget.
+
+*Stage row*, while stage t's own operator runs ($W_t$ its inputs, outputs and workspace, $B$ the budget):
+
+$$ W_t + \sum_{i:\, q^- < t < q} m_i k_{i,q} + \sum_{i \text{ has a point at } t, \text{ unread}} m_i k_{i,t^+} \le B $$
+
+*Intra-stage row*, while operator j is recomputed in stage t; exact, and found by the separator where a
+point violates it:
+
+$$ w_j r_{j,t} + \sum_{i:\, q^- < t < q} m_i k_{i,q}
+   + \sum_{i \in out(j)} m_i \max(r_{j,t}, k_{i,t} + p_{i,t})
+   + \sum_{g(i) > j} m_i (k_{i,t} + p_{i,t})
+   + \sum_{g(i) < j} m_i \max(k_{i,t^+}, \max_{h \ge j,\ h \text{ reads } i} r_{h,t}) \le B $$
+
+where the maximum is 1 for an input of the stage's own operator. Each maximum is linearised by the
+term that attains it at the point cut off: any choice is a valid row.
+
+| symbol | attribute | unit  | meaning                                      |
+|--------|-----------|-------|----------------------------------------------|
+| $m_i$  | -         | bytes | size of a tensor (rows are in `memory_unit`s) |
+| $w_j$  | -         | bytes | workspace of an operator                     |
+
+Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that may be freed at any moment.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.language import Block, Floats, PointLike, PyomoBlock, Row
+from poetopt.formulations.retention.space import RetentionSpace
+
+ACTIVE = 1e-3
+"""A recomputation below this value opens no intra-stage row."""
+VIOLATION = 1e-6
+"""A row is violated where it exceeds the budget by more than this share of it."""
+
+
+def _build(block: PyomoBlock) -> None:
+    model = block.model()
+    space: RetentionSpace = model.space
+    k = list(model.residency.k.values())
+    unit = space.memory_unit
+    budget = space.room_bytes
+    size = (space.tensor_bytes / unit).tolist()
+    tensor = space.point_tensor.tolist()
+    spanning = _spanning(space)
+
+    def stage_row(_: PyomoBlock, t: int) -> tuple[None, LinearExpression, float] | object:
+        variables, coefficients = [], []
+        for e in spanning[t]:
+            variables.append(k[e])
+            coefficients.append(size[tensor[e]])
+        for e in space.points_at.get(t, ()):
+            if not space.point_real[e] and not space.point_last[e]:
+                variables.append(k[e + 1])
+                coefficients.append(size[tensor[e]])
+        room = (budget - space.problem.working_set_bytes(t)) / unit
+        if sum(coefficients) <= room:
+            return pyo.Constraint.Skip
+        if not variables:
+            return pyo.Constraint.Infeasible
+        return None, LinearExpression(linear_coefs=coefficients, linear_vars=variables), room
+
+    block.spanning = spanning
+    block.stage = pyo.Constraint(pyo.RangeSet(0, len(space.problem.operators) - 1), rule=stage_row)
+
+
+def _spanning(space: RetentionSpace) -> list[list[int]]:
+    """For each stage, the points whose keep-interval covers it without a point of the tensor there."""
+    found: list[list[int]] = [[] for _ in space.problem.operators]
+    previous = space.point_previous.tolist()
+    sized = (space.tensor_bytes[space.point_tensor] > 0).tolist()
+    for e, stage in enumerate(space.point_stage.tolist()):
+        if sized[e]:
+            for t in range(previous[e] + 1, stage):
+                found[t].append(e)
+    return found
+
+
+def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
+    """The intra-stage rows that `point` violates."""
+    model = block.model()
+    space: RetentionSpace = model.space
+    if not len(space.recompute_stage):
+        return []
+    r = point[model.recompute.r]
+    k = point[model.residency.k]
+    p = np.zeros(len(space.point_tensor))
+    if space.paging:
+        p[space.page_point] = point[model.paging.p]
+    rows = []
+    spanned = _spanned_bytes(space, k)
+    active = np.flatnonzero(r > ACTIVE)
+    for x in active.tolist():
+        j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
+        live = _Instant(block, space, j, t, x, r, k, p)
+        excess = live.bytes + spanned[t] - space.room_bytes
+        if excess > VIOLATION * space.room_bytes:
+            rows.append(live.row(excess / space.room_bytes))
+    return rows
+
+
+def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
+    """(n_stages,) bytes kept across each stage without a point there."""
+    steps = np.zeros(len(space.problem.operators) + 1)
+    weight = k * space.tensor_bytes[space.point_tensor]
+    np.add.at(steps, space.point_previous + 1, weight)
+    np.add.at(steps, space.point_stage, -weight)
+    return np.asarray(np.cumsum(steps))
+
+
+class _Instant:
+    """What is live while operator j is recomputed in stage t: terms beside those that span the stage."""
+
+    def __init__(
+        self, block: PyomoBlock, space: RetentionSpace, j: int, t: int, x: int, r: Floats, k: Floats, p: Floats
+    ) -> None:
+        model = block.model()
+        self.block, self.space, self.t = block, space, t
+        self.constant = 0.0
+        self.terms: list[tuple[float, object]] = []
+        self.bytes = 0.0
+        keep, again = model.residency.k, model.recompute.r
+        operator = space.problem.operators[j]
+        size = space.tensor_bytes
+        if operator.workspace_bytes:
+            self._add(operator.workspace_bytes, [(again[x], float(r[x]))])
+        allowed = space.recomputes_at[t]
+        outputs = set(operator.outputs)
+        for e in space.points_at[t]:
+            i = int(space.point_tensor[e])
+            m = float(size[i])
+            if not m:
+                continue
+            resident = [(keep[e], float(k[e]))]
+            if space.page_index[e] >= 0:
+                resident.append((model.paging.p[int(space.page_index[e])], float(p[e])))
+            producer = space.problem.tensors[i].producer
+            if i in outputs:
+                outputs.discard(i)
+                self._add(m, max([resident, [(again[x], float(r[x]))]], key=_total))
+            elif producer > j:
+                self._add(m, resident)
+            elif space.point_real[e]:
+                self.constant += m
+                self.bytes += m
+            else:
+                ways = []
+                if not space.point_last[e]:
+                    ways.append([(keep[e + 1], float(k[e + 1]))])
+                for h in space.problem.readers[i]:
+                    if h >= j and h in allowed:
+                        y = space.recompute_of[h, t]
+                        ways.append([(again[y], float(r[y]))])
+                if ways:
+                    self._add(m, max(ways, key=_total))
+        for i in sorted(outputs):
+            # no point here: the tensor is unwanted now, or kept across the stage and overwritten in place
+            kept = next((e for e in block.spanning[t] if space.point_tensor[e] == i), None)
+            if kept is None:
+                self._add(float(size[i]), [(again[x], float(r[x]))])
+            elif r[x] > k[kept]:
+                self._add(float(size[i]), [(again[x], float(r[x]))])
+                self._add(-float(size[i]), [(keep[kept], float(k[kept]))])
+
+    def _add(self, nbytes: float, way: list[tuple[object, float]]) -> None:
+        for variable, value in way:
+            self.terms.append((nbytes, variable))
+            self.bytes += nbytes * value
+
+    def row(self, violation: float) -> Row:
+        unit = self.space.memory_unit
+        keep = self.block.model().residency.k
+        spanning = self.block.spanning[self.t]
+        size = self.space.tensor_bytes[self.space.point_tensor[spanning]] if spanning else np.zeros(0)
+        merged: dict[int, list[object]] = {}
+        for nbytes, variable in [*self.terms, *zip(size.tolist(), (keep[e] for e in spanning), strict=True)]:
+            entry = merged.setdefault(id(variable), [variable, 0.0])
+            entry[1] += nbytes / unit  # type: ignore[operator]
+        return Row(
+            variables=[entry[0] for entry in merged.values()],
+            coefficients=[float(entry[1]) for entry in merged.values()],  # type: ignore[arg-type]
+            lower=-np.inf,
+            upper=(self.space.room_bytes - self.constant) / unit,
+            violation=violation,
+            kind="intra-stage memory",
+            core=True,
+        )
+
+
+def _total(way: list[tuple[object, float]]) -> float:
+    return sum(value for _, value in way)
+
+
+memory = Block("memory", _build, requires=("recompute", "residency"), separator=_separate)

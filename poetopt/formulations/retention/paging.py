@@ -1,0 +1,55 @@
+r"""Block `paging`: which tensors come back from storage, and when; each is written out once.
+
+$$ p_{i,q} \le o_i, \qquad
+   E = \sum_{i,q} \Phi^{in}_i p_{i,q} + \sum_i \Phi^{out}_i o_i $$
+
+| symbol           | attribute | unit | meaning                                             |
+|------------------|-----------|------|-----------------------------------------------------|
+| $p_{i,q}$        | `p`       | -    | tensor i is paged in at the beginning of stage q    |
+| $o_i$            | `o`       | -    | tensor i is written to storage, once                |
+| $\Phi^{in}_i$    | -         | J    | energy of paging the whole tensor in                |
+| $\Phi^{out}_i$   | -         | J    | energy of paging it out                             |
+
+Writing out right after the first compute is never worse than later: the bytes are in RAM then, and
+the copy stays valid. So `o` needs no time, and is continuous: it takes the largest p.
+
+Source: constraints 1d-1f of the paper, with M_out moved to the earliest moment.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyomo.environ as pyo
+
+from poetopt.formulations.language import Block, PyomoBlock, Terms, terms
+
+
+def _build(block: PyomoBlock) -> None:
+    space = block.model().space
+    tensors = space.problem.tensors
+    paged = space.point_tensor[space.page_point]
+    candidates = np.unique(paged)
+    slot = {int(i): k for k, i in enumerate(candidates)}
+    block.p = pyo.Var(pyo.RangeSet(0, len(paged) - 1), domain=pyo.Binary)
+    block.o = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), bounds=(0, 1))
+    block.o_tensor = candidates
+    block.o_index = slot
+    o_of = [slot[int(i)] for i in paged]
+    block.written_first = pyo.Constraint(
+        pyo.RangeSet(0, len(paged) - 1), rule=lambda b, y: b.p[y] - b.o[o_of[y]] <= 0
+    )
+    block.energy_j = _sum(
+        terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
+        terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),
+    )
+    block.transfer_s = _sum(
+        terms(block.p, np.array([tensors[i].page_in_s for i in paged])),
+        terms(block.o, np.array([tensors[i].page_out_s for i in candidates])),
+    )
+
+
+def _sum(first: Terms, second: Terms) -> Terms:
+    return Terms([*first.variables, *second.variables], [*first.coefficients, *second.coefficients])
+
+
+paging = Block("paging", _build)

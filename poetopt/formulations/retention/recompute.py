@@ -1,0 +1,35 @@
+r"""Block `recompute`: which operators run again, and when.
+
+For each operator j that may be recomputed in stage t
+
+$$ r_{j,t} \in \{0, 1\}, \qquad
+   E = \sum_{j,t} \Phi_j\, r_{j,t}, \qquad T = \sum_{j,t} \Psi_j\, r_{j,t} $$
+
+| symbol      | attribute | unit | meaning                                     |
+|-------------|-----------|------|---------------------------------------------|
+| $r_{j,t}$   | `r`       | -    | operator j runs again in stage t            |
+| $\Phi_j$    | -         | J    | energy of one compute                       |
+| $\Psi_j$    | -         | s    | time of one compute                         |
+
+Source: the paper's R restricted to t != j (R[t,t] = 1 is not a decision).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyomo.environ as pyo
+
+from poetopt.formulations.language import Block, PyomoBlock, terms
+
+
+def _build(block: PyomoBlock) -> None:
+    space = block.model().space
+    operators = space.problem.operators
+    block.r = pyo.Var(pyo.RangeSet(0, len(space.recompute_operator) - 1), domain=pyo.Binary)
+    energy = np.array([operator.energy_j for operator in operators])
+    time = np.array([operator.time_s for operator in operators])
+    block.energy_j = terms(block.r, energy[space.recompute_operator])
+    block.compute_s = terms(block.r, time[space.recompute_operator])
+
+
+recompute = Block("recompute", _build)

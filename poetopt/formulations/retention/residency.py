@@ -1,0 +1,102 @@
+r"""Block `residency`: what is in RAM at each point of each tensor's life.
+
+With the availability $a_{i,q} = k_{i,q} + r_{g(i),q} + p_{i,q}$, where g(i) writes i and q^- is the
+previous point of i (a = 1 at the producer's own stage):
+
+$$ \begin{aligned}
+   a_{i,q} &\ge 1              && \text{stage q's own operator reads i} \\
+   k_{i,q} &\le a_{i,q^-}      && \text{only what was there can be kept} \\
+   r_{j,q} &\le a_{i,q}        && \text{for each input i of j} \\
+   a_{i,q} &\le 1              && \text{making what is there is wasteful}
+   \end{aligned} $$
+
+The last row holds for an operator with one output; one with several may be recomputed for one output
+while another is resident (and overwritten in place), so there it is $k_{i,q} + p_{i,q} \le 1$.
+
+| symbol      | attribute | unit | meaning                                                   |
+|-------------|-----------|------|-----------------------------------------------------------|
+| $k_{i,q}$   | `k`       | -    | tensor i stays in RAM from its previous point through q   |
+
+Source: the paper's 1b and 1c, with S_ram aggregated over the stages between two points.
+"""
+
+from __future__ import annotations
+
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.language import Block, PyomoBlock
+
+
+def _build(block: PyomoBlock) -> None:
+    model = block.model()
+    space = model.space
+    n = len(space.point_tensor)
+    block.k = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
+    k = list(block.k.values())
+    r = list(model.recompute.r.values())
+    p = list(model.paging.p.values()) if space.paging else []
+    recompute_of_point = space.point_recompute.tolist()
+    page_of_point = space.page_index.tolist()
+    available = []
+    for e in range(n):
+        made = [k[e]]
+        if recompute_of_point[e] >= 0:
+            made.append(r[recompute_of_point[e]])
+        if page_of_point[e] >= 0:
+            made.append(p[page_of_point[e]])
+        available.append(made)
+    block.available = available
+
+    real = space.point_real.tolist()
+    first = space.point_first.tolist()
+    tensor = space.point_tensor.tolist()
+    single = [
+        producer < 0 or len(space.problem.operators[producer].outputs) == 1
+        for producer in (t.producer for t in space.problem.tensors)
+    ]
+
+    def occupancy(_: PyomoBlock, e: int) -> tuple[float | None, LinearExpression, float | None] | object:
+        made = available[e]
+        lower = 1 if real[e] else None
+        upper = None
+        if single[tensor[e]]:
+            upper = 1
+        elif recompute_of_point[e] >= 0 and not real[e]:
+            made = [variable for variable in made if variable is not r[recompute_of_point[e]]]
+            upper = 1
+        if lower is None and len(made) == 1:
+            return pyo.Constraint.Skip
+        return lower, _ones(made), upper
+
+    def continuity(_: PyomoBlock, e: int) -> tuple[None, LinearExpression, int] | object:
+        if first[e]:
+            return pyo.Constraint.Skip
+        before = available[e - 1]
+        expression = LinearExpression(linear_coefs=[1, *[-1] * len(before)], linear_vars=[k[e], *before])
+        return None, expression, 0
+
+    block.occupancy = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=occupancy)
+    block.continuity = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=continuity)
+
+    needs = [
+        (x, space.point_of[i, t])
+        for x, (j, t) in enumerate(
+            zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
+        )
+        for i in space.problem.operators[j].inputs
+    ]
+
+    def dependence(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, int]:
+        x, e = needs[index]
+        there = available[e]
+        return None, LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[r[x], *there]), 0
+
+    block.dependence = pyo.Constraint(pyo.RangeSet(0, len(needs) - 1), rule=dependence)
+
+
+def _ones(variables: list[object]) -> LinearExpression:
+    return LinearExpression(linear_coefs=[1] * len(variables), linear_vars=variables)
+
+
+residency = Block("residency", _build, requires=("recompute",))

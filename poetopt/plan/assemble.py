@@ -1,0 +1,87 @@
+"""From decisions to instructions: what is recomputed and paged in at which stage makes a plan.
+
+Everything that a schedule leaves open follows from it: a tensor is paged out right after it is first made (where its
+bytes are in RAM anyway), paged in just before it is first read, and freed after its last read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+def plan_of(problem: Problem, schedule: Schedule) -> Plan:
+    """The plan that carries out `schedule` with the least memory at every instant.
+
+    The result isn't checked: a schedule that reads what is nowhere gives a plan that the simulator refuses.
+    """
+    return Plan(problem, tuple(_with_frees(problem, _events(problem, schedule))))
+
+
+def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
+    """Computes and transfers in order, without frees."""
+    recomputes = _by_stage(schedule.recomputes)
+    page_ins = _by_stage(schedule.page_ins)
+    paged = {tensor for _, tensor in schedule.page_ins}
+    events = [Instruction(Action.PAGE_OUT, i) for i in problem.inputs if i in paged]
+    for stage in range(len(problem.operators)):
+        arriving = set(page_ins.get(stage, ()))
+        for operator in [*recomputes.get(stage, ()), stage]:
+            needed = sorted(arriving.intersection(problem.operators[operator].inputs))
+            arriving.difference_update(needed)
+            if operator == stage:
+                needed = sorted({*needed, *arriving})
+            events += [Instruction(Action.PAGE_IN, i) for i in needed]
+            events.append(Instruction(Action.COMPUTE, operator))
+        events += [Instruction(Action.PAGE_OUT, i) for i in problem.operators[stage].outputs if i in paged]
+    return events
+
+
+def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    stages: dict[int, list[int]] = {}
+    for stage, target in sorted(pairs):
+        stages.setdefault(stage, []).append(target)
+    return stages
+
+
+def _with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]:
+    """`events` with every tensor freed as soon as nothing reads it before it is made again."""
+    needed = [False] * len(problem.tensors)
+    frees: list[list[int]] = [[] for _ in events]
+    for index in range(len(events) - 1, -1, -1):
+        action, target = events[index].action, events[index].target
+        if action is Action.COMPUTE:
+            operator = problem.operators[target]
+            made, read = operator.outputs, operator.inputs
+        elif action is Action.PAGE_IN:
+            made, read = (target,), ()
+        else:
+            made, read = (), (target,)
+        frees[index] = [i for i in (*made, *read) if not needed[i]]
+        for i in made:
+            needed[i] = False
+        for i in read:
+            needed[i] = True
+    result = [Instruction(Action.FREE, i) for i in problem.inputs if not needed[i]]
+    for event, freed in zip(events, frees, strict=True):
+        result.append(event)
+        result += [Instruction(Action.FREE, i) for i in sorted(set(freed))]
+    return result
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The decisions that `plan` carries out: the inverse of `plan_of`, for plans of any origin."""
+    stage = 0
+    recomputes: set[tuple[int, int]] = set()
+    page_ins: set[tuple[int, int]] = set()
+    for instruction in plan.instructions:
+        if instruction.action is Action.COMPUTE:
+            if instruction.target == stage:
+                stage += 1
+            else:
+                recomputes.add((stage, instruction.target))
+        elif instruction.action is Action.PAGE_IN:
+            page_ins.add((stage, instruction.target))
+    return Schedule(frozenset(recomputes), frozenset(page_ins))
