@@ -1,0 +1,29 @@
+"""Graph -> TrainingGraph: one reverse loop over a table of rules that emit standard ONNX operators.
+
+Public names: `differentiate`, `unsupported`, `register_vjp`, `declare_nondifferentiable`. They load on
+first use, so that importing the package stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetopt.autodiff.registry import declare_nondifferentiable, register_vjp
+    from poetopt.autodiff.reverse import differentiate, unsupported
+
+__all__ = ["declare_nondifferentiable", "differentiate", "register_vjp", "unsupported"]
+
+_HOMES = {
+    "differentiate": "poetopt.autodiff.reverse",
+    "unsupported": "poetopt.autodiff.reverse",
+    "register_vjp": "poetopt.autodiff.registry",
+    "declare_nondifferentiable": "poetopt.autodiff.registry",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,131 @@
+"""Forward operators made fit for training: nothing that runs twice may change the result.
+
+- BatchNormalization in training mode computes the batch statistics as tensors of their own (momentum
+  0), and the running statistics are updated beside, from their old values; so a recompute changes nothing.
+- Dropout draws its mask in an operator of its own, once; the product with the mask can be recomputed.
+- MaxPool also writes where its maxima are, as 32-bit indices, where backward will ask.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from poetopt.autodiff.emit import GraphBuilder, finish
+from poetopt.autodiff.registry import downstream
+from poetopt.errors import ModelError
+from poetopt.graph import Graph, Node, Operator, Role
+
+Rewrite = Callable[[Operator, GraphBuilder, dict[str, str]], Iterator[Operator]]
+
+
+def prepare(graph: Graph, builder: GraphBuilder) -> tuple[tuple[Operator, ...], Mapping[str, str]]:
+    """The forward operators, rewritten, and the updated name of each running statistic."""
+    live = downstream(graph.tensors, graph.operators, graph.trained)
+    states: dict[str, str] = {}
+    operators: list[Operator] = []
+    for operator in graph.operators:
+        rewrite = _rewrite(operator, bool(live.intersection(operator.outputs)), builder)
+        operators.extend((operator,) if rewrite is None else rewrite(operator, builder, states))
+    return tuple(operators), states
+
+
+def _rewrite(operator: Operator, live: bool, builder: GraphBuilder) -> Rewrite | None:
+    node = operator.nodes[0]
+    if node.domain or len(operator.nodes) > 1:
+        return None
+    if node.op_type == "BatchNormalization" and node.attributes.get("training_mode", 0):
+        return _batch_normalization
+    if node.op_type == "Dropout" and _dropout_trains(node, builder):
+        return _dropout
+    if node.op_type == "MaxPool" and live and len(node.outputs) < 2:
+        return _max_pool
+    return None
+
+
+def _outside(node: Node) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in node.inputs if name))
+
+
+def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
+    """Y, mean and variance of the batch, and the statistics after the step."""
+    node = operator.nodes[0]
+    mean, variance = (builder.tensors[node.inputs[k]] for k in (3, 4))
+    momentum = node.attributes.get("momentum", 0.9)
+    if not isinstance(momentum, (int, float)):
+        raise ModelError(f"node {operator.name!r}: momentum {momentum!r} is not a number")
+    k = builder.operator(operator.name, operator.kind, backward=False, role=Role.ACTIVATION)
+    y = builder.tensors[node.outputs[0]]
+    batch = [k.out(t.shape, t.dtype, f"{y.name}.{what}") for t, what in ((mean, "mean"), (variance, "variance"))]
+    attributes = {**node.attributes, "momentum": 0.0}
+    k.nodes.append(Node("BatchNormalization", node.inputs, (y.name, *(t.name for t in batch)), attributes))
+    updated: list[str] = []
+    for old, new, output in zip((mean, variance), batch, (*node.outputs[1:], "", "")[:2], strict=True):
+        name = output or builder.unique(f"{old.name}.new")
+        kept, fresh = k.mul(old, float(momentum)), k.mul(new, 1.0 - float(momentum))
+        target = builder.tensor(name, old.shape, old.dtype, Role.STATE)
+        k.write("Add", [kept, fresh], [target])
+        states[old.name] = name
+        updated.append(name)
+    builder.drafts.remove(k)
+    yield replace(
+        finish(k, (y.name, *(t.name for t in batch), *updated), {}),
+        name=operator.name,
+        inputs=tuple(dict.fromkeys((*_outside(node), *finish(k, (), {}).inputs))),
+    )
+
+
+def _dropout_trains(node: Node, builder: GraphBuilder) -> bool:
+    mode = builder.values.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    return mode is not None and bool(np.asarray(mode).reshape(-1)[0]) and _ratio(node, builder) > 0
+
+
+def _ratio(node: Node, builder: GraphBuilder) -> float:
+    if len(node.inputs) < 2 or not node.inputs[1]:
+        return 0.5
+    value = builder.values.get(node.inputs[1])
+    if value is None:
+        raise ModelError(f"node {node.name!r} (Dropout): the ratio must be a constant; simplify the model")
+    return float(np.asarray(value, np.float64).reshape(-1)[0])
+
+
+def _dropout(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
+    """The mask, drawn once from a fixed seed, and the product with it."""
+    node = operator.nodes[0]
+    x, y = builder.tensors[node.inputs[0]], builder.tensors[node.outputs[0]]
+    ratio = _ratio(node, builder)
+    seed = node.attributes.get("seed", zlib.crc32(operator.name.encode()) % 2**20)
+    name = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else builder.unique(f"{y.name}.mask")
+    mask = builder.tensor(name, x.shape, "bool", Role.ACTIVATION)
+    draw = builder.operator(
+        f"{operator.name}.mask", "Dropout.mask", recomputable=False, backward=False, role=Role.ACTIVATION
+    )
+    uniform = draw.out(x.shape, "float32")
+    draw.nodes.append(
+        Node("RandomUniform", (), (uniform.name,), {"shape": list(x.shape), "seed": float(str(seed))})
+    )
+    draw.write("GreaterOrEqual", [uniform, builder.scalar(ratio, "float32")], [mask])
+    k = builder.operator(operator.name, "Dropout", backward=False, role=Role.ACTIVATION)
+    scaled = k.binary("Mul", x, builder.scalar(1.0 / (1.0 - ratio) if ratio < 1 else 0.0, x.dtype))
+    k.write("Mul", [scaled, k.cast(mask, x.dtype)], [y])
+    for draft in (draw, k):
+        builder.drafts.remove(draft)
+    yield finish(draw, (mask.name,), {})
+    yield replace(finish(k, (y.name,), {}), name=operator.name)
+
+
+def _max_pool(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
+    """MaxPool with the flat index of each maximum in x."""
+    node = operator.nodes[0]
+    x, y = builder.tensors[node.inputs[0]], builder.tensors[node.outputs[0]]
+    k = builder.operator(operator.name, "MaxPool", backward=False, role=Role.ACTIVATION)
+    indices = k.out(y.shape, "int64", f"{y.name}.indices")
+    attributes = {name: value for name, value in node.attributes.items() if name != "storage_order"}
+    k.nodes.append(Node("MaxPool", node.inputs, (y.name, indices.name), attributes))
+    if x.size < 2**31:
+        indices = k.cast(indices, "int32")
+    builder.drafts.remove(k)
+    yield replace(finish(k, (y.name, indices.name), {}), name=operator.name)

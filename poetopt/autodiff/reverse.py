@@ -1,0 +1,206 @@
+"""Reverse-mode differentiation of a graph: the loop, and what surrounds it.
+
+The loop walks the forward operators backwards, hands each one's rule the gradients of its outputs, and
+collects what the rule returns for its inputs. Sums over broadcast axes and the accumulation of several
+readers' contributions happen here, once, for all rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
+from poetopt.autodiff.forward import prepare
+from poetopt.autodiff.losses import attach
+from poetopt.autodiff.order import low_memory_order
+from poetopt.autodiff.registry import Primal, blocked_inputs, downstream, find_rule, rule_of
+from poetopt.errors import ModelError
+from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
+
+
+def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None) -> TrainingGraph:
+    """One training step of `graph`: forward, loss and backward operators, without the update.
+
+    loss
+        `cross-entropy`, `mse`, `none` (the model's output is a scalar loss), or `auto`, which picks by the
+        output; what it picked is in `notes`. See `poetopt.autodiff.losses`.
+    output
+        Name of the output that the loss is on; needed where the model has several.
+
+    The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
+    are rewritten so that running them twice is harmless.
+
+    Raises `ModelError` where nothing can be trained or the loss does not fit the output, and
+    `MissingVjpError` where a gradient would have to flow through an operator without a rule.
+    """
+    if graph.opset < OLDEST_OPSET:
+        raise ModelError(f"{graph.name}: opset {graph.opset} is older than {OLDEST_OPSET}; convert the model first")
+    if not graph.trained:
+        raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
+    builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
+    for name in graph.trained:
+        if builder.unique(f"{name}.grad") != f"{name}.grad":
+            raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")
+    forward, states = prepare(graph, builder)
+    attached = attach(graph, forward, builder, loss, output)
+    sweep = _Sweep(builder, (*forward, *attached.operators), graph.trained)
+    totals = sweep.run(attached.loss)
+    gradients = {name: totals[name] for name in graph.trained if name in totals}
+    if not gradients:
+        shown = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
+        raise ModelError(f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}")
+    notes = [*graph.notes, attached.note]
+    if missing := [name for name in graph.trained if name not in gradients]:
+        notes.append(f"these parameters don't reach the loss and get no gradient: {', '.join(missing)}")
+    rename = _name_gradients(builder, gradients, totals)
+    backward = tuple(_finished(builder, rename, {f"{name}.grad" for name in gradients}))
+    tensors = {rename.get(name, name): replace(t, name=rename.get(name, name)) for name, t in builder.tensors.items()}
+    operators = low_memory_order((*forward, *attached.operators, *backward), tensors)
+    used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
+    used.update(graph.tensors, attached.inputs)
+    return TrainingGraph(
+        name=graph.name,
+        tensors={name: tensor for name, tensor in tensors.items() if name in used},
+        operators=operators,
+        inputs=(*graph.inputs, *attached.inputs),
+        outputs=graph.outputs,
+        values={name: value for name, value in builder.values.items() if name in used},
+        trained=tuple(gradients),
+        opset=graph.opset,
+        source=graph.source,
+        content_hash=graph.content_hash,
+        notes=tuple(notes),
+        loss=attached.loss.name,
+        loss_kind=attached.kind,
+        gradients={name: f"{name}.grad" for name in gradients},
+        states=states,
+        added_inputs=attached.inputs,
+    )
+
+
+def unsupported(graph: Graph) -> list[tuple[str, str]]:
+    """Name and op of every operator between a trained parameter and an output that has no gradient rule."""
+    live = downstream(graph.tensors, graph.operators, graph.trained)
+    wanted = {name for name in graph.outputs if name in live}
+    found: list[tuple[str, str]] = []
+    for operator in reversed(graph.operators):
+        blocked = blocked_inputs(operator)
+        if blocked is None or not wanted.intersection(operator.outputs):
+            continue
+        wanted.update(n for k, n in enumerate(operator.nodes[0].inputs) if n in live and k not in blocked)
+        if find_rule(operator, graph.opset) is None and live.intersection(operator.inputs):
+            found.append((operator.name, operator.nodes[0].op_type))
+    return found[::-1]
+
+
+class _Sweep:
+    """The reverse loop, with what it has collected so far."""
+
+    def __init__(self, builder: GraphBuilder, operators: tuple[Operator, ...], trained: tuple[str, ...]) -> None:
+        self.builder = builder
+        self.operators = operators
+        self.live = downstream(builder.tensors, operators, trained)
+        self.contributions: dict[str, list[Tensor]] = {}
+        self.totals: dict[str, Tensor] = {}
+
+    def run(self, loss: Tensor) -> dict[str, Tensor]:
+        """The gradient of `loss` by every tensor that it reaches."""
+        self.contributions[loss.name] = [self.builder.constant(np.ones(loss.shape, loss.dtype))]
+        for operator in reversed(self.operators):
+            cotangents = [self.total(name) for name in _outputs(operator)]
+            names = operator.nodes[0].inputs
+            blocked = blocked_inputs(operator)
+            needs = tuple(blocked is not None and n in self.live and k not in blocked for k, n in enumerate(names))
+            if not any(needs) or all(cotangent is None for cotangent in cotangents):
+                continue
+            first = len(self.builder.drafts)
+            primal = Primal(operator, operator.nodes[0], *self.signature(operator), needs, self.builder)
+            parts = rule_of(operator, self.builder.opset)(primal, tuple(cotangents))
+            for name, needed, part in zip(names, needs, parts, strict=False):
+                if needed and part is not None:
+                    summed = self.unbroadcast(part, self.builder.tensors[name], primal, first)
+                    self.contributions.setdefault(name, []).append(summed)
+        for name in list(self.contributions):
+            self.total(name)
+        return self.totals
+
+    def signature(self, operator: Operator) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
+        """Input and output tensors by position."""
+        tensors = self.builder.tensors
+        inputs = tuple(tensors[name] if name else None for name in operator.nodes[0].inputs)
+        return inputs, tuple(tensors[name] if name else None for name in _outputs(operator))
+
+    def total(self, name: str) -> Tensor | None:
+        """The sum of all contributions to the gradient of `name`; None where nothing flows back."""
+        parts = self.contributions.pop(name, [])
+        if not parts:
+            return self.totals.get(name)
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.builder.operator(f"{name}.grad.accumulate", "Add.accumulate").add(total, part)
+        self.totals[name] = total
+        return total
+
+    def unbroadcast(self, part: Tensor, like: Tensor, primal: Primal, first: int) -> Tensor:
+        """`part` summed to the shape of `like`, inside the operator that has just written it where one has."""
+        if part.shape == like.shape:
+            return part
+        draft = self.builder.writer(part)
+        own = draft is not None and not draft.view and any(draft is d for d in self.builder.drafts[first:])
+        return (draft if own and draft is not None else primal.emit("sum")).sum_to(part, like.shape)
+
+
+def _outputs(operator: Operator) -> tuple[str, ...]:
+    """What the rule sees as outputs: by position for one node, else what the operator writes."""
+    return operator.nodes[0].outputs if len(operator.nodes) == 1 else operator.outputs
+
+
+def _root(builder: GraphBuilder, tensor: Tensor) -> Tensor:
+    """The tensor whose bytes `tensor` shares, through view operators of the backward pass."""
+    draft = builder.writer(tensor)
+    while draft is not None and draft.view:
+        tensor = builder.tensors[draft.nodes[0].inputs[0]]
+        draft = builder.writer(tensor)
+    return tensor
+
+
+def _name_gradients(
+    builder: GraphBuilder, gradients: Mapping[str, Tensor], totals: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Names for gradients, old -> new; those of parameters become resident, each with bytes of its own."""
+    rename: dict[str, str] = {}
+    claimed: set[str] = set()
+    for name, gradient in gradients.items():
+        root = _root(builder, gradient)
+        draft = builder.writer(root)
+        if draft is None or not draft.backward or root.name in claimed:
+            copy = builder.operator(f"{name}.grad.copy", "Identity.copy")
+            gradient = root = copy.node("Identity", [gradient], gradient.shape, gradient.dtype)
+        claimed.add(root.name)
+        for tensor in (root, gradient):
+            builder.tensors[tensor.name] = replace(tensor, role=Role.PARAMETER_GRADIENT)
+        rename[gradient.name] = f"{name}.grad"
+    for name, gradient in totals.items():
+        draft = builder.writer(gradient)
+        if gradient.name not in rename and draft is not None and draft.backward:
+            rename[gradient.name] = builder.unique(f"{name}.grad")
+    return rename
+
+
+def _finished(builder: GraphBuilder, rename: Mapping[str, str], results: set[str]) -> Iterator[Operator]:
+    """The backward operators that lead to `results`, in the order of emission."""
+    wanted = {old for old, new in rename.items() if new in results}
+    kept: list[tuple[OperatorBuilder, list[str]]] = []
+    for draft in reversed(builder.drafts):
+        written = [name for node in draft.nodes for name in node.outputs if name]
+        outputs = [name for name in written if name in wanted]
+        if draft.backward and outputs:
+            kept.append((draft, outputs))
+            wanted.update(name for node in draft.nodes for name in node.inputs if name not in written)
+    for draft, outputs in reversed(kept):
+        yield finish(draft, outputs, rename)
+
+

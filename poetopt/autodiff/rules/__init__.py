@@ -1,0 +1,27 @@
+"""The rules of the package, a file a family; importing this registers them all."""
+
+from poetopt.autodiff.rules import (
+    activation,
+    arithmetic,
+    convolution,
+    loss,
+    nondifferentiable,
+    normalization,
+    pooling,
+    product,
+    reduction,
+    shape,
+)
+
+__all__ = [
+    "activation",
+    "arithmetic",
+    "convolution",
+    "loss",
+    "nondifferentiable",
+    "normalization",
+    "pooling",
+    "product",
+    "reduction",
+    "shape",
+]

@@ -1,0 +1,65 @@
+"""Element-wise arithmetic of several operands. Broadcasting is the loop's business."""
+
+from __future__ import annotations
+
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+
+
+@register_vjp("Add", since=7)
+def add(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Both operands get dY itself."""
+    dy = op.only(cotangents)
+    return dy, dy
+
+
+@register_vjp("Sub", since=7)
+def sub(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dA = dY, dB = -dY."""
+    dy = op.only(cotangents)
+    db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        db = k.neg(k.sum_to(dy, op.input(1).shape))
+    return dy, db
+
+
+@register_vjp("Mul", since=7)
+def mul(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dA = dY B, dB = dY A."""
+    dy = op.only(cotangents)
+    a, b = op.input(0), op.input(1)
+    return (
+        op.emit("grad_input").mul(dy, b) if op.need(0) else None,
+        op.emit("grad_input").mul(dy, a) if op.need(1) else None,
+    )
+
+
+@register_vjp("Div", since=7)
+def div(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dA = dY / B, dB = -dY Y / B."""
+    dy = op.only(cotangents)
+    b = op.input(1)
+    da = op.emit("grad_input").div(dy, b) if op.need(0) else None
+    db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        db = k.neg(k.div(k.sum_to(k.mul(dy, op.y), b.shape), b))
+    return da, db
+
+
+@register_vjp("Neg", since=6)
+def neg(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -dY."""
+    return (op.emit("grad_input").neg(op.only(cotangents)),)
+
+
+@register_vjp("Sum", since=8)
+def sum_of_operands(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Every operand gets dY."""
+    return (op.only(cotangents),) * len(op.inputs)
+
+
+@register_vjp("Cast", since=9)
+def cast(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Back to the input's type; from integers nothing flows."""
+    return (op.emit("grad_input").cast(op.only(cotangents), op.x.dtype),)

@@ -1,0 +1,62 @@
+"""Losses, as nodes of the model or as attached by `poetopt.autodiff.losses`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.graph import Tensor
+
+
+@register_vjp("MeanSquaredError", since=1)
+def mean_squared_error(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dY = 2 (Y - target) / size times the loss's gradient."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    difference = k.sub(op.input(0), op.input(1))
+    gradient = k.mul(difference, k.mul(dy, 2.0 / op.input(0).size))
+    return gradient, (op.emit("grad_input").neg(gradient) if op.need(1) else None)
+
+
+@register_vjp("SoftmaxCrossEntropyLoss", since=12)
+def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = (softmax(X) - onehot(label)) w(label) dY, divided by the sum of w where the loss is a mean.
+
+    It reads the log-probabilities where the forward node writes them, else the scores again.
+    """
+    if len(cotangents) > 1 and cotangents[1] is not None:
+        op.only(cotangents)
+    dy, scores, labels = op.only(cotangents[:1]), op.x, op.input(1)
+    k = op.emit("grad_input")
+    has_log = len(op.outputs) > 1 and op.outputs[1] is not None
+    softmax = k.unary("Exp", op.output(1)) if has_log else k.unary("Softmax", scores, axis=1)
+    safe, weight = _label_weights(k, op, labels)
+    rows = (labels.shape[0], 1, *labels.shape[1:])
+    reduction = op.attr_text("reduction", "mean")
+    if weight is None:
+        factor = k.mul(dy, 1.0 / labels.size if reduction == "mean" else 1.0)
+    else:
+        total = k.reduce_sum(weight, range(len(labels.shape)), keepdims=False)
+        factor = k.reshape(k.mul(k.div(weight, total) if reduction == "mean" else weight, dy), rows)
+    if factor.shape == labels.shape and labels.shape:
+        factor = k.reshape(factor, rows)
+    minus = k.expand(k.graph.constant(np.full([1] * len(rows), -1.0, scores.dtype)), rows)
+    return k.mul(k.scatter_add(softmax, k.reshape(safe, rows), minus, 1), factor), None, None
+
+
+def _label_weights(k: OperatorBuilder, op: Primal, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Labels that are safe to index with, and each label's weight (None where all are one)."""
+    ignored = op.node.attributes.get("ignore_index")
+    if ignored is None and not op.has(2):
+        return labels, None
+    dtype = op.x.dtype
+    if ignored is None:
+        return labels, k.node("Gather", [op.input(2), labels], labels.shape, dtype)
+    kept = k.compare("Equal", labels, k.graph.constant(np.array(op.attr_int("ignore_index", 0), labels.dtype)))
+    kept = k.node("Not", [kept], labels.shape, "bool")
+    safe = k.mul(labels, k.cast(kept, labels.dtype))
+    weight = k.cast(kept, dtype)
+    if op.has(2):
+        weight = k.mul(weight, k.node("Gather", [op.input(2), safe], labels.shape, dtype))
+    return safe, weight

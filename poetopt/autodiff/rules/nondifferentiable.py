@@ -1,0 +1,22 @@
+"""What nothing flows back through, said one by one."""
+
+from poetopt.autodiff.registry import declare_nondifferentiable
+
+for _op in (
+    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Constant",
+    "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "NonZero", "Not", "OneHot", "Or", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike", "Range", "Round", "Shape", "Sign", "Size", "Xor",
+):  # fmt: skip
+    declare_nondifferentiable(_op)
+
+declare_nondifferentiable("Reshape", inputs=(1,))
+declare_nondifferentiable("Squeeze", inputs=(1,))
+declare_nondifferentiable("Unsqueeze", inputs=(1,))
+declare_nondifferentiable("Split", inputs=(1,))
+declare_nondifferentiable("ReduceSum", inputs=(1,))
+declare_nondifferentiable("ReduceMean", inputs=(1,))
+declare_nondifferentiable("Dropout", inputs=(1, 2))
+declare_nondifferentiable("Clip", inputs=(1, 2))
+declare_nondifferentiable("SoftmaxCrossEntropyLoss", inputs=(1, 2))
+declare_nondifferentiable("BatchNormalization", inputs=(3, 4))

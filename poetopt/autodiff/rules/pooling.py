@@ -1,0 +1,69 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.rules.geometry import Window, transposed, window
+from poetopt.graph import Tensor
+
+
+@register_vjp("MaxPool", since=8)
+def max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Each maximum's place in X, which the forward operator wrote, gets its gradient added."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    indices = k.reshape(_row_major(k, op), (dy.size,))
+    flat = k.scatter_add(k.zeros((op.x.size,), op.x.dtype), indices, k.reshape(dy, (dy.size,)), 0)
+    return (k.reshape(flat, op.x.shape),)
+
+
+def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
+    """The indices, found again where the model wants them column by column."""
+    if len(op.operator.nodes) == 1 and op.attr_int("storage_order", 0):
+        again, indices = k.out(op.y.shape, op.y.dtype), k.out(op.y.shape, "int64", f"{k.name}/indices")
+        k.write("MaxPool", [op.x], [again, indices], **{**op.node.attributes, "storage_order": 0})
+        return indices
+    return op.output(1)
+
+
+@register_vjp("AveragePool", since=7)
+def average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dY divided by each window's count of elements, then the adjoint of a convolution with ones."""
+    dy, x = op.only(cotangents), op.x
+    frame = window(op, op.attr_ints("kernel_shape") or ())
+    k = op.emit("grad_input")
+    counts = _counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
+    share = np.float64(1.0) / np.maximum(counts, 1)
+    same = bool(np.all(counts == counts.flat[0]))
+    factor = k.graph.constant(np.asarray(share.flat[0] if same else share, x.dtype))
+    planes = k.reshape(k.mul(dy, factor), (x.shape[0] * x.shape[1], 1, *frame.out))
+    ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
+    return (k.reshape(transposed(k, planes, ones, frame), x.shape),)
+
+
+def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """How many elements each window averages: those of x, or of x with its declared pads."""
+    counts = np.ones((), np.int64)
+    for axis in range(frame.rank):
+        low = -frame.before[axis] if padded else 0
+        high = frame.size[axis] + (frame.declared_after[axis] if padded else 0)
+        line = []
+        for position, tap in itertools.product(range(frame.out[axis]), range(frame.kernel[axis])):
+            at = position * frame.strides[axis] + tap * frame.dilations[axis] - frame.before[axis]
+            line.append(low <= at < high)
+        counts = np.multiply.outer(counts, np.reshape(line, (frame.out[axis], frame.kernel[axis])).sum(1))
+    return counts
+
+
+@register_vjp("GlobalAveragePool", since=1)
+def global_average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Every element gets its share of the mean's gradient."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    return (k.expand(k.mul(dy, 1.0 / math.prod(x.shape[2:])), x.shape),)
