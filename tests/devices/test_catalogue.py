@@ -1,0 +1,203 @@
+"""The catalogue: every file valid, every figure with its pedigree, and messages that help."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poetopt.devices import Kind, device, names
+from poetopt.devices.loading import CATALOGUE
+from poetopt.devices.schema import STORAGE, UNITS
+from poetopt.errors import DeviceError
+
+GROUNDED = ("m0", "m4", "a72", "tx2")
+PAPER = ("paper-m0", "paper-m4", "paper-a72", "paper-a72-nocache", "paper-tx2")
+
+
+def test_the_catalogue_has_the_papers_devices_twice() -> None:
+    assert set(GROUNDED + PAPER) <= set(names())
+    assert names() == tuple(sorted(names()))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_figure_has_source_and_kind(name: str) -> None:
+    found = device(name)
+    assert found.name == name
+    assert found.description
+    given = {figure.name for figure in found.figures}
+    assert given <= {*UNITS, "dma"}
+    assert {"ram_bytes", "flop_per_s", "dma", *STORAGE} <= given
+    for figure in found.figures:
+        assert figure.source.strip()
+        assert figure.kind in Kind
+        assert figure.unit == UNITS.get(figure.name, "")
+        assert math.isfinite(figure.value)
+    table = tomllib.loads((CATALOGUE / f"{name}.toml").read_text())
+    assert set(table["figures"]) == given - {"dma"}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_authors_constants_are_called_theirs(name: str) -> None:
+    found = device(name)
+    ours = {figure.name for figure in found.figures if figure.kind is not Kind.PAPER}
+    assert ours == ({"flop_per_s"} if name == "paper-tx2" else set())
+    if name == "paper-tx2":
+        assert "mix" in found.description
+        assert any("mix" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("name", names())
+def test_costs_grow_with_size(name: str) -> None:
+    found = device(name)
+    assert 0 < found.page_in_s(0) < found.page_in_s(1000) < found.page_in_s(2000)
+    assert found.page_out_s(2000) - found.page_out_s(1000) == pytest.approx(
+        found.page_out_s(1000) - found.page_out_s(0), rel=1e-6
+    )
+    storage = found.storage
+    assert storage is not None
+    assert found.page_out_j(1000) == pytest.approx(
+        found.page_out_s(1000) * (storage.power_w + storage.cpu_power_w), rel=1e-12
+    )
+
+
+def test_a_cpu_that_waits_for_its_transfers_pays_for_them() -> None:
+    found = device("m0")
+    assert not found.dma
+    assert found.storage is not None
+    assert found.storage.cpu_power_w == found.active_power_w
+    for name in ("m4", "a72", "tx2"):
+        other = device(name)
+        assert other.dma
+        assert other.storage is not None
+        assert other.storage.cpu_power_w == 0
+
+
+def test_names_don_t_mind_case() -> None:
+    assert device("A72") == device("a72")
+
+
+@pytest.mark.parametrize(("wrong", "close"), [("a7", "a72"), ("paper-a73", "paper-a72"), ("paper_m4", "paper-m4")])
+def test_an_unknown_name_is_told_the_closest(wrong: str, close: str) -> None:
+    with pytest.raises(DeviceError, match=f"unknown device '{wrong}': did you mean .*{close}"):
+        device(wrong)
+
+
+def test_an_unknown_name_without_a_close_one_is_told_all() -> None:
+    with pytest.raises(DeviceError, match="unknown device 'zzz': The catalogue has a72, m0"):
+        device("zzz")
+
+
+BOARD = """
+name = "board"
+description = "a board"
+[dma]
+value = false
+kind = "estimate"
+source = "guess"
+[figures.ram_bytes]
+value = 1.5
+unit = "MiB"
+kind = "datasheet"
+source = "sheet"
+[figures.flop_per_s]
+value = 0.1
+unit = "GFLOP/s"
+kind = "estimate"
+source = "guess"
+[figures.active_power_w]
+value = 250
+unit = "mW"
+kind = "measured"
+source = "multimeter"
+"""
+
+DISK = "".join(
+    f'[figures.{name}]\nvalue = 1\nunit = "{UNITS[name]}"\nkind = "estimate"\nsource = "guess"\n' for name in STORAGE
+)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "board.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    found = device(write(tmp_path, BOARD))
+    assert found.ram_bytes == 3 * 2**19
+    assert found.flop_per_s == 1e8
+    assert found.active_power_w == 0.25
+    assert found.storage is None
+    assert found.page_in_s(100) == found.page_out_j(100) == 0.0
+    assert device(str(write(tmp_path, BOARD + DISK))).storage is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("value = 250", "value = -250"), r"figures\.active_power_w\.value: .*greater than or equal to 0"),
+        (("value = 250", "value = nan"), r"figures\.active_power_w\.value"),
+        (("value = 250", "value = inf"), r"figures\.active_power_w\.value: .*finite"),
+        (("value = 250", 'value = "250"'), r"figures\.active_power_w\.value: .*valid number"),
+        (("value = 0.1", "value = 0"), r"flop_per_s: the value must be positive, not 0"),
+        (('unit = "mW"', 'unit = "mA"'), r"active_power_w: the unit 'mA' is not W"),
+        (('unit = "mW"', 'unit = "xW"'), r"active_power_w: the unit 'xW' is not W"),
+        (('source = "multimeter"', ""), r"figures\.active_power_w\.source: Field required"),
+        (('source = "multimeter"', 'source = " "'), r"figures\.active_power_w\.source: .*at least 1 character"),
+        (('kind = "measured"', 'kind = "hearsay"'), r"figures\.active_power_w\.kind: .*'measured', 'datasheet'"),
+        (("[figures.active_power_w]", "[figures.power]"), r"figures\.power: Extra inputs are not permitted"),
+        (("value = false", 'value = "no"'), r"dma\.value: .*valid boolean"),
+        (('description = "a board"', ""), r"description: Field required"),
+    ],
+)
+def test_nonsense_is_refused_where_it_stands(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    assert change[0] in BOARD
+    path = write(tmp_path, BOARD.replace(*change))
+    with pytest.raises(DeviceError, match=message) as caught:
+        device(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_half_a_storage_is_refused(tmp_path: Path) -> None:
+    head, _, _ = DISK.rpartition("[figures.")
+    with pytest.raises(DeviceError, match="a storage needs all its figures, or none: transfer_cpu_power_w missing"):
+        device(write(tmp_path, BOARD + head))
+
+
+def test_energy_needs_a_figure(tmp_path: Path) -> None:
+    head, _, _ = BOARD.rpartition("[figures.")
+    with pytest.raises(DeviceError, match="figures: the energy of computing is missing: give active_power_w"):
+        device(write(tmp_path, head))
+
+
+def test_files_that_can_t_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"nothing\.toml: the device file can't be read: No such file"):
+        device(tmp_path / "nothing.toml")
+    with pytest.raises(DeviceError, match=r"board\.toml: not valid TOML: .*line 2"):
+        device(write(tmp_path, 'name = "board"\nram = = 3\n'))
+    path = tmp_path / "board.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DeviceError, match="it is not UTF-8 text"):
+        device(path)
+
+
+def test_a_device_is_frozen() -> None:
+    found: Any = device("a72")
+    with pytest.raises(AttributeError, match="ram_bytes"):
+        found.ram_bytes = 1
+
+
+def test_importing_devices_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, poetopt.devices, poetopt.devices.cost\n"
+        "print(sorted({'pydantic', 'onnx', 'onnxruntime', 'pyomo', 'highspy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,137 @@
+"""Where an operator's temporaries and its kernels' memory lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poetopt.devices.flops import is_inner_view
+from poetopt.devices.kernels import kernel_bytes
+from poetopt.devices.workspace import inner_layout, workspace_bytes
+from poetopt.errors import ModelError
+from poetopt.graph import Node, Operator, Role, Tensor, inner_storage
+
+
+def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:
+    return {name: Tensor(name, tuple(shape), "float32", Role.GRADIENT) for name, shape in shapes.items()}
+
+
+def operator(nodes: Sequence[Node], inputs: str, outputs: str) -> Operator:
+    return Operator("o", "Test", tuple(nodes), tuple(inputs.split()), tuple(outputs.split()))
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: object) -> Node:
+    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes)
+
+
+def test_one_plain_node_needs_nothing() -> None:
+    relu = operator([node("Relu", "x", "y")], "x", "y")
+    layout = inner_layout(relu, tensors(x=(100,), y=(100,)))
+    assert (layout.offsets, layout.kernel_bytes, layout.total_bytes) == ({}, (0,), 0)
+
+
+def test_temporaries_live_from_writer_to_last_reader() -> None:
+    """a and c never live together, so they share bytes; b lives with both."""
+    chain = operator(
+        [node("Relu", "x", "a"), node("Relu", "a", "b"), node("Neg", "b", "c"), node("Add", "b c", "y")], "x", "y"
+    )
+    layout = inner_layout(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
+    assert layout.total_bytes == layout.temporaries_bytes == 2 * 256
+    assert layout.offsets["a"] == layout.offsets["c"] != layout.offsets["b"]
+
+
+def test_views_share_their_temporary() -> None:
+    found = tensors(x=(8, 8), a=(8, 8), b=(64,), c=(64,), y=(4, 16))
+    views = operator(
+        [node("Relu", "x", "a"), node("Reshape", "a", "b"), node("Neg", "b", "c"), node("Reshape", "c", "y")], "x", "y"
+    )
+    layout = inner_layout(views, found)
+    # c is the output's storage, so only a (and b with it) is in the workspace
+    assert set(layout.offsets) == {"a", "b"}
+    assert layout.offsets["a"] == layout.offsets["b"]
+    assert layout.total_bytes == 256
+
+
+def test_an_output_that_nobody_wants_is_a_temporary() -> None:
+    split = operator([node("Split", "x", "y junk")], "x", "y")
+    layout = inner_layout(split, tensors(x=(32,), y=(16,), junk=(16,)))
+    assert set(layout.offsets) == {"junk"}
+    assert layout.total_bytes == 64
+
+
+def test_a_kernel_s_memory_lies_beside_what_lives_with_it() -> None:
+    """The softmax over the first axis transposes twice while its temporary input lives."""
+    soft = operator([node("Relu", "x", "a"), node("Softmax", "a", "y", axis=0)], "x", "y")
+    layout = inner_layout(soft, tensors(x=(8, 16), a=(8, 16), y=(8, 16)))
+    assert layout.kernel_bytes == (0, 2 * 512)
+    assert layout.total_bytes == 3 * 512
+    assert layout.temporaries_bytes <= layout.total_bytes
+    start = layout.kernel_offsets[1]
+    assert layout.offsets["a"] + 512 <= start or start + 1024 <= layout.offsets["a"]
+
+
+def test_an_absent_input_is_no_tensor() -> None:
+    clip = operator([Node("Clip", ("x", "", "hi"), ("y",))], "x hi", "y")
+    assert workspace_bytes(clip, tensors(x=(4,), hi=(), y=(4,))) == 0
+
+
+def test_a_missing_temporary_is_named() -> None:
+    chain = operator([node("Relu", "x", "a"), node("Relu", "a", "y")], "x", "y")
+    with pytest.raises(ModelError, match=r"operator 'o', node 'Relu' .*: the tensor 'a' is not in the graph"):
+        workspace_bytes(chain, tensors(x=(4,), y=(4,)))
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> tuple[Operator, dict[str, Tensor]]:
+    """Random operators of several nodes; the last tensor and perhaps others are outputs."""
+    found = tensors(x0=(draw(st.integers(1, 40)),))
+    nodes: list[Node] = []
+    names = ["x0"]
+    for k in range(draw(st.integers(1, 7))):
+        reads = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
+        name = f"t{k}"
+        if draw(st.booleans()):
+            nodes.append(Node("Reshape", (reads[0],), (name,)))
+            found[name] = Tensor(name, found[reads[0]].shape, "float32", Role.GRADIENT)
+        else:
+            kind = draw(st.sampled_from(["Add", "Where", "Dropout"]))
+            nodes.append(Node(kind, tuple((reads * 3)[:3]) if kind == "Where" else tuple(reads), (name,)))
+            found[name] = Tensor(name, (draw(st.integers(1, 40)),), "float32", Role.GRADIENT)
+        names.append(name)
+    extra = draw(st.sets(st.sampled_from(names[1:])))
+    outputs = tuple(name for name in names[1:] if name in extra or name == names[-1])
+    return Operator("o", "Test", tuple(nodes), ("x0",), outputs), found
+
+
+@given(case=operators(), alignment=st.sampled_from([1, 16, 64]))
+def test_what_lives_together_never_overlaps(case: tuple[Operator, dict[str, Tensor]], alignment: int) -> None:
+    found, known = case
+    layout = inner_layout(found, known, alignment)
+    group = inner_storage(found)
+    outside = {*found.inputs, *found.outputs}
+    inside = {n for part in found.nodes for n in part.outputs if group.get(n, n) not in outside}
+    assert set(layout.offsets) == inside
+    for k, part in enumerate(found.nodes):
+        alive: dict[str, tuple[int, int]] = {}
+        for name in inside:
+            root = group.get(name, name)
+            users = [
+                i
+                for i, other in enumerate(found.nodes)
+                if any(group.get(used, used) == root for used in (*other.inputs, *other.outputs))
+            ]
+            if users[0] <= k <= users[-1]:
+                alive[root] = (layout.offsets[name], layout.offsets[name] + known[root].nbytes)
+        need = layout.kernel_bytes[k]
+        if is_inner_view(part, group):
+            assert need == 0
+        else:
+            assert need == kernel_bytes(part, [known[n] for n in part.inputs], [known[n] for n in part.outputs])
+        start = layout.kernel_offsets[k]
+        spans = sorted([*alive.values(), *([(start, start + need)] if need else [])])
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert all(start % alignment == 0 and end <= layout.total_bytes for start, end in spans)
