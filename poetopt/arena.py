@@ -75,7 +75,7 @@ def lower_bound(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
             continue
         live.add(k)
         level += rounded[k]
-        if level - alignment + 1 > bound:
+        if level > bound:
             bound = max(bound, level - max(rounded[j] - sizes[j] for j in live))
     return bound
 
