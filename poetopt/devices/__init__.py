@@ -1,6 +1,7 @@
-"""Devices, and what operators cost on them. `poetopt.devices.cost` makes a training graph a problem."""
+"""Devices, and what operators cost on them."""
 
+from poetopt.devices.cost import cost, resident_breakdown
 from poetopt.devices.loading import device, names
 from poetopt.devices.model import Device, Figure, Kind, Storage, Work
 
-__all__ = ["Device", "Figure", "Kind", "Storage", "Work", "device", "names"]
+__all__ = ["Device", "Figure", "Kind", "Storage", "Work", "cost", "device", "names", "resident_breakdown"]

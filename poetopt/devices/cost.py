@@ -4,6 +4,9 @@ Two things disappear. A view is its root's bytes, so its readers read the root. 
 (parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds
 to `resident_bytes`. A storage is resident as soon as one of the tensors that share it is: the gradient of a weight
 that is reshaped last is written straight into the resident region.
+
+What an operator needs besides is split: its temporaries are its workspace in the arena; what kernels allocate
+themselves is one reserve beside the arena for the whole step, the most that any kernel does.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Mapping, Set
 
 from poetopt.devices.flops import work
 from poetopt.devices.model import Device
-from poetopt.devices.workspace import ALIGNMENT, workspace_bytes
+from poetopt.devices.workspace import ALIGNMENT, inner_layout
 from poetopt.errors import ModelError
 from poetopt.graph import Operator, Role, TrainingGraph
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
@@ -62,6 +65,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
     index: dict[str, int] = {}
     tensors: list[ProblemTensor] = []
     operators: list[ProblemOperator] = []
+    reserve = 0
 
     def add(name: str, producer: int) -> None:
         nbytes = graph.tensors[name].nbytes
@@ -87,7 +91,9 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         for name in operator.outputs:
             if name not in resident:
                 add(name, len(operators))
-        operators.append(_operator(graph, operator, device, index, resident.keys(), alignment))
+        layout = inner_layout(operator, graph.tensors, alignment)
+        reserve = max((reserve, *layout.kernel_bytes))
+        operators.append(_operator(graph, operator, device, index, resident.keys(), layout.temporaries_bytes))
     return Problem(
         name=graph.name,
         device=device.name,
@@ -96,6 +102,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         paging=device.storage is not None,
         dma=device.dma and device.storage is not None,
         alignment=alignment,
+        reserve_bytes=reserve,
         resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
         device_ram_bytes=device.ram_bytes,
         graph=graph,
@@ -111,7 +118,7 @@ def _operator(
     device: Device,
     index: Mapping[str, int],
     resident: Set[str],
-    alignment: int,
+    workspace_bytes: int,
 ) -> ProblemOperator:
     nodes = work(operator, graph.tensors)
     read = {graph.root(name) for name in operator.inputs} - resident
@@ -126,7 +133,7 @@ def _operator(
         outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
         time_s=device.compute_s(nodes),
         energy_j=device.compute_j(nodes),
-        workspace_bytes=workspace_bytes(operator, graph.tensors, alignment),
+        workspace_bytes=workspace_bytes,
         recomputable=operator.recomputable,
         backward=operator.backward,
         kind=operator.kind,

@@ -1,13 +1,15 @@
-"""What an operator needs while it runs beyond its inputs and outputs, and where in its workspace each part lies.
+"""What an operator needs while it runs beyond its inputs and outputs.
 
-Two kinds of bytes share the workspace: the temporaries that its nodes pass to one another, and what each
-node's kernel allocates itself. A temporary lives from the node that writes it to the last that reads it; a
-kernel's memory lives during its node. Both are packed like any other buffers.
+Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
+each lives from the node that writes it to the last that reads it, and they are packed like any other
+buffers. What a node's kernel allocates itself, while that node runs, comes beside the arena
+(`Problem.reserve_bytes` is the most that any operator's kernels do); the layout says also where in a larger
+workspace it would fit, for a runtime that can be told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poetopt.arena import pack
@@ -27,11 +29,11 @@ class InnerLayout:
         Where each temporary starts in the workspace. Temporaries that share storage share the offset; those that
         share an output's or an input's storage (`poetopt.graph.inner_storage`) are not here.
     temporaries_bytes
-        End of the last temporary: what the workspace would be if kernels allocated nothing.
-    kernel_bytes, kernel_offsets
-        For each node, how much its kernel may allocate, and where that region starts in the workspace.
-    total_bytes
-        Size of the workspace.
+        Size of the workspace: the end of the last temporary.
+    kernel_bytes
+        For each node, the most that its kernel allocates.
+    kernel_offsets, total_bytes
+        Were the kernels to allocate in the workspace too: where, beside the temporaries alive, and the end of it all.
     """
 
     offsets: Mapping[str, int]
@@ -67,24 +69,35 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
         still = operator.view or is_inner_view(node, group)
         kernels.append(0 if still else kernel_bytes(node, inputs, outputs))
     names = tuple(first)
-    count = len(names)
-    offsets, total = pack(
-        [tensors[name].nbytes for name in names] + kernels,
-        [first[name] for name in names] + list(range(len(kernels))),
-        [last[name] + 1 for name in names] + list(range(1, len(kernels) + 1)),
+    offsets, size = pack(
+        [tensors[name].nbytes for name in names],
+        [first[name] for name in names],
+        [last[name] + 1 for name in names],
         alignment,
     )
-    at = dict(zip(names, offsets[:count], strict=True))
-    shared = {name: at[root] for name, root in group.items() if root in at}
+    at = dict(zip(names, offsets, strict=True))
+    places: list[int] = []
+    for k, need in enumerate(kernels):
+        alive = sorted((at[name], at[name] + tensors[name].nbytes) for name in names if first[name] <= k <= last[name])
+        places.append(_gap(alive, need, alignment))
     return InnerLayout(
-        offsets={**at, **shared},
-        temporaries_bytes=max((at[name] + tensors[name].nbytes for name in names), default=0),
+        offsets={**at, **{name: at[root] for name, root in group.items() if root in at}},
+        temporaries_bytes=size,
         kernel_bytes=tuple(kernels),
-        kernel_offsets=offsets[count:],
-        total_bytes=total,
+        kernel_offsets=tuple(places),
+        total_bytes=max([size, *(place + need for place, need in zip(places, kernels, strict=True))]),
     )
+
+
+def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
+    place = 0
+    for start, end in alive:
+        if not need or start - place >= need:
+            break
+        place = max(place, -(-end // alignment) * alignment)
+    return place
 
 
 def workspace_bytes(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> int:
-    """Bytes that an operator needs while it runs, beside its inputs and outputs."""
-    return inner_layout(operator, tensors, alignment).total_bytes
+    """Bytes of the arena that an operator needs while it runs, beside its inputs and outputs: its temporaries."""
+    return inner_layout(operator, tensors, alignment).temporaries_bytes

@@ -167,6 +167,25 @@ def test_what_lives_inside_an_operator_is_never_resident() -> None:
     assert problem.operators[0].workspace_bytes >= 24
 
 
+def test_kernels_get_one_reserve_for_the_whole_step() -> None:
+    softmax = Operator("soft", "Softmax", (Node("Softmax", ("x",), ("y",), {"axis": 0}),), ("x",), ("y",))
+    where = Operator("where", "Where", (Node("Where", ("c", "y", "y"), ("z",)),), ("c", "y"), ("z",))
+    found = graph(
+        [
+            tensor("x", (4, 16), Role.INPUT),
+            tensor("c", (8, 4, 16), Role.CONSTANT, "bool"),
+            tensor("y", (4, 16)),
+            tensor("z", (8, 4, 16)),
+        ],
+        [softmax, where],
+        "x",
+    )
+    problem = cost(found, A72)
+    assert problem.reserve_bytes == 2 * 8 * 4 * 16 * 4
+    assert [o.workspace_bytes for o in problem.operators] == [0, 0]
+    assert cost(linear(), A72).reserve_bytes == 0
+
+
 def test_costs_are_the_device_s() -> None:
     found = linear()
     problem = cost(found, A72)

@@ -53,7 +53,7 @@ def test_views_share_their_temporary() -> None:
     # c is the output's storage, so only a (and b with it) is in the workspace
     assert set(layout.offsets) == {"a", "b"}
     assert layout.offsets["a"] == layout.offsets["b"]
-    assert layout.total_bytes == 256
+    assert layout.total_bytes == layout.temporaries_bytes == 256
 
 
 def test_an_output_that_nobody_wants_is_a_temporary() -> None:
@@ -68,8 +68,7 @@ def test_a_kernel_s_memory_lies_beside_what_lives_with_it() -> None:
     soft = operator([node("Relu", "x", "a"), node("Softmax", "a", "y", axis=0)], "x", "y")
     layout = inner_layout(soft, tensors(x=(8, 16), a=(8, 16), y=(8, 16)))
     assert layout.kernel_bytes == (0, 2 * 512)
-    assert layout.total_bytes == 3 * 512
-    assert layout.temporaries_bytes <= layout.total_bytes
+    assert (layout.temporaries_bytes, layout.total_bytes) == (512, 3 * 512)
     start = layout.kernel_offsets[1]
     assert layout.offsets["a"] + 512 <= start or start + 1024 <= layout.offsets["a"]
 
@@ -135,3 +134,5 @@ def test_what_lives_together_never_overlaps(case: tuple[Operator, dict[str, Tens
         spans = sorted([*alive.values(), *([(start, start + need)] if need else [])])
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert all(start % alignment == 0 and end <= layout.total_bytes for start, end in spans)
+        assert all(end <= layout.temporaries_bytes for _, end in alive.values())
+    assert workspace_bytes(found, known, alignment) == layout.temporaries_bytes
