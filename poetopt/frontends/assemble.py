@@ -9,7 +9,8 @@ from onnx import NodeProto, helper
 
 from poetopt.errors import ModelError
 from poetopt.frontends.fold import RANDOM
-from poetopt.frontends.proto import dtype_name, from_node_proto
+from poetopt.frontends.proto import dtype_name, elem_type, from_node_proto
+from poetopt.frontends.read import Document
 from poetopt.frontends.roles import attribute_int, unique
 from poetopt.frontends.specialise import Draft
 from poetopt.graph import VIEW_OPS, Graph, Operator, Role, Tensor
@@ -39,7 +40,8 @@ def assemble(
         raise ModelError(f"{draft.where}: every output is constant, there is nothing to train; export the model again")
     notes = list(notes)
     types = dict(draft.types)
-    states = _complete(nodes, types)
+    _list_masks(nodes, types)
+    states = _statistics(nodes)
     seeded = _seed(nodes)
     if seeded:
         notes.append(f"{seeded} Dropout nodes without a seed were given one each, so that runs can be compared")
@@ -90,29 +92,40 @@ def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProt
     return kept[::-1]
 
 
-def _complete(nodes: Sequence[NodeProto], types: dict[str, tuple[int, tuple[int, ...]]]) -> set[str]:
-    """List the optional outputs that training needs: BatchNormalization's statistics and Dropout's mask.
+def list_statistics(document: Document) -> None:
+    """List the updated statistics among the outputs of each training-mode BatchNormalization.
 
-    Runtimes overwrite the old statistics in place where the new ones are not listed. Returns the
-    names of the statistics.
+    ONNX makes them optional, but runtimes overwrite the old ones in place where the new ones are not listed.
     """
-    states: set[str] = set()
+    nodes = document.proto.graph.node
+    taken = {*document.weights, *(info.name for info in document.proto.graph.input)}
+    taken.update(name for node in nodes for name in node.output)
     for node in nodes:
         if node.op_type == "BatchNormalization" and attribute_int(node, "training_mode", 0):
+            node.output.extend([""] * (3 - len(node.output)))
             for index, suffix in ((1, "running_mean"), (2, "running_var")):
-                if len(node.output) <= index:
-                    node.output.append("")
                 if not node.output[index]:
-                    node.output[index] = unique(f"{node.output[0]}.{suffix}", types)
-                    types[node.output[index]] = types[node.input[index + 2]]
-                states.add(node.output[index])
-        elif node.op_type == "Dropout":
-            if len(node.output) < 2:
-                node.output.append("")
+                    node.output[index] = unique(f"{node.output[0]}.{suffix}", taken)
+                    taken.add(node.output[index])
+
+
+def _list_masks(nodes: Sequence[NodeProto], types: dict[str, tuple[int, tuple[int, ...]]]) -> None:
+    """List the mask among the outputs of each Dropout: it is what the backward pass needs."""
+    for node in nodes:
+        if node.op_type == "Dropout":
+            node.output.extend([""] * (2 - len(node.output)))
             if not node.output[1]:
                 node.output[1] = unique(f"{node.output[0]}.mask", types)
-                types[node.output[1]] = (9, types[node.input[0]][1])  # 9: ONNX's bool
-    return states
+                types[node.output[1]] = (elem_type("bool"), types[node.input[0]][1])
+
+
+def _statistics(nodes: Sequence[NodeProto]) -> set[str]:
+    return {
+        name
+        for node in nodes
+        if node.op_type == "BatchNormalization" and attribute_int(node, "training_mode", 0)
+        for name in node.output[1:3]
+    }
 
 
 def _seed(nodes: Sequence[NodeProto]) -> int:

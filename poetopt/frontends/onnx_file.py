@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import ModelError
-from poetopt.frontends.assemble import assemble
+from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.convert import convert, inline_functions, lift_constants
 from poetopt.frontends.proto import dtype_name
@@ -69,6 +69,7 @@ def load_onnx(
         notes.append(converted)
     if document.opset != opset:
         constants |= lift_constants(document) | (document.weights.keys() - stored)
+    list_statistics(document)
     aliases = resolve_identities(document)
     constants |= fill_constants(document)
     notes += separate_statistics(document, aliases)

@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError, OutputError
+from poetopt.errors import ModelError
+from poetopt.files import replacing, write_atomically
 from poetopt.graph import DTYPE_BYTES, Graph, Node, Operator, Tensor, TrainingGraph
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 """No protobuf message can be larger; weights beyond it go to a file of their own."""
 
+_ROOM_FOR_NODES_BYTES = 64 * 2**20
 _EXTERNAL_THRESHOLD_BYTES = 1024
 _EXTERNAL_ALIGNMENT = 4096
 
@@ -180,22 +182,13 @@ def save_model(graph: Graph, path: str | os.PathLike[str], outputs: Sequence[str
     Weights beyond the 2 GB that a protobuf holds go to `<path>.data`. Raises `OutputError` where the
     file can't be written.
     """
-    target = Path(path)
-    large = sum(array.nbytes for array in graph.values.values()) > PROTOBUF_LIMIT_BYTES - 64 * 2**20
-    data = target.with_name(target.name + ".data")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    partial_data = target.with_name(f".{data.name}.{os.getpid()}.partial")
-    try:
-        external = _write_external(graph.values, partial_data, data.name) if large else {}
-        partial.write_bytes(_model(graph, outputs, external).SerializeToString(deterministic=True))
-        if large:
-            partial_data.replace(data)
-        partial.replace(target)
-    except OSError as error:
-        raise OutputError(f"{target}: can't be written ({error.strerror or error}); choose another path") from error
-    finally:
-        partial.unlink(missing_ok=True)
-        partial_data.unlink(missing_ok=True)
+    if sum(array.nbytes for array in graph.values.values()) <= PROTOBUF_LIMIT_BYTES - _ROOM_FOR_NODES_BYTES:
+        write_atomically(path, model_proto(graph, outputs).SerializeToString(deterministic=True))
+        return
+    data = Path(os.path.realpath(path) + ".data")
+    with replacing(path) as model_place, replacing(data) as data_place:
+        external = _write_external(graph.values, data_place, data.name)
+        model_place.write_bytes(_model(graph, outputs, external).SerializeToString(deterministic=True))
 
 
 def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, TensorProto]) -> onnx.ModelProto:

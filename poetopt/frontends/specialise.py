@@ -6,6 +6,7 @@ may be stale (another batch), and inference from the inputs catches what does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from poetopt.frontends.proto import dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.roles import attribute_int
 from poetopt.frontends.structure import describe, first_line
-from poetopt.graph import DTYPE_BYTES
+from poetopt.graph import DTYPE_BYTES, VIEW_OPS
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -31,6 +32,9 @@ Type = tuple[int, Shape]
 
 _READ_BY_INFERENCE = 4096
 """Constants of at most this many elements are shown to shape inference."""
+
+_LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""Operators that ONNX defines by a function alone, without shape inference."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,8 @@ def specialise(
         if _fold(draft, node, declared):
             draft.folded += 1
             continue
-        for name, kind in _infer(draft, node, declared).items():
-            draft.types[name] = kind
+        draft.types.update(_infer(draft, node, declared))
+        _check_view(draft, node)
         draft.nodes.append(node)
     return draft
 
@@ -188,10 +192,7 @@ def _type(array: Array) -> Type:
 
 def _nbytes(kind: Type) -> int:
     elem, shape = kind
-    size = DTYPE_BYTES[dtype_name(elem)]
-    for dim in shape:
-        size *= dim
-    return size
+    return math.prod(shape) * DTYPE_BYTES[dtype_name(elem)]
 
 
 def _read_bytes(draft: Draft, node: NodeProto) -> int:
@@ -205,8 +206,6 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
     problem = ""
     try:
         protos = _infer_alone(draft, node)
-        if any(_static(proto) is None for proto in protos.values()):
-            protos = {**protos, **_infer_in_model(draft, node)}
     except LIBRARY_ERRORS as error:
         problem = first_line(error)
         if must and not all(name in declared for name in node.output if name):
@@ -234,6 +233,16 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
     return types
 
 
+def _check_view(draft: Draft, node: NodeProto) -> None:
+    """Shape inference takes a Reshape's word for the number of elements; a graph must not."""
+    if node.op_type not in VIEW_OPS:
+        return
+    before, after = (draft.types[name][1] for name in (node.input[0], node.output[0]))
+    if math.prod(before) != math.prod(after):
+        at = describe(draft.where, node, draft.opset)
+        raise ModelError(f"{at}: can't turn shape {list(before)} into {list(after)}; the model is inconsistent")
+
+
 def _shapes(draft: Draft, node: NodeProto) -> str:
     shown = ", ".join(f"{name} {list(draft.types[name][1])}" for name in node.input if name)
     return f"its inputs don't fit ({shown}): " if shown else ""
@@ -254,26 +263,14 @@ def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
 
 
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
+    if node.op_type in _LIKE_FIRST_INPUT:
+        return {node.output[0]: _proto(draft, node.input[0])}
     schema = onnx.defs.get_schema(node.op_type, draft.opset, node.domain)
     types = {name: _proto(draft, name) for name in node.input if name}
     imports = [helper.make_opsetid("", draft.opset)]
     return onnx.shape_inference.infer_node_outputs(
         schema, node, types, _small(draft, node), opset_imports=imports, ir_version=8
     )
-
-
-def _infer_in_model(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
-    """For operators whose schema is a function: inference follows the function's body only inside a model."""
-    small = _small(draft, node)
-    graph = onnx.GraphProto(name="one")
-    graph.node.append(node)
-    for name in dict.fromkeys(filter(None, node.input)):
-        graph.input.append(helper.make_value_info(name, _proto(draft, name)))
-    graph.initializer.extend(small.values())
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", draft.opset)])
-    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    return {info.name: info.type for info in inferred.graph.output if info.type.WhichOneof("value")}
 
 
 def _static(proto: onnx.TypeProto) -> Type | None:
