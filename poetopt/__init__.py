@@ -1,0 +1,91 @@
+"""Plans the training of a neural network on a device with too little RAM for it.
+
+    import poetopt as po
+    problem = po.load("model.onnx").differentiate(loss="cross-entropy").cost(po.device("a72"))
+    report = po.solve(problem, ram="40%", deadline="1.2x")
+    po.execute(report)
+
+`poetopt.api` documents each call. Subpackages are imported when they are first named.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from poetopt.api import (
+    Model,
+    Training,
+    TrainingFile,
+    device,
+    execute,
+    load,
+    load_plan,
+    simulate,
+    solve,
+    store_all_peak_bytes,
+)
+from poetopt.errors import PoetError
+
+if TYPE_CHECKING:
+    from poetopt import autodiff, backends, devices, formulations, frontends, plan, report
+    from poetopt.devices import Device
+    from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
+    from poetopt.plan.instructions import Plan
+    from poetopt.problem import Problem
+    from poetopt.report.report import Report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Device",
+    "Graph",
+    "Model",
+    "Operator",
+    "Plan",
+    "PoetError",
+    "Problem",
+    "Report",
+    "Tensor",
+    "Training",
+    "TrainingFile",
+    "TrainingGraph",
+    "autodiff",
+    "backends",
+    "device",
+    "devices",
+    "execute",
+    "formulations",
+    "frontends",
+    "load",
+    "load_plan",
+    "plan",
+    "report",
+    "simulate",
+    "solve",
+    "store_all_peak_bytes",
+]
+
+_SUBPACKAGES = frozenset({"autodiff", "backends", "devices", "formulations", "frontends", "plan", "report"})
+_CLASSES = {
+    "Device": "poetopt.devices",
+    "Graph": "poetopt.graph",
+    "Operator": "poetopt.graph",
+    "Plan": "poetopt.plan.instructions",
+    "Problem": "poetopt.problem",
+    "Report": "poetopt.report.report",
+    "Tensor": "poetopt.graph",
+    "TrainingGraph": "poetopt.graph",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"poetopt.{name}")
+    if name in _CLASSES:
+        return getattr(importlib.import_module(_CLASSES[name]), name)
+    raise AttributeError(f"module 'poetopt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -90,3 +90,16 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise OutputError now if `replacing(path)` would: to be asked before a long computation.
+
+    What is at `path` stays untouched, and nothing new is left there.
+    """
+
+    class Enough(Exception):  # noqa: N818 - a signal, not an error
+        pass
+
+    with suppress(Enough), replacing(path):
+        raise Enough

@@ -56,7 +56,9 @@ class Report:
 
         if self.plan is None:
             raise PlanError(f"{self.problem.name}: there is no plan to save (status {self.status})")
-        codec.save(self.plan, path, ram_bytes=self.solution.options.ram_bytes, deadline_s=self.solution.options.deadline_s)
+        codec.save(
+            self.plan, path, ram_bytes=self.solution.options.ram_bytes, deadline_s=self.solution.options.deadline_s
+        )
 
     def to_dict(self) -> dict[str, object]:
         """The figures, with plain numbers, strings, lists and None (where not known)."""
@@ -127,7 +129,8 @@ class Report:
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
             for label, text in self.rows()
         )
-        return f"<table><caption style='text-align:left'>{html.escape(self.title())}</caption><tbody>{body}</tbody></table>"
+        title = html.escape(self.title())
+        return f"<table><caption style='text-align:left'>{title}</caption><tbody>{body}</tbody></table>"
 
     def title(self) -> str:
         """One line: what was scheduled, and on what."""
@@ -154,8 +157,8 @@ class Report:
         rows.append(
             (
                 "solved",
-                f"{solution.options.formulation} on {solution.options.backend}: built in {show_seconds(solution.build_s)}, "
-                f"solved in {show_seconds(solution.solve_s)}, {show_seconds(solution.total_s)} in all",
+                f"{solution.options.formulation} on {solution.options.backend}: "
+                f"built in {show_seconds(solution.build_s)}, solved in {show_seconds(solution.solve_s)}, {show_seconds(solution.total_s)} in all",
             )
         )
         return rows

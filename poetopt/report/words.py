@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from poetopt.engine.solution import Solution, Status
 from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_seconds, show_share
+from poetopt.units import show_bytes, show_share
 
 
 def scope_words(scope: str) -> str:
@@ -43,35 +43,27 @@ def proof_words(solution: Solution) -> str:
 
 def failure_words(problem: Problem, solution: Solution) -> str:
     """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
-    asked = f"a RAM budget of {solution.options.ram_bytes:,} B"
+    asked = f"{solution.options.ram_bytes:,} B of RAM"
     if solution.options.deadline_s is not None:
-        asked += f" and a deadline of {show_seconds(solution.options.deadline_s)} ({solution.options.deadline_s:.6g} s)"
-    if solution.status is Status.INFEASIBLE:
-        start = f"{problem.name} on {problem.device}: no schedule keeps {asked}"
-    else:
-        start = (
-            f"{problem.name} on {problem.device}: no schedule that keeps {asked} was found "
-            f"within {show_seconds(solution.options.time_limit_s)}, and none is proven impossible"
-        )
-    if solution.reason:
-        start += f": {solution.reason.rstrip('.')}"
-    return f"{start}; {remedy_words(solution)}"
+        asked += f" and a deadline of {solution.options.deadline_s:.6g} s"
+    found = "there is no schedule" if solution.status is Status.INFEASIBLE else "no schedule was found"
+    start = f"{problem.name} on {problem.device}: {found} with {asked}"
+    reason = solution.reason.rstrip(".")
+    return "; ".join([f"{start}: {reason}" if reason else start, *_remedies(solution, reason)])
 
 
-def remedy_words(solution: Solution) -> str:
-    """The smallest RAM and deadline that are known to be feasible, or the best bounds on them."""
+def _remedies(solution: Solution, said: str) -> list[str]:
+    """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
+    least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = []
-    if solution.least_ram_bytes is not None:
-        known.append(
-            f"smallest RAM with a known schedule: {solution.least_ram_bytes:,} B ({show_bytes(solution.least_ram_bytes)})"
-        )
-    if solution.ram_bound_bytes is not None and solution.ram_bound_bytes != solution.least_ram_bytes:
-        known.append(f"no schedule has less than {solution.ram_bound_bytes:,} B")
-    if solution.least_deadline_s is not None:
-        seconds = solution.least_deadline_s
-        known.append(f"shortest feasible deadline: {seconds:.6g} s ({show_seconds(seconds)})")
+    if least is not None and f"{least:,}" not in said:
+        known.append(f"a schedule is known with {least:,} B ({show_bytes(least)})")
+    if bound is not None and bound != least and f"{bound:,}" not in said:
+        known.append(f"no schedule has less than {bound:,} B")
+    if deadline is not None and f"{deadline:.6g}" not in said:
+        known.append(f"the shortest feasible deadline is {deadline:.6g} s")
     if solution.status is Status.UNKNOWN:
         known.append("give more --time-limit, --ram or --deadline")
-    elif not known:
+    elif least is None and deadline is None:
         known.append("give more --ram, a longer --deadline or a smaller --batch")
-    return "; ".join(known)
+    return known

@@ -1,0 +1,313 @@
+"""The Python interface: load, differentiate, cost, solve, simulate, execute.
+
+    import poetopt as po
+    problem = po.load("model.onnx").differentiate(loss="cross-entropy").cost(po.device("a72"))
+    report = po.solve(problem, ram="40%", deadline="1.2x")
+    po.execute(report)
+
+It is also all that the command line uses: what a command does, a script can do with one call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetopt.errors import InfeasibleError, NoScheduleError, OptionError, PlanError
+from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.backends.execute import Execution
+    from poetopt.devices import Device
+    from poetopt.engine.solution import Listener, Options, Solution
+    from poetopt.frontends.problem_file import ProblemFile
+    from poetopt.graph import Array, Graph, TrainingGraph
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
+    from poetopt.problem import Problem
+    from poetopt.report.report import Report
+
+
+@dataclass(frozen=True)
+class Model:
+    """A forward network, as `load` returns it. `recipe` is what was asked of the frontend."""
+
+    graph: Graph
+    recipe: Mapping[str, object]
+
+    def differentiate(self, *, loss: str = "auto", output: str | None = None) -> Training:
+        """Attach a loss and derive the backward operators.
+
+        loss
+            `cross-entropy`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by the output.
+        output
+            The output that the loss is on, where the model has several.
+
+        Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
+        """
+        from poetopt.autodiff import differentiate
+
+        graph = differentiate(self.graph, loss=loss, output=output)
+        return Training(graph, {**self.recipe, "loss": loss, "output": output})
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training step: forward, loss and backward. `recipe` is how it was made."""
+
+    graph: TrainingGraph
+    recipe: Mapping[str, object]
+
+    def cost(self, device: Device | str) -> Problem:
+        """What the step costs on `device`, a `Device` or its name. Raises DeviceError for an unknown name."""
+        from poetopt.devices import device as device_of
+        from poetopt.devices.cost import cost
+
+        found = device_of(device) if isinstance(device, str) else device
+        return replace(cost(self.graph, found), recipe=dict(self.recipe))
+
+
+@dataclass(frozen=True)
+class TrainingFile:
+    """A problem file: a training step already, with costs of its own. It can't be executed."""
+
+    file: ProblemFile
+
+    def differentiate(self, *, loss: str = "auto", output: str | None = None) -> TrainingFile:
+        """Itself: its backward operators are in the file. Raises OptionError where a loss or output is asked for."""
+        if loss != "auto" or output is not None:
+            raise OptionError(
+                f"{self.file.source}: a problem file has its backward operators already; leave out --loss and --output"
+            )
+        return self
+
+    def cost(self, device: Device | str) -> Problem:
+        """The problem under the file's own costs for the device of that name. Raises DeviceError."""
+        return self.file.cost(device if isinstance(device, str) else device.name)
+
+
+def load(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    train: str | Sequence[str] | None = None,
+) -> Model | TrainingFile:
+    """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
+
+    batch
+        The size of the batch axis where the file leaves it open, or is to be changed.
+    train
+        Pattern, or patterns, of the parameters to train (`fc.*`); all of them by default.
+
+    Raises ModelError (or UnsupportedOpError) naming file, node and operator.
+    """
+    from poetopt import frontends
+    from poetopt.frontends.problem_file import ProblemFile
+
+    found = frontends.load(model, batch=batch, train=train)
+    if isinstance(found, ProblemFile):
+        return TrainingFile(found)
+    patterns = train if train is None or isinstance(train, str) else list(train)
+    return Model(found, {"batch": batch, "train": patterns})
+
+
+def device(name: str) -> Device:
+    """The device of the catalogue with that name. Raises DeviceError, naming the closest ones."""
+    from poetopt import devices
+
+    return devices.device(name)
+
+
+def solve(
+    problem: Problem,
+    *,
+    ram: str | float | Share | None = None,
+    deadline: str | float | Factor | None = None,
+    steps: int = 1,
+    deadline_model: str = "makespan",
+    formulation: str = "retention",
+    backend: str = "highs",
+    scope: str = "auto",
+    paging: bool = True,
+    remat: bool = True,
+    time_limit: str | float = 60.0,
+    gap: str | float = 1e-3,
+    threads: int = 0,
+    listener: Listener | None = None,
+) -> Report:
+    """The schedule of least energy that keeps a RAM budget and a deadline.
+
+    ram
+        Bytes, a size (`"300KiB"`) or a share of the store-all peak (`"40%"`). By default the device's RAM less the
+        resident region.
+    deadline
+        Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
+    steps
+        Training steps that an absolute deadline is for.
+    deadline_model
+        `makespan`, or `paper` (the sum of compute times).
+    formulation, backend
+        Names of a formulation and of a solver.
+    scope
+        `auto`, `depth:D`, `forward` or `full`: the space that the proof is for.
+    paging, remat
+        False forbids it.
+    time_limit, gap
+        When to stop: after so many seconds, or with an overhead proven to be that close to the least.
+    threads
+        Of the solver; 0 lets it choose.
+    listener
+        Called with each `Progress`.
+
+    Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
+    found in time, OptionError for an option that can't be understood, BackendUnavailableError.
+    """
+    from poetopt.engine.loop import solve as search
+    from poetopt.engine.solution import DeadlineModel, Options, Status
+    from poetopt.report.report import Report
+    from poetopt.report.words import failure_words
+
+    if deadline_model not in tuple(DeadlineModel):
+        raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
+    if threads < 0:
+        raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
+    options = Options(
+        ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
+        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps),
+        deadline_model=DeadlineModel(deadline_model),
+        formulation=formulation,
+        backend=backend,
+        scope=_scope(scope),
+        paging=paging,
+        remat=remat,
+        time_limit_s=parse_time(time_limit, option="--time-limit"),
+        gap=parse_fraction(gap, option="--gap"),
+        threads=threads,
+    )
+    if options.ram_bytes <= 0 and ram is None:
+        report = Report(problem=problem, solution=_no_room(problem, options))
+    else:
+        report = Report(problem=problem, solution=search(problem, options, listener))
+    if report.plan is None:
+        failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
+        raise failure(failure_words(problem, report.solution), report=report.to_dict())
+    return report
+
+
+def store_all_peak_bytes(problem: Problem) -> int:
+    """The peak of the schedule that keeps everything it will still read: what a RAM percentage is of."""
+    from poetopt.engine.storeall import store_all
+    from poetopt.plan.simulate import simulate
+
+    return simulate(store_all(problem)).peak_bytes
+
+
+def simulate(plan: Plan | Report, *, ram_bytes: int | None = None, deadline_s: float | None = None) -> Simulation:
+    """Bytes, joules and seconds of a plan, exactly. Raises PlanError for one that is not valid or breaks a budget."""
+    from poetopt.plan.simulate import simulate as run
+
+    return run(_plan(plan), ram_bytes=ram_bytes, deadline_s=deadline_s)
+
+
+def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None) -> Plan:
+    """Read a plan file, and the model that it is for, so that the plan can be executed.
+
+    model
+        Where the model is now; by default where the plan says.
+
+    Raises PlanError for a damaged file, a problem file's plan, or a model that has changed since; ModelError for
+    one that can't be read.
+    """
+    from poetopt.plan import codec
+
+    saved = codec.load(path)
+    raise PlanError(f"{path}")
+
+
+def execute(
+    plan: Plan | Report,
+    *,
+    data: str | os.PathLike[str] | Mapping[str, Array] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+) -> Execution:
+    """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
+
+    data
+        A batch: arrays by input name, or an `.npz` file of them. By default a random one, drawn with `seed`.
+    dump
+        Where to write the batch, the loss and the gradients, as `.npz`.
+    workdir
+        Where the paging file lives; by default a temporary folder.
+
+    Raises PlanError for a plan without a network behind it, ExecutionError where a check or the storage fails.
+    """
+    from poetopt.backends.execute import execute as run
+
+    found = _plan(plan)
+    if found.problem.graph is None:
+        raise PlanError(
+            f"{found.problem.name}: the plan is of a problem file, which has no network to execute; solve an ONNX model"
+        )
+    return run(found, graph=found.problem.graph, data=data, dump=dump, seed=seed, workdir=workdir)
+
+
+def _plan(plan: Plan | Report) -> Plan:
+    found = getattr(plan, "plan", plan)
+    if found is None:
+        raise PlanError("the report has no plan: the problem was not solved")
+    result: Plan = found
+    return result
+
+
+def _ram_bytes(problem: Problem, ram: int | Share | None) -> int:
+    """The budget in bytes; not positive where the resident region alone fills the device."""
+    if isinstance(ram, Share):
+        return int(ram.fraction * store_all_peak_bytes(problem))
+    if ram is not None:
+        return ram
+    if problem.device_ram_bytes is None:
+        raise OptionError(f"{problem.name}: the RAM of {problem.device} is not known here; say how much with --ram")
+    return problem.device_ram_bytes - problem.resident_bytes
+
+
+def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int) -> float | None:
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
+    if isinstance(deadline, Factor):
+        return deadline.times * problem.baseline_time_s
+    if deadline is None:
+        if steps > 1:
+            raise OptionError(f"--steps {steps} divides a total deadline: give one with --deadline, as in 3h")
+        return None
+    return deadline / steps
+
+
+def _scope(scope: str) -> str:
+    kind, _, depth = scope.partition(":")
+    if scope in ("auto", "forward", "full") or (kind == "depth" and depth.isdecimal()):
+        return scope
+    raise OptionError(f"--scope {scope}: must be auto, depth:D (as in depth:4), forward or full")
+
+
+def _no_room(problem: Problem, options: Options) -> Solution:
+    """The answer where no `--ram` was given and the resident region alone fills the device."""
+    from poetopt.engine.solution import Solution, Status
+
+    return Solution(
+        status=Status.INFEASIBLE,
+        scope="full",
+        options=options,
+        store_all_peak_bytes=store_all_peak_bytes(problem),
+        ram_bound_bytes=problem.least_ram_bytes,
+        reason=(
+            f"its resident region (parameters, their gradients and constants) takes {problem.resident_bytes:,} B, "
+            f"and {problem.device} has {problem.device_ram_bytes:,} B of RAM in all; train fewer parameters (--train), "
+            "take a smaller model or another device, or give --ram for the rest alone"
+        ),
+    )

@@ -1,0 +1,297 @@
+"""The command line. Commands import what they need when they run, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from poetopt.console import check_outputs, complain, guarded, live_progress, say, write_json
+from poetopt.errors import InfeasibleError, ModelError, NoScheduleError, OptionError
+
+app = typer.Typer(
+    name="poetopt",
+    help="Plan the training of a network on a device with too little RAM for it; prove and execute the plan.",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`)."),
+]
+BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
+TrainOption = Annotated[
+    list[str] | None,
+    typer.Option("--train", metavar="PATTERN", help="Train only these parameters (fc.*); may be repeated."),
+]
+LossOption = Annotated[str, typer.Option("--loss", metavar="auto|cross-entropy|mse|none", help="The loss to attach.")]
+OutputOption = Annotated[
+    str | None,
+    typer.Option("--output", metavar="NAME", help="The output that the loss is on, where there are several."),
+]
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
+]
+
+
+@app.command()
+def solve(
+    model: ModelArgument,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME|FILE", help="A device (`poetopt devices`), or a TOML file of one.")
+    ],
+    ram: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|PERCENT", help="Budget: 3MB, 300KiB, 40% of store-all; default: what the device has left."
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME|FACTOR", help="250ms, 3h, or 1.5x one pass; default: none.")
+    ] = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Training steps that the deadline is for.", min=1)] = 1,
+    deadline_model: Annotated[
+        str, typer.Option(metavar="makespan|paper", help="What the deadline bounds; paper: the sum of compute times.")
+    ] = "makespan",
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    formulation: Annotated[str, typer.Option(metavar="NAME", help="The mathematics: retention, poet.")] = "retention",
+    backend: Annotated[str, typer.Option(metavar="NAME", help="The solver: highs.")] = "highs",
+    scope: Annotated[str, typer.Option(metavar="auto|depth:D|forward|full", help="The space of the proof.")] = "auto",
+    no_paging: Annotated[bool, typer.Option("--no-paging", help="Recompute only.")] = False,
+    no_remat: Annotated[bool, typer.Option("--no-remat", help="Page only.")] = False,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop the search after that.")] = "60s",
+    gap: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
+    ] = "0.1%",
+    threads: Annotated[int, typer.Option(metavar="N", help="Of the solver; 0: it chooses.", min=0)] = 0,
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
+    json: JsonOption = None,
+) -> int:
+    """Find the schedule of least energy that keeps a RAM budget and a deadline."""
+    import poetopt as po
+
+    check_outputs([model], {"-o": out, "--json": json})
+    with live_progress() as listener:
+        problem = (
+            po.load(model, batch=batch, train=_patterns(train)).differentiate(loss=loss, output=output).cost(device)
+        )
+        try:
+            report = po.solve(
+                problem,
+                ram=ram,
+                deadline=deadline,
+                steps=steps,
+                deadline_model=deadline_model,
+                formulation=formulation,
+                backend=backend,
+                scope=scope,
+                paging=not no_paging,
+                remat=not no_remat,
+                time_limit=time_limit,
+                gap=gap,
+                threads=threads,
+                listener=listener,
+            )
+        except (InfeasibleError, NoScheduleError) as error:
+            if error.report is not None:
+                write_json(error.report, json)
+            raise
+    if out is not None:
+        report.save(out)
+    write_json(report.to_dict(), json)
+    say(str(report), unless=json)
+    return 0
+
+
+@app.command()
+def run(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="The batch, by input names; default: a random one.")
+    ] = None,
+    dump: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="Write the batch, the loss and the gradients there.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random batch.", min=0)] = 0,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
+    ] = None,
+    json: JsonOption = None,
+) -> int:
+    """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
+    import poetopt as po
+    from poetopt.report.execution import execution_lines, verdict
+
+    check_outputs([plan, model, data], {"--dump": dump, "--json": json})
+    loaded = po.load_plan(plan, model=model)
+    execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
+    document = execution.to_dict()
+    write_json(document, json)
+    say("\n".join(execution_lines(loaded, document)), unless=json)
+    failure = verdict(document)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+@app.command()
+def inspect(
+    model: ModelArgument,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME|FILE", help="Compare with what this device has.")
+    ] = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Show what a model consists of and what training it takes, without solving anything."""
+    import poetopt as po
+    from poetopt.report.inspection import inspect as look
+
+    check_outputs([model], {"--json": json})
+    found = look(po.load(model, batch=batch, train=_patterns(train)), device=device, loss=loss, output=output)
+    write_json(found.to_dict(), json)
+    say(str(found), unless=json)
+    return 0
+
+
+@app.command()
+def grad(
+    model: ModelArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="TRAIN.onnx", help="Write the training graph there.")],
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Write the training graph (forward, loss, backward) as one standard ONNX file."""
+    import poetopt as po
+    from poetopt.frontends.proto import save_model
+    from poetopt.frontends.summary import summary
+
+    check_outputs([model], {"-o": out, "--json": json})
+    training = po.load(model, batch=batch, train=_patterns(train)).differentiate(loss=loss, output=output)
+    if not isinstance(training, po.Training):
+        raise ModelError(
+            f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
+        )
+    save_model(training.graph, out)
+    graph = training.graph
+    write_json(
+        {**summary(graph), "loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)},
+        json,
+    )
+    say(
+        f"{out}: {len(graph.operators)} operators; loss {graph.loss_kind}, {len(graph.gradients)} gradients, "
+        f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}",
+        unless=json,
+    )
+    return 0
+
+
+@app.command()
+def devices(
+    show: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="One device: each figure with its source.")
+    ] = None,
+    json: JsonOption = None,
+) -> int:
+    """List the devices that are known, or show one with the sources of its figures."""
+    from poetopt.report.catalogue import device_document, device_lines, table_lines
+
+    check_outputs([], {"--json": json})
+    from poetopt import devices as catalogue
+
+    shown = [catalogue.device(name) for name in ([show] if show else catalogue.names())]
+    documents = [device_document(device) for device in shown]
+    write_json(documents[0] if show else {"devices": documents}, json)
+    say("\n".join(device_lines(shown[0]) if show else table_lines(shown)), unless=json)
+    return 0
+
+
+@app.command()
+def zoo(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A network; without one, they are listed.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")
+    ] = None,
+    batch: BatchOption = None,
+) -> int:
+    """List the built-in networks, or write one as an ONNX file."""
+    from poetopt.frontends import zoo as networks
+
+    if name is None:
+        if out is not None:
+            raise OptionError(f"-o {out}: say which network: {', '.join(networks.names())}")
+        width = max(map(len, networks.names()))
+        say("\n".join(f"{known:<{width}}  {networks.ZOO[known].about}" for known in networks.names()))
+        return 0
+    if out is None:
+        raise OptionError(f"say where to write {name}, as in: poetopt zoo {name} -o {name}.onnx")
+    check_outputs([], {"-o": out})
+    from poetopt.files import write_atomically
+
+    write_atomically(out, networks.build(name, batch).SerializeToString())
+    say(f"{out}: {networks.ZOO[name].about}")
+    return 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from poetopt import __version__
+
+        say(f"poetopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+def _patterns(train: list[str] | None) -> str | None:
+    return ",".join(train) if train else None
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run one command line (without the program's name); the exit code. Errors have been told on stderr."""
+
+    def command() -> int:
+        try:
+            # Not through `app(...)`, which would put an exception hook of its own in place.
+            code = typer.main.get_command(app).main(arguments, prog_name="poetopt", standalone_mode=False)
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            path = context.command_path if context is not None else "poetopt"
+            complain(f"{error.format_message().rstrip('.')}; see {path} --help")
+            return OptionError.exit_code
+        return code if isinstance(code, int) else 0
+
+    return guarded(command)
+
+
+def main() -> None:
+    """Entry point of the program `poetopt`."""
+    sys.exit(invoke(sys.argv[1:]))

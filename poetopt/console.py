@@ -1,0 +1,145 @@
+"""What the command line has in common: messages, JSON, the live line, and one place where every error ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from poetopt.errors import OptionError, OutputError, PoetError
+from poetopt.files import check_writable, write_atomically
+
+if TYPE_CHECKING:
+    from poetopt.engine.solution import Listener, Progress
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""What a shell shows for SIGINT and SIGPIPE."""
+
+
+def complain(message: str) -> None:
+    """One message on stderr."""
+    text = message.strip()
+    print(f"poetopt: {text[:1].lower() + text[1:] if text[1:2].islower() else text}", file=sys.stderr)  # noqa: T201
+
+
+def say(text: str, *, unless: str | None = None) -> None:
+    """A line for people on stdout, `unless` that is where the JSON goes."""
+    if unless != "-":
+        print(text)  # noqa: T201
+
+
+def write_json(document: Mapping[str, object], target: str | None) -> None:
+    """The one object, to stdout (`-`), to a file, or nowhere. Raises OutputError."""
+    if target is None:
+        return
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        write_atomically(target, text)
+
+
+def check_outputs(inputs: Sequence[str | None], outputs: Mapping[str, str | None]) -> None:
+    """Find out before the work whether the outputs can be written.
+
+    inputs
+        Files that are read: none of them may be overwritten.
+    outputs
+        Option -> path; `-` is stdout.
+
+    Raises OutputError for a path that can't be written, OptionError for one that is named twice.
+    """
+    taken = {os.path.realpath(path): "is the input" for path in inputs if path is not None}
+    for option, path in outputs.items():
+        if path is None or path == "-":
+            continue
+        real = os.path.realpath(path)
+        if real in taken:
+            raise OptionError(f"{option} {path}: {taken[real]} already; give another path")
+        if Path(real).is_file() or not Path(real).exists():
+            taken[real] = f"is the file of {option}"
+        check_writable(path)
+
+
+@contextmanager
+def live_progress() -> Iterator[Listener | None]:
+    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading the model", spinner="dots") as status:
+        yield lambda progress: status.update(progress_line(progress))
+
+
+def progress_line(progress: Progress) -> str:
+    """`12.3 s  search, depth<=4: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
+    from poetopt.units import show_joules, show_share
+
+    text = f"{progress.elapsed_s:.1f} s  {progress.phase}, {progress.scope}: "
+    overhead, bound = progress.overhead_j, progress.overhead_bound_j
+    text += "no schedule yet" if overhead is None else f"overhead {show_joules(overhead)}"
+    if bound:
+        text += f", bound {show_joules(bound)}"
+        if overhead:
+            text += f", gap {show_share(max(0.0, (overhead - bound) / overhead))}"
+    return text
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Run `command`; its exit code, or the one of the error that it ends in, which has been told on stderr."""
+    from typer import Abort
+
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    sys.excepthook = _last_resort
+    try:
+        code = command()
+        sys.stdout.flush()
+    except PoetError as error:
+        complain(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, Abort):
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except OSError as error:
+        _silence_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}; check the path, the rights on it and the room on the disk")
+        return OutputError.exit_code
+    except MemoryError:
+        complain("this machine has too little memory for it; give a smaller --batch or model")
+        return PoetError.exit_code
+    except RecursionError:
+        complain("the input is nested too deeply; check that it is a model of ordinary structure")
+        return PoetError.exit_code
+    return code
+
+
+def _silence_stdout() -> None:
+    """What is still buffered can't be written either: the interpreter must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _last_resort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A defect of poetopt: still one message, with what a report of it needs. POETOPT_TRACEBACK=1 shows it all."""
+    if os.environ.get("POETOPT_TRACEBACK"):
+        sys.__excepthook__(kind, error, trace)
+        return
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
+    complain(
+        f"a defect in poetopt: {kind.__name__}: {error}{place}; please report it, with what POETOPT_TRACEBACK=1 shows"
+    )

@@ -1,0 +1,69 @@
+"""Devices as tables: all of them in a line each, or one with the source of every figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from poetopt.devices import Device, Figure
+from poetopt.units import show_bytes
+
+
+def device_document(device: Device) -> dict[str, object]:
+    """A device as plain data for JSON: its figures with value, unit, kind and source."""
+    return {
+        "name": device.name,
+        "description": device.description,
+        "ram_bytes": device.ram_bytes,
+        "dma": device.dma,
+        "storage": device.storage is not None,
+        "figures": {figure.name: {k: v for k, v in asdict(figure).items() if k != "name"} for figure in device.figures},
+        "notes": list(device.notes),
+    }
+
+
+def table_lines(devices: Sequence[Device]) -> list[str]:
+    """One line a device, and a heading."""
+    rows = [("name", "RAM", "FLOP/s", "J/GFLOP", "page in, out", "figures", "description")]
+    rows += [
+        (
+            device.name,
+            show_bytes(device.ram_bytes),
+            f"{device.flop_per_s:.3g}",
+            f"{1e9 * _joules_per_flop(device):.3g}",
+            _rates(device),
+            _kinds(device.figures),
+            device.description,
+        )
+        for device in devices
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def device_lines(device: Device) -> list[str]:
+    """One device: every figure with its value, kind and source."""
+    lines = [f"{device.name}: {device.description}"]
+    width = max((len(figure.name) for figure in device.figures), default=0)
+    for figure in device.figures:
+        value = str(figure.value).lower() if isinstance(figure.value, bool) else f"{figure.value:.5g}"
+        lines.append(f"  {figure.name:<{width}}  {value + ' ' + figure.unit:<18} {figure.kind:<9}  {figure.source}")
+    return [*lines, *(f"  note: {note}" for note in device.notes)]
+
+
+def _joules_per_flop(device: Device) -> float:
+    if device.flop_per_j is not None:
+        return 1 / device.flop_per_j
+    return (device.active_power_w or 0.0) / device.flop_per_s
+
+
+def _rates(device: Device) -> str:
+    storage = device.storage
+    if storage is None:
+        return "no storage"
+    return f"{storage.page_in_bytes_per_s / 1e6:.3g}, {storage.page_out_bytes_per_s / 1e6:.3g} MB/s"
+
+
+def _kinds(figures: Sequence[Figure]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(str(f.kind) for f in figures).items()))
