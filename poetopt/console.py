@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -100,6 +101,7 @@ def guarded(command: Callable[[], int]) -> int:
 
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    logging.disable()
     sys.excepthook = _last_resort
     try:
         code = command()

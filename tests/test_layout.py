@@ -1,0 +1,140 @@
+"""The house: root links, the one direction of data flow, what is packaged, what is imported when."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "poetopt"
+LINKS = ("formulations", "frontends", "backends")
+
+LAYERS = (
+    # The vocabulary, which everybody shares.
+    ("errors", "files", "units", "graph", "problem", "schedule", "arena"),
+    ("frontends",),
+    ("autodiff",),
+    ("devices",),
+    ("formulations", "plan"),
+    ("backends", "baselines"),
+    ("engine",),
+    ("report", "api", "console", "cli", "__init__"),
+)
+"""From upstream to downstream. A part imports its own layer and those before it."""
+RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
+HEAVY = {
+    "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx", "onnxruntime", "pint", "pydantic", "pyomo", "scipy", "torch",
+}  # fmt: skip
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute names of all that a file imports, inside functions too, but not for type checkers alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            module = node.module or ""
+            yield from (f"{module}.{alias.name}" if module == "poetopt" else module for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_at_the_root(name: str) -> None:
+    link = ROOT / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"poetopt/{name}"
+    assert link.resolve() == PACKAGE / name
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {part_of(path) for path in modules()} <= set(RANK)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_upstream(path: Path) -> None:
+    part = part_of(path)
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        assert top not in LINKS, f"{path} imports through the link {top}"
+        if top == "poetopt" and rest:
+            imported = rest.partition(".")[0]
+            if imported == "__version__":
+                continue
+            assert RANK[imported] <= RANK[part], f"{path} imports {name}, which is downstream of {part}"
+
+
+def test_tests_do_not_import_through_the_links() -> None:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for name in imports(path):
+            assert name.partition(".")[0] not in LINKS, path
+
+
+def test_only_the_package_is_packaged(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    from hatchling.builders.wheel import WheelBuilder
+
+    files = [file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()]
+    assert files
+    assert {path.split(os.sep)[0] for path in files} == {"poetopt"}
+    assert os.path.join("poetopt", "py.typed") in files
+    assert os.path.join("poetopt", "devices", "catalogue", "a72.toml") in files
+
+
+def test_version_stands_once_for_all() -> None:
+    import poetopt
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == poetopt.__version__
+
+
+def test_constraints_cover_what_make_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    )
+    for requirement in wanted:
+        name, _, least = requirement.partition(">=")
+        version = tuple(int(digits) for digits in pinned[name].split("."))
+        assert version >= tuple(int(digits) for digits in least.split(".")), requirement
+
+
+@pytest.mark.parametrize("module", ["poetopt", "poetopt.cli"])
+def test_heavy_libraries_wait_until_they_are_needed(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted(name.partition('.')[0] for name in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(run.stdout.split())
+
+
+def test_public_names_exist() -> None:
+    import poetopt
+
+    for name in poetopt.__all__:
+        assert getattr(poetopt, name) is not None
+        assert name in dir(poetopt)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = poetopt.nothing
