@@ -234,7 +234,7 @@ class Formulation:
 def _left_out(name: str, paging: bool, limits: Limits) -> bool:
     if name == "deadline":
         return limits.compute_s is None and limits.makespan_s is None
-    return name == "paging" and not paging
+    return name in {"paging", "paging_source"} and not paging
 
 
 def contributions(model: Any, attribute: str) -> list[Terms]:

@@ -1,0 +1,73 @@
+r"""Block `paging`: what is on storage, and what moves between storage and RAM.
+
+$$ \begin{aligned}
+   S^{aux}_{t,i} &\le S^{aux}_{t-1,i} + M^{out}_{t-1,i}, \quad S^{aux}_{0,i} = 0  && \text{(1d)} \\
+   M^{in}_{t,i} &\le S^{aux}_{t,i}                          && \text{(1e)} \\
+   M^{out}_{t,i} &\le S^{ram}_{t,i}                         && \text{(1f)}
+   \end{aligned} $$
+
+A tensor written out in stage t is on storage from t+1 on; one paged in during stage t is in RAM when
+t+1 begins.
+
+| symbol           | attribute | unit | meaning                                      |
+|------------------|-----------|------|----------------------------------------------|
+| $S^{aux}_{t,i}$  | `S_aux`   | -    | tensor i is on storage when stage t begins   |
+| $M^{in}_{t,i}$   | `M_in`    | -    | tensor i is paged in during stage t          |
+| $M^{out}_{t,i}$  | `M_out`   | -    | tensor i is paged out at the start of stage t |
+
+Source: the paper, Algorithm 1, constraints 1d-1f (1f here is the block's second half, `out_of_ram`).
+"""
+
+from __future__ import annotations
+
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.language import Block, PyomoBlock, Terms
+from poetopt.formulations.poet.space import PoetSpace
+
+
+def _moves(block: PyomoBlock) -> None:
+    """The variables, and the rows among them: they stand before S_ram, whose row 1c reads M_in."""
+    space: PoetSpace = block.model().space
+    n = len(space.residences)
+    block.S_aux = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
+    block.M_in = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
+    block.M_out = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
+    S_aux, M_in, M_out = (list(v.values()) for v in (block.S_aux, block.M_in, block.M_out))
+    for x, (t, _) in enumerate(space.residences):
+        if (t - 1, space.residences[x][1]) not in space.residence_index:
+            S_aux[x].fix(0)
+
+    def on_storage(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int] | object:
+        t, i = space.residences[x]
+        earlier = space.residence_index.get((t - 1, i))
+        if earlier is None:
+            return pyo.Constraint.Skip
+        variables = [S_aux[x], S_aux[earlier], M_out[earlier]]
+        return None, LinearExpression(linear_coefs=[1, -1, -1], linear_vars=variables), 0
+
+    def from_storage(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int]:
+        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_in[x], S_aux[x]]), 0
+
+    block.on_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=on_storage)
+    block.from_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=from_storage)
+    tensors = [space.problem.tensors[i] for _, i in space.residences]
+    variables = [*M_in, *M_out]
+    block.energy_j = Terms(variables, [t.page_in_j for t in tensors] + [t.page_out_j for t in tensors])
+    block.transfer_s = Terms(variables, [t.page_in_s for t in tensors] + [t.page_out_s for t in tensors])
+
+
+def _write(block: PyomoBlock) -> None:
+    """Row 1f, once S_ram exists."""
+    model = block.model()
+    M_out, S_ram = list(model.paging.M_out.values()), list(model.rematerialization.S_ram.values())
+
+    def out_of_ram(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int]:
+        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_out[x], S_ram[x]]), 0
+
+    block.out_of_ram = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=out_of_ram)
+
+
+paging = Block("paging", _moves)
+paging_source = Block("paging_source", _write, requires=("paging", "rematerialization"))

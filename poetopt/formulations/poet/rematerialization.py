@@ -1,0 +1,79 @@
+r"""Block `rematerialization`: what runs in each stage, and what is in RAM when it begins.
+
+$$ \begin{aligned}
+   R_{t,t} &= 1, \qquad S^{ram}_{0,i} = 1 \text{ for a graph input} \\
+   R_{t,j} &\le R_{t,g(i)} + S^{ram}_{t,i}     && i \text{ an input of } j \\
+   S^{ram}_{t,i} &\le R_{t-1,g(i)} + S^{ram}_{t-1,i} + M^{in}_{t-1,i}  && \text{(1c)}
+   \end{aligned} $$
+
+where g(i) is the operator that writes tensor i (none for a graph input, which can't be recomputed).
+
+| symbol           | attribute | unit | meaning                                       |
+|------------------|-----------|------|-----------------------------------------------|
+| $R_{t,j}$        | `R`       | -    | operator j runs in stage t                    |
+| $S^{ram}_{t,i}$  | `S_ram`   | -    | tensor i is in RAM when stage t begins        |
+
+$M^{in}$ is 0 without the block `paging`, which adds its own term to row 1c.
+
+Source: the paper, Algorithm 1 and section 5.1; several outputs an operator are ours.
+"""
+
+from __future__ import annotations
+
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.language import Block, PyomoBlock, Terms
+from poetopt.formulations.poet.space import PoetSpace
+
+
+def _build(block: PyomoBlock) -> None:
+    model = block.model()
+    space: PoetSpace = model.space
+    problem = space.problem
+    block.R = pyo.Var(pyo.RangeSet(0, len(space.computes) - 1), domain=pyo.Binary)
+    block.S_ram = pyo.Var(pyo.RangeSet(0, len(space.residences) - 1), domain=pyo.Binary)
+    R, S = list(block.R.values()), list(block.S_ram.values())
+    for x, (t, j) in enumerate(space.computes):
+        if t == j:
+            R[x].fix(1)
+    for x, (t, _) in enumerate(space.residences):
+        if t == 0:
+            S[x].fix(1)
+    M_in = list(model.paging.M_in.values()) if space.paging else []
+
+    def made(t: int, i: int) -> list[object]:
+        x = space.compute_index.get((t, problem.tensors[i].producer))
+        return [] if x is None else [R[x]]
+
+    reads = [(x, t, i) for x, (t, j) in enumerate(space.computes) for i in problem.operators[j].inputs]
+
+    def dependence(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, int]:
+        x, t, i = reads[index]
+        there = made(t, i)
+        resident = space.residence_index.get((t, i))
+        if resident is not None:
+            there.append(S[resident])
+        return None, LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[R[x], *there]), 0
+
+    def continuity(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int] | object:
+        t, i = space.residences[x]
+        if t == 0:
+            return pyo.Constraint.Skip
+        before = made(t - 1, i)
+        earlier = space.residence_index.get((t - 1, i))
+        if earlier is not None:
+            before.append(S[earlier])
+            if M_in:
+                before.append(M_in[earlier])
+        return None, LinearExpression(linear_coefs=[1, *[-1] * len(before)], linear_vars=[S[x], *before]), 0
+
+    block.dependence = pyo.Constraint(pyo.RangeSet(0, len(reads) - 1), rule=dependence)
+    block.continuity = pyo.Constraint(pyo.RangeSet(0, len(space.residences) - 1), rule=continuity)
+    again = [x for x, (t, j) in enumerate(space.computes) if t != j]
+    operators = problem.operators
+    block.energy_j = Terms([R[x] for x in again], [operators[space.computes[x][1]].energy_j for x in again])
+    block.compute_s = Terms([R[x] for x in again], [operators[space.computes[x][1]].time_s for x in again])
+
+
+rematerialization = Block("rematerialization", _build)

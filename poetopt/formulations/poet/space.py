@@ -1,0 +1,70 @@
+"""The index sets of `poet`: stages x operators and stages x tensors, as Algorithm 1 has them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from poetopt.errors import FormulationError
+from poetopt.formulations.language import Limits
+from poetopt.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PoetSpace:
+    """Pairs (stage t, operator j <= t) and (stage t, tensor i that exists before t), in order.
+
+    An operator first runs in its own stage and may run again in any later one ("frontier-advancing",
+    Checkmate section 4.6): running ahead of its stage saves nothing, since it runs then anyway.
+    """
+
+    problem: Problem
+    limits: Limits
+    name: str
+    paging: bool
+    remat: bool
+
+    @property
+    def room_bytes(self) -> int:
+        """The budget without what kernels allocate beside the arena."""
+        return self.limits.ram_bytes - self.problem.reserve_bytes
+
+    @cached_property
+    def computes(self) -> list[tuple[int, int]]:
+        """(t, j): operator j may run in stage t; (t, t) always does."""
+        operators = self.problem.operators
+        return [
+            (t, j) for t in range(len(operators)) for j in range(t + 1) if j == t or (self.remat and operators[j].recomputable)
+        ]
+
+    @cached_property
+    def compute_index(self) -> dict[tuple[int, int], int]:
+        """(t, j) -> place in `computes`."""
+        return {pair: x for x, pair in enumerate(self.computes)}
+
+    @cached_property
+    def residences(self) -> list[tuple[int, int]]:
+        """(t, i): tensor i may be in RAM, or on storage, when stage t begins."""
+        tensors = self.problem.tensors
+        stages = range(len(self.problem.operators))
+        return [(t, i) for t in stages for i in range(len(tensors)) if tensors[i].producer < t]
+
+    @cached_property
+    def residence_index(self) -> dict[tuple[int, int], int]:
+        """(t, i) -> place in `residences`."""
+        return {pair: x for x, pair in enumerate(self.residences)}
+
+    @cached_property
+    def memory_unit(self) -> float:
+        """Bytes that one unit in a memory row stands for: the sizes' greatest common divisor."""
+        sizes = [tensor.nbytes for tensor in self.problem.tensors]
+        sizes += [operator.workspace_bytes for operator in self.problem.operators]
+        return float(math.gcd(*sizes) or 1)
+
+
+def poet_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> PoetSpace:
+    """Algorithm 1's space. Raises FormulationError for any scope but `full`."""
+    if scope != "full":
+        raise FormulationError(f"formulation 'poet' is Algorithm 1, whose scope is 'full'; it has no scope '{scope}'")
+    return PoetSpace(problem=problem, limits=limits, name="full", paging=paging, remat=remat)
