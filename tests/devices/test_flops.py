@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from poetopt.devices.flops import ELEMENTWISE, MOVES, TRANSCENDENTAL, bytes_moved, flops, node_flops, work
 from poetopt.errors import ModelError
-from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
+from poetopt.frontends import load
+from poetopt.graph import VIEW_OPS, Graph, Node, Operator, Role, Tensor
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:
@@ -176,3 +177,12 @@ def test_a_missing_tensor_is_named() -> None:
     conv = Operator("conv1", "Conv", (node("Conv", "x w", "y"),), ("x", "w"), ("y",))
     with pytest.raises(ModelError, match=r"operator 'conv1', node 'Conv' \(Conv\): the tensor 'w' is not in the graph"):
         work(conv, tensors(x=(1, 1, 3, 3), y=(1, 1, 3, 3)))
+
+
+@pytest.mark.parametrize(("network", "giga_macs"), [("resnet18-cifar", 0.56), ("vgg16-cifar", 0.31)])
+def test_published_multiply_adds_of_whole_networks(network: str, giga_macs: float) -> None:
+    """The convolutions and matrices of an image's forward pass, as the literature counts them."""
+    model = load(network, batch=1)
+    assert isinstance(model, Graph)
+    products = sum(flops(o, model.tensors) for o in model.operators if o.kind in ("Conv", "Gemm", "MatMul"))
+    assert products / 2e9 == pytest.approx(giga_macs, rel=0.02)

@@ -14,9 +14,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from poetopt.devices import flops, kernels
 from poetopt.devices.kernels import BLOCK, CONV_SLICE, kernel_bytes
 from poetopt.graph import Node, Role, Tensor
 
@@ -207,3 +209,10 @@ def test_formulas(case: Case, expected: int) -> None:
 def test_another_domain_s_op_is_unknown() -> None:
     wide = Tensor("x", (8, 8), F, Role.ACTIVATION)
     assert kernel_bytes(Node("Where", ("x", "x", "x"), ("x",), {}, "com.example"), [wide] * 3, [wide]) == 0
+
+
+@pytest.mark.parametrize("module", [flops, kernels], ids=["flops", "kernels"])
+def test_every_rule_is_documented(module: ModuleType) -> None:
+    assert module.__doc__ is not None
+    missing = [op for op in module._RULES if op not in module.__doc__]
+    assert missing == []
