@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from poetopt.console import check_outputs, complain, guarded, live_progress, say, write_json
+from poetopt.console import check_outputs, complain, guarded, live_progress, own_the_process, say, write_json
 from poetopt.errors import InfeasibleError, ModelError, NoScheduleError, OptionError
 
 app = typer.Typer(
@@ -294,4 +294,5 @@ def invoke(arguments: list[str]) -> int:
 
 def main() -> None:
     """Entry point of the program `poetopt`."""
+    own_the_process()
     sys.exit(invoke(sys.argv[1:]))

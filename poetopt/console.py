@@ -95,14 +95,18 @@ def progress_line(progress: Progress) -> str:
     return text
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """Run `command`; its exit code, or the one of the error that it ends in, which has been told on stderr."""
-    from typer import Abort
-
+def own_the_process() -> None:
+    """Nothing but our own messages on stderr: no warnings or log lines of libraries, no traceback of a defect."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     logging.disable()
     sys.excepthook = _last_resort
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Run `command`; its exit code, or the one of the error that it ends in, which has been told on stderr."""
+    from typer import Abort
+
     try:
         code = command()
         sys.stdout.flush()

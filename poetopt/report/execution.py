@@ -21,7 +21,8 @@ def execution_lines(plan: Plan, document: Mapping[str, object]) -> list[str]:
         ),
         (
             "time",
-            f"{_seconds(document, 'step_s')} a step on this machine; unscheduled {_seconds(document, 'store_all_step_s')}, "
+            f"{_seconds(document, 'step_s')} a step on this machine; "
+            f"unscheduled {_seconds(document, 'store_all_step_s')}, "
             f"as one session {_seconds(document, 'fused_step_s')}",
         ),
         ("paged", f"{_bytes(document, 'bytes_paged')} to and from storage"),

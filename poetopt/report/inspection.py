@@ -27,7 +27,8 @@ class Needs:
     store_all_peak_bytes
         The peak of ordinary training, and `peak_operator`, which runs then.
     peak
-        What is live at that moment: (name, kind, bytes), the largest first; the operator's workspace is one of them.
+        What is live at that moment: (name, kind, bytes), the largest first; the operator's workspace and what
+        is reserved for kernels are among them.
     least_ram_bytes
         The smallest budget with a known schedule (None: none was found).
     ram_bound_bytes, binding_operator
@@ -64,7 +65,7 @@ class Needs:
         sums: dict[str, int] = {}
         for _, kind, nbytes in self.peak:
             sums[kind] = sums.get(kind, 0) + nbytes
-        return sums
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text, for people."""
@@ -101,17 +102,25 @@ class Needs:
 def needs(problem: Problem) -> Needs:
     """Look at a problem without solving it (a few seconds at most for the zoo's networks)."""
     plan = store_all(problem)
-    live = simulate(plan).live_bytes
+    simulation = simulate(plan)
+    live = simulation.live_bytes
     at = max(range(len(live)), key=live.__getitem__)
     operator = next(i.target for i in plan.instructions[at:] if i.action is Action.COMPUTE)
     ram_bound = problem.least_ram_bytes
-    binding = next((op.name for i, op in enumerate(problem.operators) if problem.working_set_bytes(i) == ram_bound), "")
+    binding = next(
+        (
+            op.name
+            for i, op in enumerate(problem.operators)
+            if problem.working_set_bytes(i) + problem.reserve_bytes == ram_bound
+        ),
+        "",
+    )
     return Needs(
         problem=problem,
-        store_all_peak_bytes=live[at],
+        store_all_peak_bytes=simulation.peak_bytes,
         peak_operator=problem.operators[operator].name,
         peak=_live_at(plan, at),
-        least_ram_bytes=least_ram(problem, Options(ram_bytes=live[at])),
+        least_ram_bytes=least_ram(problem, Options(ram_bytes=simulation.peak_bytes)),
         ram_bound_bytes=ram_bound,
         binding_operator=binding,
     )
@@ -131,8 +140,7 @@ def _live_at(plan: Plan, at: int) -> tuple[tuple[str, str, int], ...]:
             live.update(dict.fromkeys(problem.operators[step.target].outputs))
             workspace = problem.operators[step.target].workspace_bytes if index == at else 0
     found = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
-    if workspace:
-        found.append(("workspace", "workspace", workspace))
+    found += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
     return tuple(sorted((entry for entry in found if entry[2]), key=lambda entry: (-entry[2], entry[0])))
 
 

@@ -84,6 +84,7 @@ class Report:
             "store_all_peak_bytes": solution.store_all_peak_bytes,
             "store_all_fits": self.store_all_fits,
             "resident_bytes": problem.resident_bytes,
+            "reserve_bytes": problem.reserve_bytes,
             "peak_bytes": simulation.peak_bytes if simulation else None,
             "arena_bytes": solution.arena_bytes,
             "baseline_energy_j": baseline,
@@ -154,11 +155,12 @@ class Report:
         rows.append(("proof", proof_words(self.solution)))
         rows += [("note", note) for note in self._notes()]
         solution = self.solution
+        search, build, total = (show_seconds(s) for s in (solution.solve_s, solution.build_s, solution.total_s))
         rows.append(
             (
                 "solved",
                 f"{solution.options.formulation} on {solution.options.backend}: "
-                f"built in {show_seconds(solution.build_s)}, solved in {show_seconds(solution.solve_s)}, {show_seconds(solution.total_s)} in all",
+                f"built in {build}, solved in {search}, {total} in all",
             )
         )
         return rows
