@@ -80,6 +80,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
     else:
         path = Path(source)
         document = Document(str(path), _parse(path), path.parent)
+    _check_text(document)
     _check_header(document)
     _take_weights(document)
     return document
@@ -131,6 +132,23 @@ def _check_header(document: Document) -> None:
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
         raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported; export it as dense")
+
+
+def _check_text(document: Document) -> None:
+    """Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them."""
+    graph = document.proto.graph
+    infos = (*graph.input, *graph.output, *graph.value_info)
+    texts: list[object] = [graph.name, *(info.name for info in infos), *(proto.name for proto in graph.initializer)]
+    texts += [dim.dim_param for info in infos for dim in info.type.tensor_type.shape.dim]
+    texts += [entry.domain for entry in document.proto.opset_import]
+    texts += [text for proto in graph.initializer for entry in proto.external_data for text in (entry.key, entry.value)]
+    for nodes in (graph.node, *(function.node for function in document.proto.functions)):
+        for node in nodes:
+            texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
+            texts += (attribute.name for attribute in node.attribute)
+            texts += (attribute.ref_attr_name for attribute in node.attribute)
+    if any(isinstance(text, bytes) for text in texts):
+        raise ModelError(f"{document.where}: some names are not text; the file is damaged, copy or export it again")
 
 
 def _take_weights(document: Document) -> None:

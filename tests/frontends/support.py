@@ -48,7 +48,7 @@ def floats(*shape: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def run(model: onnx.ModelProto | str, feeds: Mapping[str, Array]) -> list[NDArray[np.float32]]:
-    """The (float) outputs of `model` on onnxruntime, nothing optimised away. Feeds that it doesn't know are left out."""
+    """The (float) outputs of `model` on onnxruntime, nothing optimised away. Unknown feeds are left out."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3

@@ -1,0 +1,324 @@
+"""Each way a model can be bad ends in one message: what, where, and the remedy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from poetopt.errors import ModelError, PoetError, UnsupportedOpError
+from poetopt.frontends.onnx_file import load_onnx
+from tests.frontends.support import F32, floats, model_of, text_model
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+relu = helper.make_node("Relu", ["x"], ["y"], "relu")
+
+
+def small(opset: int = 18) -> onnx.ModelProto:
+    """A Conv, a Reshape and a Gemm, with a constant shape."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv", kernel_shape=[3, 3]),
+        helper.make_node("Reshape", ["c", "shape"], ["f"], "reshape"),
+        helper.make_node("Gemm", ["f", "v"], ["y"], "gemm"),
+    ]
+    weights: dict[str, Array] = {"w": floats(2, 1, 3, 3), "shape": np.array([2, -1], dtype=np.int64), "v": floats(8, 3)}
+    return model_of(nodes, {"x": [2, 1, 4, 4]}, ["y"], weights, opset=opset)
+
+
+class TestFiles:
+    def _load(self, folder: Path, content: bytes) -> None:
+        path = folder / "m.onnx"
+        path.write_bytes(content)
+        load_onnx(path)
+
+    def test_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=r"none\.onnx: can't be read \(No such file"):
+            load_onnx(tmp_path / "none.onnx")
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="can't be read"):
+            load_onnx(tmp_path)
+
+    def test_empty(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="file is empty"):
+            self._load(tmp_path, b"")
+
+    def test_text(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="a text file, not an ONNX model"):
+            self._load(tmp_path, b"Sorry, the page you were looking for was not found.\n")
+
+    @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+    def test_truncated(self, tmp_path: Path, share: float) -> None:
+        content = small().SerializeToString()
+        with pytest.raises(ModelError, match=r"m\.onnx: .*(truncated|incomplete|no graph)"):
+            self._load(tmp_path, content[: int(len(content) * share)])
+
+    def test_some_other_protobuf(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="not an ONNX model"):
+            self._load(tmp_path, relu.SerializeToString() + b"\0\1\2")
+
+    def test_a_picture(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="not an ONNX model"):
+            self._load(tmp_path, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\x06")
+
+
+class TestStructure:
+    def test_no_graph(self) -> None:
+        with pytest.raises(ModelError, match="no graph"):
+            load_onnx(onnx.ModelProto(ir_version=8))
+
+    def test_an_empty_graph(self) -> None:
+        with pytest.raises(ModelError, match="graph is empty"):
+            load_onnx(model_of([], {}, []))
+
+    def test_no_outputs(self) -> None:
+        with pytest.raises(ModelError, match="no outputs"):
+            load_onnx(model_of([relu], {"x": [1]}, []))
+
+    def test_an_output_that_is_an_input(self) -> None:
+        with pytest.raises(ModelError, match="no node leads to an output"):
+            load_onnx(model_of([relu], {"x": [1]}, ["x"]))
+
+    def test_everything_is_constant(self) -> None:
+        nodes = [helper.make_node("Shape", ["x"], ["y"])]
+        with pytest.raises(ModelError, match="every output is constant"):
+            load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"]))
+
+    def test_no_opset(self) -> None:
+        model = small()
+        del model.opset_import[:]
+        with pytest.raises(ModelError, match="no opset"):
+            load_onnx(model)
+
+    def test_an_opset_from_the_future(self) -> None:
+        model = small()
+        model.opset_import[0].version = 99
+        with pytest.raises(ModelError, match="opset 99 is newer than the installed onnx"):
+            load_onnx(model)
+
+    def test_a_missing_input(self) -> None:
+        nodes = [helper.make_node("MatMul", ["x", "wieght"], ["y"], "mm")]
+        model = model_of(nodes, {"x": [2, 2]}, ["y"], {"weight": floats(2, 2)})
+        with pytest.raises(ModelError, match=r"'mm' \(MatMul, opset 18\): reads 'wieght'.*closest names are weight"):
+            load_onnx(model)
+
+    def test_a_missing_output(self) -> None:
+        with pytest.raises(ModelError, match="output 'z' is written by no node"):
+            load_onnx(model_of([relu], {"x": [1]}, ["z"]))
+
+    def test_an_output_listed_twice(self) -> None:
+        with pytest.raises(ModelError, match="'y' is listed twice"):
+            load_onnx(model_of([relu], {"x": [1]}, ["y", "y"]))
+
+    def test_a_cycle(self) -> None:
+        nodes = [
+            helper.make_node("Add", ["x", "b"], ["a"], "first"),
+            helper.make_node("Relu", ["a"], ["b"], "second"),
+            helper.make_node("Relu", ["b"], ["y"], "third"),
+        ]
+        with pytest.raises(ModelError, match=r"node 'first' \(Add, opset 18\): on or behind a cycle.*'second'"):
+            load_onnx(model_of(nodes, {"x": [1]}, ["y"]))
+
+    def test_a_node_that_reads_itself(self) -> None:
+        with pytest.raises(ModelError, match="cycle"):
+            load_onnx(model_of([helper.make_node("Relu", ["y"], ["y"])], {"x": [1]}, ["y"]))
+
+    @pytest.mark.parametrize("name", ["x", "w", "y"])
+    def test_names_written_twice(self, name: str) -> None:
+        nodes = [relu, helper.make_node("Tanh", ["x"], [name], "again")]
+        with pytest.raises(ModelError, match=f"node 'again' .*writes '{name}'"):
+            load_onnx(model_of(nodes, {"x": [1]}, ["y"], {"w": floats(1)}))
+
+    def test_initializers_of_one_name(self) -> None:
+        model = small()
+        model.graph.initializer.append(model.graph.initializer[0])
+        with pytest.raises(ModelError, match="two initializers are called 'w'"):
+            load_onnx(model)
+
+    def test_inputs_of_one_name(self) -> None:
+        model = small()
+        model.graph.input.append(model.graph.input[0])
+        with pytest.raises(ModelError, match="two inputs are called 'x'"):
+            load_onnx(model)
+
+    def test_a_sparse_initializer(self) -> None:
+        model = small()
+        model.graph.sparse_initializer.append(onnx.SparseTensorProto())
+        with pytest.raises(ModelError, match="sparse"):
+            load_onnx(model)
+
+
+class TestOperators:
+    def test_another_domain(self) -> None:
+        node = helper.make_node("FusedConv", ["x"], ["y"], "fused", domain="com.microsoft")
+        with pytest.raises(UnsupportedOpError, match=r"'fused' \(com.microsoft.FusedConv, opset 18\).*standard"):
+            load_onnx(model_of([node], {"x": [1]}, ["y"]))
+
+    def test_an_unknown_operator(self) -> None:
+        node = helper.make_node("Rellu", ["x"], ["y"], "r")
+        with pytest.raises(UnsupportedOpError, match=r"\(Rellu, opset 18\): no such operator.*Relu"):
+            load_onnx(model_of([node], {"x": [1]}, ["y"]))
+
+    def test_an_operator_of_a_newer_opset(self) -> None:
+        node = helper.make_node("Gelu", ["x"], ["y"], "g")
+        with pytest.raises(UnsupportedOpError, match=r"\(Gelu, opset 13\): no such operator in this opset; opset 20"):
+            load_onnx(model_of([node], {"x": [1]}, ["y"], opset=13))
+
+    def test_control_flow(self) -> None:
+        branch = helper.make_graph([helper.make_node("Relu", ["x"], ["b"])], "b", [], [onnx.ValueInfoProto(name="b")])
+        node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=branch)
+        model = model_of([node], {"x": [1]}, ["y"], {"c": np.array(True)})
+        with pytest.raises(UnsupportedOpError, match=r"node 'choice' \(If, opset 18\): control flow"):
+            load_onnx(model)
+
+    def test_quantized(self) -> None:
+        nodes = [helper.make_node("QuantizeLinear", ["x", "s"], ["q"], "quant"), helper.make_node("Relu", ["q"], ["y"])]
+        with pytest.raises(UnsupportedOpError, match=r"'quant'.*quantized network can't be trained"):
+            load_onnx(model_of(nodes, {"x": [1]}, ["y"], {"s": np.array(1, np.float32)}))
+
+    def test_sequences(self) -> None:
+        nodes = [
+            helper.make_node("SequenceConstruct", ["x"], ["s"], "seq"),
+            helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+        ]
+        with pytest.raises(UnsupportedOpError, match=r"'seq'.*sequences"):
+            load_onnx(model_of(nodes, {"x": [1]}, ["y"]))
+
+    def test_an_attribute_that_the_operator_lacks(self) -> None:
+        node = helper.make_node("Relu", ["x"], ["y"], "r", slope=0.5)
+        with pytest.raises(ModelError, match=r"node 'r' \(Relu, opset 18\): .*slope"):
+            load_onnx(model_of([node], {"x": [1]}, ["y"]))
+
+    def test_dropout_decided_at_run_time(self) -> None:
+        model = text_model("g (float[2] x, bool t) => (float[2] y) { y = Dropout (x, , t) }")
+        with pytest.raises(UnsupportedOpError, match=r"training_mode .*is not constant"):
+            load_onnx(model)
+
+
+class TestShapes:
+    def test_operands_that_do_not_fit(self) -> None:
+        node = helper.make_node("MatMul", ["x", "w"], ["y"], "mm")
+        with pytest.raises(ModelError, match=r"\(MatMul, opset 18\): its inputs don't fit \(x \[2, 3\], w \[4, 5\]"):
+            load_onnx(model_of([node], {"x": [2, 3]}, ["y"], {"w": floats(4, 5)}))
+
+    def test_a_reshape_that_loses_elements(self) -> None:
+        node = helper.make_node("Reshape", ["x", "s"], ["y"], "r")
+        model = model_of([node], {"x": [2, 3]}, ["y"], {"s": np.array([2, 2], dtype=np.int64)})
+        with pytest.raises(ModelError, match=r"node 'r' .*can't turn shape \[2, 3\] into \[2, 2\]"):
+            load_onnx(model)
+
+    def test_shapes_that_depend_on_data(self) -> None:
+        nodes = [helper.make_node("NonZero", ["x"], ["n"], "nz"), helper.make_node("Cast", ["n"], ["y"], to=F32)]
+        with pytest.raises(ModelError, match=r"node 'nz' \(NonZero.*shape of its output 'n' is unknown"):
+            load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"]))
+
+    def test_an_input_without_shape(self) -> None:
+        model = model_of([relu], {"x": [1]}, ["y"])
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        with pytest.raises(ModelError, match="input 'x' has no shape"):
+            load_onnx(model)
+
+    def test_a_negative_dimension(self) -> None:
+        with pytest.raises(ModelError, match="dimension 1 is -7, negative"):
+            load_onnx(model_of([relu], {"x": [1, -7]}, ["y"]))
+
+    @pytest.mark.parametrize("shape", [[2**40, 2**40], [2**62, 4], [2**31, 2**31, 2**31]])
+    def test_hostile_inputs(self, shape: list[int]) -> None:
+        with pytest.raises(ModelError, match=r"input 'x' has shape .*TiB"):
+            load_onnx(model_of([relu], {"x": shape}, ["y"]))
+
+    @pytest.mark.parametrize("dims", [[-3, -4], [2**40, 2**40]])
+    def test_hostile_initializers(self, dims: list[int]) -> None:
+        model = small()
+        model.graph.initializer[2].dims[:] = dims
+        with pytest.raises(ModelError, match=r"initializer 'v' has .*(negative|TiB)"):
+            load_onnx(model)
+
+    @pytest.mark.parametrize("op", ["Expand", "Tile", "ConstantOfShape", "Range"])
+    def test_hostile_results(self, op: str) -> None:
+        mul = helper.make_node("Mul", ["x", "c"], ["y"])
+        nodes = {
+            "Expand": [helper.make_node("Expand", ["x", "n"], ["y"])],
+            "Tile": [helper.make_node("Tile", ["x", "n"], ["y"])],
+            "ConstantOfShape": [helper.make_node("ConstantOfShape", ["n"], ["c"]), mul],
+            "Range": [helper.make_node("Range", ["a", "b", "d"], ["c"]), mul],
+        }[op]
+        weights: dict[str, Array] = {
+            "n": np.array([2**31, 2**31], dtype=np.int64),
+            "a": np.array(0, np.float32),
+            "b": np.array(1e15, np.float32),
+            "d": np.array(1, np.float32),
+        }
+        model = model_of(nodes, {"x": [1, 1]}, ["y"], weights)
+        with pytest.raises(ModelError, match="TiB"):
+            load_onnx(model)
+
+    def test_data_that_does_not_fit_its_shape(self) -> None:
+        model = small()
+        model.graph.initializer[0].raw_data = b"1234"
+        with pytest.raises(ModelError, match="initializer 'w': its data does not fit"):
+            load_onnx(model)
+
+    def test_an_element_type_that_can_not_be_computed_with(self) -> None:
+        model = model_of([helper.make_node("Identity", ["x"], ["y"])], {"x": [1]}, ["y"])
+        model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+        with pytest.raises(ModelError, match="input 'x': element type STRING"):
+            load_onnx(model)
+
+    def test_an_input_that_is_a_sequence(self) -> None:
+        model = model_of([relu], {"x": [1]}, ["y"])
+        model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = F32
+        with pytest.raises(UnsupportedOpError, match="input 'x' is a sequence"):
+            load_onnx(model)
+
+
+def _flip(rng: random.Random, content: bytearray) -> None:
+    for _ in range(rng.randint(1, 4)):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+
+
+def _cut(rng: random.Random, content: bytearray) -> None:
+    start = rng.randrange(len(content))
+    del content[start : start + rng.randint(1, 40)]
+
+
+def _double(rng: random.Random, content: bytearray) -> None:
+    start = rng.randrange(len(content))
+    content[start:start] = content[start : start + rng.randint(1, 40)]
+
+
+@pytest.mark.parametrize("mutate", [_flip, _cut, _double])
+@pytest.mark.parametrize("opset", [11, 18])
+def test_damaged_files_end_in_our_errors(
+    mutate: Callable[[random.Random, bytearray], None], opset: int, tmp_path: Path
+) -> None:
+    """Whatever the bytes, a graph or a PoetError: nothing else escapes."""
+    model = small(opset)
+    model.graph.node.append(helper.make_node("Dropout", ["y"], ["z"], "drop"))
+    model.graph.node.append(
+        helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.full(3, 2, np.float32)))
+    )
+    model.graph.node.append(helper.make_node("Pow", ["z", "two"], ["p"], "pow"))
+    model.graph.output[0].name = "p"
+    original = model.SerializeToString()
+    path = tmp_path / "m.onnx"
+    rng = random.Random(f"{mutate.__name__}{opset}")
+    messages = []
+    for _ in range(150):
+        content = bytearray(original)
+        mutate(rng, content)
+        path.write_bytes(content)
+        try:
+            load_onnx(path)
+        except PoetError as error:
+            messages.append(str(error))
+    assert messages
+    assert all("m.onnx" in message for message in messages)

@@ -1,0 +1,108 @@
+"""One function loads everything, and says what it would have understood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from poetopt import frontends
+from poetopt.errors import ModelError
+from poetopt.frontends import load, zoo
+from poetopt.frontends.proto import save_model
+from poetopt.frontends.summary import summary
+from poetopt.graph import Graph
+
+
+def test_zoo_names() -> None:
+    graph = load("mlp", batch=3, train="fc3.*")
+    assert isinstance(graph, Graph)
+    assert graph.source == "mlp"
+    assert graph.trained == ("fc3.weight", "fc3.bias")
+    assert graph.tensors["input"].shape == (3, 784)
+
+
+def test_files_and_models(tmp_path: Path) -> None:
+    graph = load("lenet")
+    assert isinstance(graph, Graph)
+    path = tmp_path / "net.onnx"
+    save_model(graph, path)
+    again = load(path)
+    assert isinstance(again, Graph)
+    assert again.source == str(path)
+    in_memory = load(zoo.build("lenet"))
+    assert isinstance(in_memory, Graph)
+    assert in_memory.content_hash == graph.content_hash
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", r"resnet18: neither a file nor a network of the zoo, closest: resnet18-cifar.*one of lenet, mlp"),
+        ("quux", r"quux: neither a file nor a network of the zoo.*\.onnx file"),
+        ("missing.onnx", r"missing\.onnx: no such file.*one of lenet"),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(name)
+
+
+def test_close_file_names(tmp_path: Path) -> None:
+    (tmp_path / "network.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"did you mean .*network\.onnx"):
+        load(tmp_path / "netwrok.onnx")
+
+
+def test_problem_files_have_no_batch(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("{}")
+    with pytest.raises(ModelError, match="leave --batch and --train out"):
+        load(path, batch=2)
+
+
+def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*, group: str) -> list[EntryPoint]:
+        return [
+            EntryPoint("net", "tests.frontends.test_load:read_net", group),
+            EntryPoint("broken", "tests.frontends.no_such_module:read", group),
+        ]
+
+    monkeypatch.setattr(frontends, "entry_points", found)
+    graph = load(tmp_path / "a.net", batch=5)
+    assert isinstance(graph, Graph)
+    assert graph.tensors["input"].shape == (5, 784)
+    with pytest.raises(ModelError, match=r"frontend 'broken' .*can't be loaded"):
+        load(tmp_path / "a.broken")
+
+
+def read_net(path: Path, *, batch: int | None, train: str | None) -> Graph:
+    """A frontend of another package."""
+    assert path.suffix == ".net"
+    graph = load("mlp", batch=batch, train=train)
+    assert isinstance(graph, Graph)
+    return graph
+
+
+def test_summary() -> None:
+    graph = load("resnet18-cifar", batch=2, train="layer4.*")
+    assert isinstance(graph, Graph)
+    found = summary(graph)
+    assert found["operators_by_type"] == {
+        "BatchNormalization": 20, "Conv": 20, "Relu": 17, "Add": 8, "Flatten": 1, "Gemm": 1, "GlobalAveragePool": 1,
+    }  # fmt: skip
+    assert found["inputs"] == [{"name": "input", "shape": [2, 3, 32, 32], "dtype": "float32", "bytes": 24576}]
+    trained, frozen = found["trained"], found["frozen"]
+    assert isinstance(trained, dict)
+    assert isinstance(frozen, dict)
+    assert trained["tensors"] == len(graph.trained) == 15
+    assert trained["tensors"] + frozen["tensors"] == 102
+    assert trained["bytes"] == 4 * trained["elements"]
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, poetopt.frontends; sys.exit('onnx' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
