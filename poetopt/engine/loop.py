@@ -56,6 +56,7 @@ class _Run:
     scope: str = ""
     bound: float = 0.0
     trace: list[Progress] = field(default_factory=list)
+    starts: list[Schedule] = field(default_factory=list)
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -124,7 +125,7 @@ def solve(problem: Problem, options: Options, listener: Listener | None = None) 
             **refusal,
         )
     try:
-        _first_schedules(run)
+        _first_schedules(run, chosen.strict)
         proof = _through_scopes(run, chosen, solver)
     except KeyboardInterrupt:
         run.interrupted = True
@@ -132,8 +133,12 @@ def solve(problem: Problem, options: Options, listener: Listener | None = None) 
     return _conclude(run, proof, plain.peak_bytes)
 
 
-def _first_schedules(run: _Run) -> None:
-    """Heuristic plans at several targets: the replay is a little optimistic about memory."""
+def _first_schedules(run: _Run, strict: bool) -> None:
+    """Heuristic plans at several targets: the replay is a little optimistic about memory.
+
+    A strict formulation takes them as warm starts only: what the solver accepts of them counts.
+    """
+    trial = Incumbent(run.problem, run.options) if strict else run.incumbent
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     for paging, remat in dict.fromkeys(modes):
@@ -141,8 +146,10 @@ def _first_schedules(run: _Run) -> None:
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
             schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
-            if schedule is not None:
-                run.offer(schedule, "heuristic")
+            if schedule is not None and trial.offer(schedule):
+                run.starts.insert(0, schedule)
+                if not strict:
+                    run.say("heuristic")
 
 
 def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
@@ -243,7 +250,8 @@ def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact:
         return True
     while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
         best = run.incumbent.best
-        start = chosen.start(model, best.schedule) if best is not None else None
+        starts = [*([] if best is None else [best.schedule]), *run.starts]
+        start = next((values for s in starts if (values := chosen.start(model, s)) is not None), None)
         found = session.search(
             time_limit_s=run.remaining_s,
             gap=run.options.gap / 2,

@@ -18,7 +18,11 @@ from collections.abc import Sequence
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, Terms, contributions, linear
+from poetopt.formulations.language import Block, PyomoBlock, Space, Terms, contributions, linear
+
+
+def _needed(space: Space) -> bool:
+    return space.limits.compute_s is not None or space.limits.makespan_s is not None
 
 
 def _build(block: PyomoBlock) -> None:
@@ -47,4 +51,4 @@ def _build(block: PyomoBlock) -> None:
     block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row)
 
 
-deadline = Block("deadline", _build)
+deadline = Block("deadline", _build, when=_needed)

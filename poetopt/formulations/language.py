@@ -20,7 +20,7 @@ from a block's *separator*: given a point it returns violated rows in the block'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -91,27 +91,6 @@ class PointLike(Protocol):
 Separator = Callable[[PyomoBlock, PointLike], list[Row]]
 
 
-@dataclass(frozen=True)
-class Block:
-    """One piece of mathematics.
-
-    name
-        The attribute under which it stands on the model.
-    build
-        Fills the pyo.Block; reads `block.model().space` and the blocks that it requires. Its docstring
-        holds the mathematics.
-    requires
-        Names of blocks that must stand before it.
-    separator
-        Optional: violated rows at a point.
-    """
-
-    name: str
-    build: Callable[[PyomoBlock], None]
-    requires: tuple[str, ...] = ()
-    separator: Separator | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a schedule must keep.
@@ -140,6 +119,31 @@ class Space(Protocol):
     problem: Problem
     limits: Limits
     name: str
+    paging: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of mathematics.
+
+    name
+        The attribute under which it stands on the model.
+    build
+        Fills the pyo.Block; reads `block.model().space` and the blocks that it requires. Its docstring
+        holds the mathematics.
+    requires
+        Names of blocks that must stand before it.
+    separator
+        Optional: violated rows at a point.
+    when
+        Optional: whether the block is needed in a space at all; always, where it is None.
+    """
+
+    name: str
+    build: Callable[[PyomoBlock], None]
+    requires: tuple[str, ...] = ()
+    separator: Separator | None = None
+    when: Callable[[Space], bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +158,9 @@ class Formulation:
         (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope it hasn't.
     deepening
         Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
+    strict
+        Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
+        may lie outside of it.
     schedule
         (model, point) -> the schedule that an integral point stands for.
     start
@@ -168,9 +175,9 @@ class Formulation:
     schedule: Callable[[Any, PointLike], Schedule]
     start: Callable[[Any, Schedule], list[tuple[Any, Floats]] | None]
     deepening: bool = False
-    optional: frozenset[str] = field(default_factory=frozenset)
+    strict: bool = False
 
-    def abstract(self, space: Space, without: frozenset[str] = frozenset()) -> pyo.AbstractModel:
+    def abstract(self, space: Space) -> pyo.AbstractModel:
         """The AbstractModel: nothing is constructed until `create_instance`.
 
         Raises FormulationError where a block's requirement is missing or comes later.
@@ -179,7 +186,7 @@ class Formulation:
         model.space = space
         present: list[str] = []
         for block in self.blocks:
-            if block.name in without:
+            if block.when is not None and not block.when(space):
                 continue
             missing = [name for name in block.requires if name not in present]
             if missing:
@@ -219,8 +226,7 @@ class Formulation:
         """
         limits = Limits(ram_bytes=ram_bytes, compute_s=compute_s, makespan_s=makespan_s)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
-        without = frozenset(name for name in self.optional if _left_out(name, paging and problem.paging, limits))
-        return self.abstract(space, without).create_instance()
+        return self.abstract(space).create_instance()
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The violated rows of all blocks at `point`."""
@@ -229,12 +235,6 @@ class Formulation:
             if block.separator is not None and block.name in model.block_names:
                 rows.extend(block.separator(model.component(block.name), point))
         return rows
-
-
-def _left_out(name: str, paging: bool, limits: Limits) -> bool:
-    if name == "deadline":
-        return limits.compute_s is None and limits.makespan_s is None
-    return name in {"paging", "paging_source"} and not paging
 
 
 def contributions(model: Any, attribute: str) -> list[Terms]:

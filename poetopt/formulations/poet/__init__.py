@@ -58,6 +58,6 @@ poet = Formulation(
     space=poet_space,
     schedule=_schedule,
     start=_start,
-    optional=frozenset({"paging", "paging_source", "deadline"}),
+    strict=True,
 )
 build = poet.build

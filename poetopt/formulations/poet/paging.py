@@ -69,5 +69,5 @@ def _write(block: PyomoBlock) -> None:
     block.out_of_ram = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=out_of_ram)
 
 
-paging = Block("paging", _moves)
-paging_source = Block("paging_source", _write, requires=("paging", "rematerialization"))
+paging = Block("paging", _moves, when=lambda space: space.paging)
+paging_source = Block("paging_source", _write, requires=("paging", "rematerialization"), when=lambda space: space.paging)

@@ -87,6 +87,5 @@ retention = Formulation(
     schedule=_schedule,
     start=_start,
     deepening=True,
-    optional=frozenset({"paging", "deadline"}),
 )
 build = retention.build

@@ -52,4 +52,4 @@ def _sum(first: Terms, second: Terms) -> Terms:
     return Terms([*first.variables, *second.variables], [*first.coefficients, *second.coefficients])
 
 
-paging = Block("paging", _build)
+paging = Block("paging", _build, when=lambda space: space.paging)

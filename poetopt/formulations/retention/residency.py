@@ -56,15 +56,15 @@ def _build(block: PyomoBlock) -> None:
         for producer in (t.producer for t in space.problem.tensors)
     ]
 
-    def occupancy(_: PyomoBlock, e: int) -> tuple[float | None, LinearExpression, float | None] | object:
+    def occupancy(_: PyomoBlock, e: int) -> tuple[int | None, LinearExpression, int | None] | object:
         made = available[e]
-        lower = 1 if real[e] else None
-        upper = None
-        if single[tensor[e]]:
-            upper = 1
-        elif recompute_of_point[e] >= 0 and not real[e]:
-            made = [variable for variable in made if variable is not r[recompute_of_point[e]]]
-            upper = 1
+        lower: int | None = 1 if real[e] else None
+        upper: int | None = 1
+        if recompute_of_point[e] >= 0 and not single[tensor[e]]:
+            if real[e]:
+                upper = None
+            else:
+                made = [variable for variable in made if variable is not r[recompute_of_point[e]]]
         if lower is None and len(made) == 1:
             return pyo.Constraint.Skip
         return lower, _ones(made), upper
