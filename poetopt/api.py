@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poetopt.errors import InfeasibleError, NoScheduleError, OptionError, PlanError
+from poetopt.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, PlanError
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
 
 if TYPE_CHECKING:
@@ -51,7 +51,12 @@ class Model:
         """
         from poetopt.autodiff import differentiate
 
-        graph = differentiate(self.graph, loss=loss, output=output)
+        try:
+            graph = differentiate(self.graph, loss=loss, output=output)
+        except ModelError as error:
+            if self.graph.source in str(error):
+                raise
+            raise type(error)(f"{self.graph.source}: {error}") from error
         return Training(graph, {**self.recipe, "loss": loss, "output": output})
 
 
@@ -258,11 +263,12 @@ def execute(
 
 
 def _plan(plan: Plan | Report) -> Plan:
-    found = getattr(plan, "plan", plan)
+    from poetopt.report.report import Report
+
+    found = plan.plan if isinstance(plan, Report) else plan
     if found is None:
         raise PlanError("the report has no plan: the problem was not solved")
-    result: Plan = found
-    return result
+    return found
 
 
 def _ram_bytes(problem: Problem, ram: int | Share | None) -> int:

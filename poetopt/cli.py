@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from poetopt.console import check_outputs, complain, guarded, live_progress, own_the_process, say, write_json
+from poetopt.console import (
+    INTERRUPTED,
+    check_outputs,
+    complain,
+    guarded,
+    live_progress,
+    own_the_process,
+    say,
+    write_json,
+)
 from poetopt.errors import InfeasibleError, ModelError, NoScheduleError, OptionError
 
 app = typer.Typer(
@@ -287,6 +296,9 @@ def invoke(arguments: list[str]) -> int:
             path = context.command_path if context is not None else "poetopt"
             complain(f"{error.format_message().rstrip('.')}; see {path} --help")
             return OptionError.exit_code
+        if code == INTERRUPTED:
+            # typer has turned the exception into a code.
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
 
     return guarded(command)

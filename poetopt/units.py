@@ -63,6 +63,9 @@ def parse_size(value: str | float, *, option: str) -> int:
             f"{option} {value}: '{unit}' may mean several things; write {number:g}{right}B (powers of 1000) "
             f"or {number:g}{unit[0].upper()}iB (powers of 1024)"
         )
+    if not re.search(r"bits?$|bytes?$|octets?$|B$", unit):
+        # Bytes have no dimension in pint: it would take radians for a size.
+        raise OptionError(f"{option} {value}: not a size; examples: {SIZE_EXAMPLES}")
     return math.floor(_by_pint(number, unit, "byte", f"{option} {value}: not a size", SIZE_EXAMPLES))
 
 

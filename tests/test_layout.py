@@ -30,7 +30,8 @@ LAYERS = (
 """From upstream to downstream. A part imports its own layer and those before it."""
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 HEAVY = {
-    "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx", "onnxruntime", "pint", "pydantic", "pyomo", "scipy", "torch",
+    "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx", "onnxruntime", "pint", "pydantic", "pyomo",
+    "scipy", "torch",
 }  # fmt: skip
 
 

@@ -42,9 +42,11 @@ class Report:
     @cached_property
     def plan_bytes(self) -> int | None:
         """Size of the plan's compact encoding, in bytes."""
+        if self.plan is None:
+            return None
         from poetopt.plan.codec import encode_compact
 
-        return None if self.plan is None else len(encode_compact(self.plan))
+        return len(encode_compact(self.plan))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a JSON file that `poetopt run` reads.

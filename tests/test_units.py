@@ -1,0 +1,105 @@
+"""Sizes, times and shares as people write them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poetopt.errors import OptionError
+from poetopt.units import (
+    Factor,
+    Share,
+    parse_deadline,
+    parse_fraction,
+    parse_ram,
+    parse_time,
+    show_bytes,
+    show_joules,
+    show_seconds,
+    show_share,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("3MB", 3_000_000), ("300KB", 300_000), ("300kB", 300_000), ("300KiB", 307_200), ("300 KiB", 307_200),
+        ("2MiB", 2 * 1024**2), ("1.5GiB", 3 * 2**29), ("1e6", 1_000_000), ("1_000_000", 1_000_000), ("17", 17),
+        ("17B", 17), (17, 17), (17.9, 17), ("9007199254740993", 9007199254740993), ("16 Mbit", 2_000_000), ("0", 0),
+    ],
+)  # fmt: skip
+def test_sizes(text: str | float, nbytes: int) -> None:
+    assert parse_ram(text) == nbytes
+
+
+@pytest.mark.parametrize(("text", "fraction"), [("40%", 0.4), ("12.5 %", 0.125), ("100%", 1.0), ("250%", 2.5)])
+def test_shares(text: str, fraction: float) -> None:
+    assert parse_ram(text) == Share(fraction)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MB", "-1", "nan", "inf", "1e999", "3 parsec", "300kb", "3m", "1,000", "40%%", "3 s", "2 radian"]
+)
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(OptionError, match=r"--ram .*(MB|kB|GB)"):
+        parse_ram(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250ms", 0.25), ("3h", 10_800), ("10min", 600), ("2 minutes", 120), ("5us", 5e-6), ("1d", 86_400), (0.5, 0.5)],
+)
+def test_times(text: str | float, seconds: float) -> None:
+    assert parse_deadline(text) == pytest.approx(seconds)
+
+
+def test_factors() -> None:
+    assert parse_deadline("1.5x") == Factor(1.5)
+    assert parse_deadline("1.5 ×") == Factor(1.5)
+    assert parse_deadline(Factor(2)) == Factor(2)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "0x", "-1s", "nan", "1m", "3 MB", "40%"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(OptionError, match="--deadline"):
+        parse_deadline(text)
+    with pytest.raises(OptionError, match="--time-limit"):
+        parse_time(text, option="--time-limit")
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction"), [("0.1%", 0.001), ("0.001", 0.001), (0.05, 0.05), ("0", 0.0), ("100%", 1.0)]
+)
+def test_fractions(text: str | float, fraction: float) -> None:
+    assert parse_fraction(text, option="--gap") == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("text", ["5", "101%", "-1%", "x", "1s"])
+def test_no_fractions(text: str) -> None:
+    with pytest.raises(OptionError, match="--gap"):
+        parse_fraction(text, option="--gap")
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (show_bytes(0), "0 B"), (show_bytes(999), "999 B"), (show_bytes(1000), "1.00 kB"),
+        (show_bytes(999_999), "1.00 MB"),
+        (show_bytes(47_585_280), "47.6 MB"), (show_joules(0.0117), "11.7 mJ"), (show_joules(0), "0 J"),
+        (show_joules(3e-10), "0.3 nJ"), (show_seconds(0.00025), "250 µs"), (show_seconds(125), "2 min 5 s"),
+        (show_seconds(12_000), "3 h 20 min"), (show_share(0.4), "40 %"),
+        (show_share(2e-8), "2e-06 %"), (show_share(25), "2,500 %"),
+    ],
+)  # fmt: skip
+def test_figures_for_people(shown: str, text: str) -> None:
+    assert shown == text
+
+
+@given(st.integers(0, 10**15))
+def test_shown_sizes_read_back(count: int) -> None:
+    read = parse_ram(show_bytes(count).replace(",", ""))
+    assert isinstance(read, int)
+    assert math.isclose(read, count, rel_tol=0.006)
