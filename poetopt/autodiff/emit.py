@@ -34,6 +34,10 @@ class GraphBuilder:
     """Tensors, values and operators of a graph that is being extended.
 
     Constants are shared by content: two rules that need the same shape vector read one tensor.
+
+    floor_bytes
+        What the backward pass needs at its largest tensor whatever a rule does: an element-wise gradient reads
+        two tensors of that size, writes one, and keeps one. Constructions below that are free to be fast.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int) -> None:
@@ -41,6 +45,7 @@ class GraphBuilder:
         self.values: dict[str, Array] = dict(values)
         self.opset = opset
         self.drafts: list[OperatorBuilder] = []
+        self.floor_bytes = 4 * max((t.nbytes for t in tensors.values() if not t.resident), default=0)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
         self._made: set[str] = set()
         self._names = set(tensors)

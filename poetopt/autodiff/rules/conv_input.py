@@ -1,29 +1,73 @@
-"""dX of a convolution: ConvTranspose, or a Conv with the flipped kernel."""
+"""dX of a convolution: ConvTranspose, or a Conv with the flipped kernel, whole or by parts of x's channels.
+
+| construction | how | workspace |
+|---|---|---|
+| transposed | ConvTranspose(dY, W) | its kernel's columns of one image: C/group taps L elements |
+| flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and a Conv's own |
+
+Parts divide that by their number, and cost one dX for putting them together.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from functools import partial
 
 from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, choose, steps_ns
 from poetopt.autodiff.rules.geometry import Window, transposed
 from poetopt.graph import DTYPE_BYTES, Tensor
 
 
 def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
-    """The gradient of x [N, C, ...], given that of the output and w [M, C/group, ...].
-
-    Both constructions give the same sums. ConvTranspose's kernel holds a column buffer of one image,
-    C * taps * out elements, which no arena shows; the flipped kernel, for unit strides only, costs two copies of W.
-    The smaller of the two is taken.
-    """
-    if _flippable(window) and 2 * w.nbytes < column_bytes(w, window):
-        return _flipped(k, dy, w, window, group)
-    return transposed(k, dy, w, window, group)
+    """The gradient of x [N, C, ...], given that of the output and w [M, C/group, ...]."""
+    dx_bytes = dy.shape[0] * w.shape[1] * group * math.prod(window.size) * DTYPE_BYTES[w.dtype]
+    return choose(candidates(dy, w, window, group), k.graph.floor_bytes - dy.nbytes - dx_bytes).build(k)
 
 
-def column_bytes(w: Tensor, window: Window) -> int:
-    """What the ConvTranspose kernel allocates for one group of one image."""
-    return w.shape[1] * window.taps * math.prod(window.out) * DTYPE_BYTES[w.dtype]
+def candidates(dy: Tensor, w: Tensor, window: Window, group: int) -> Iterator[Candidate]:
+    """Every construction that works for these shapes."""
+    batch, positions = dy.shape[0], math.prod(window.out)
+    item = DTYPE_BYTES[w.dtype]
+    columns = w.shape[1] * window.taps * positions
+    size = batch * w.shape[1] * group * math.prod(window.size)
+    product = 2.0 * w.size * batch * positions / FLOPS_PER_NS
+    for parts in (1, 2, 4, 8):
+        if parts > 1 and (group > 1 or w.shape[1] % parts):
+            continue
+        joined = size * item if parts > 1 else 0
+        extra = steps_ns(parts) + (0.5 * (size + w.size) if parts > 1 else 0.0)
+        yield Candidate(
+            f"transposed/{parts}",
+            product + 0.3 * batch * columns * group + extra,
+            columns * item // parts + joined + (w.nbytes // parts if parts > 1 else 0),
+            partial(_by_parts, dy=dy, w=w, window=window, group=group, parts=parts, flip=False),
+        )
+        if _flippable(window):
+            single = window.taps == 1
+            inputs = w.shape[1] // parts
+            unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
+            slices = unfolded if inputs > math.prod(window.size) else 0 if single else 2**16
+            copies = (1 if single else 2) + (1 if parts > 1 else 0)
+            yield Candidate(
+                f"flipped/{parts}",
+                product * (0.75 if single else 1.15) + (0.5 if single else 3.0) * w.size + extra,
+                max(min(copies, 2) * w.nbytes // parts, w.nbytes // parts + slices) + joined,
+                partial(_by_parts, dy=dy, w=w, window=window, group=group, parts=parts, flip=True),
+            )
+
+
+def _by_parts(
+    k: OperatorBuilder, *, dy: Tensor, w: Tensor, window: Window, group: int, parts: int, flip: bool
+) -> Tensor:
+    build = _flipped if flip else transposed
+    bounds = [w.shape[1] * part // parts for part in range(parts + 1)]
+    pieces = [
+        build(k, dy, k.slice(w, [low], [high], [1]), window, group) for low, high in itertools.pairwise(bounds)
+    ]
+    return k.concat(pieces, 1)
 
 
 def _flippable(window: Window) -> bool:

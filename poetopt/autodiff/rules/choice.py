@@ -1,0 +1,52 @@
+"""Several constructions of one gradient, and the choice between them by shape: time against workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.graph import Tensor
+
+FLOPS_PER_NS = 150.0
+"""Of a well shaped Gemm, on the machine that the estimates were fitted on."""
+
+STEP_NS = 9e3
+"""Of a few small nodes: their launch, and what they move."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A construction.
+
+    time_ns
+        Estimate; only ratios between candidates matter.
+    workspace_bytes
+        Temporaries and kernel memory at their highest, to a few per cent.
+    build
+        Emits it.
+    """
+
+    name: str
+    time_ns: float
+    workspace_bytes: int
+    build: Callable[[OperatorBuilder], Tensor]
+
+
+def steps_ns(steps: int) -> float:
+    """Nanoseconds that `steps` repetitions cost by their number alone; many make the graph itself unwieldy."""
+    return STEP_NS * steps * (1 + steps / 32)
+
+
+def choose(candidates: Iterable[Candidate], room_bytes: int) -> Candidate:
+    """The fastest candidate whose workspace fits `room_bytes`, at equal times the leaner one; else the leanest.
+
+    room_bytes
+        What the graph's floor (`GraphBuilder.floor_bytes`) leaves beside the operands: below it,
+        leanness does not lower the RAM that the whole graph needs, though it leaves more for others.
+    """
+    found = list(candidates)
+    fitting = [c for c in found if c.workspace_bytes <= room_bytes]
+    if not fitting:
+        return min(found, key=lambda c: (c.workspace_bytes, c.time_ns))
+    return min(fitting, key=lambda c: c.time_ns * (1 + 0.3 * c.workspace_bytes / max(room_bytes, 1)))
