@@ -7,6 +7,7 @@ bytes are in RAM anyway), paged in just before it is first read, and freed after
 from __future__ import annotations
 
 from collections.abc import Iterable
+
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -17,7 +18,7 @@ def plan_of(problem: Problem, schedule: Schedule) -> Plan:
 
     The result isn't checked: a schedule that reads what is nowhere gives a plan that the simulator refuses.
     """
-    return Plan(problem, tuple(_with_frees(problem, _events(problem, schedule))))
+    return Plan(problem, tuple(with_frees(problem, _events(problem, schedule))))
 
 
 def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
@@ -46,7 +47,7 @@ def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     return stages
 
 
-def _with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]:
+def with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]:
     """`events` with every tensor freed as soon as nothing reads it before it is made again."""
     needed = [False] * len(problem.tensors)
     frees: list[list[int]] = [[] for _ in events]

@@ -1,0 +1,312 @@
+"""Plans as files: readable JSON that holds all that is needed to check a plan without its model.
+
+A plan file has, in this order:
+
+    format, version     "poetopt-plan" and the version of this layout
+    written_by          the version of poetopt
+    model               name, reference, SHA-256, and how the problem was made of it (recipe, device, notes)
+    budget              ram_bytes and deadline_s that the plan was made for, or null
+    device              dma, paging, alignment, resident_bytes, ram_bytes
+    tensors             name, bytes, producer (null: a graph input), and costs of paging
+    operators           name, kind, inputs, outputs, workspace_bytes, time_s, energy_j, and flags
+    inputs_at           byte offset of each graph input
+    instructions        ["compute", operator, offset of each new output ..., offset of the workspace],
+                        ["page_out", tensor], ["page_in", tensor, offset], ["free", tensor]
+    report              what `solve --json` printed, where there is one
+
+Tensors and operators are named by their place in their table. A plan that has not been laid out has no
+`inputs_at` and no offsets. Reading a file simulates the plan and checks its layout again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from poetopt.errors import PlanError
+from poetopt.files import write_atomically
+from poetopt.plan.compact import decode_compact, encode_compact
+from poetopt.plan.entries import LARGEST, Entry, parsed
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.layout import buffers, check_layout
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+
+__all__ = ["PlanFile", "decode_compact", "encode_compact", "from_json", "load", "save", "to_json"]
+
+FORMAT = "poetopt-plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What a plan file holds.
+
+    plan
+        Its problem has no graph, unless `load` was given a `problem_loader`.
+    ram_bytes, deadline_s
+        The budgets that the plan was made for.
+    report
+        What the solve loop said of it; empty where the file has none.
+    """
+
+    plan: Plan
+    ram_bytes: int | None = None
+    deadline_s: float | None = None
+    report: Mapping[str, object] = field(default_factory=dict)
+
+
+def to_json(
+    plan: Plan,
+    report: Mapping[str, object] | None = None,
+    *,
+    ram_bytes: int | None = None,
+    deadline_s: float | None = None,
+) -> dict[str, object]:
+    """The plan file's object, of dicts, lists, strings and finite numbers alone. `plan` must be valid."""
+    problem = plan.problem
+    places = _offsets(plan) if plan.offsets else None
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": _version(),
+        "model": {
+            "name": problem.name,
+            "reference": problem.model_ref,
+            "sha256": problem.model_hash,
+            "recipe": dict(problem.recipe),
+            "device": problem.device,
+            "notes": list(problem.notes),
+        },
+        "budget": {"ram_bytes": ram_bytes, "deadline_s": deadline_s},
+        "device": {
+            "dma": problem.dma,
+            "paging": problem.paging,
+            "alignment": problem.alignment,
+            "resident_bytes": problem.resident_bytes,
+            "ram_bytes": problem.device_ram_bytes,
+        },
+        "tensors": [
+            {
+                "name": tensor.name,
+                "bytes": tensor.nbytes,
+                "producer": None if tensor.producer < 0 else tensor.producer,
+                "page_in_s": tensor.page_in_s,
+                "page_in_j": tensor.page_in_j,
+                "page_out_s": tensor.page_out_s,
+                "page_out_j": tensor.page_out_j,
+            }
+            for tensor in problem.tensors
+        ],
+        "operators": [
+            {
+                "name": operator.name,
+                "kind": operator.kind,
+                "inputs": list(operator.inputs),
+                "outputs": list(operator.outputs),
+                "workspace_bytes": operator.workspace_bytes,
+                "time_s": operator.time_s,
+                "energy_j": operator.energy_j,
+                "recomputable": operator.recomputable,
+                "backward": operator.backward,
+            }
+            for operator in problem.operators
+        ],
+        "inputs_at": places[0] if places else None,
+        "instructions": [
+            [str(step.action), step.target, *(places[index + 1] if places else ())]
+            for index, step in enumerate(plan.instructions)
+        ],
+        "report": dict(report or {}),
+    }
+
+
+def save(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    report: Mapping[str, object] | None = None,
+    *,
+    ram_bytes: int | None = None,
+    deadline_s: float | None = None,
+) -> None:
+    """Write a plan file, whole or not at all. Raises OutputError where it can't be written."""
+    data = to_json(plan, report, ram_bytes=ram_bytes, deadline_s=deadline_s)
+    write_atomically(path, _readable(data))
+
+
+def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Problem] | None = None) -> PlanFile:
+    """Read a plan file, simulate its plan and check its layout.
+
+    problem_loader
+        Makes the problem again from what the file says; the plan's problem is then the file's, with that graph.
+
+    Raises PlanError where the file can't be read, is damaged, of another version, holds a plan that is not valid
+    within its RAM budget, or where the problem made again is not the one in the file.
+    """
+    shown = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"can't read the plan file {shown}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{shown} is not a plan file: it is not text (byte {error.start})") from error
+    try:
+        found = from_json(parsed(text))
+    except PlanError as error:
+        raise PlanError(f"{shown}: {error}") from error
+    if problem_loader is None:
+        return found
+    again, before = problem_loader(found), found.plan.problem
+    if _structure(again) != _structure(before):
+        raise PlanError(f"{shown}: the model {before.name!r} has changed since the plan was made; solve it again")
+    return replace(found, plan=replace(found.plan, problem=replace(before, graph=again.graph)))
+
+
+def from_json(data: object) -> PlanFile:
+    """The plan of a plan file's object, simulated and with its layout checked. Raises PlanError."""
+    top = Entry(data, "the plan file")
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanError(f'it is not a plan file: "format" is not "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise PlanError(
+            f"it is a plan file of version {data.get('version')!r}, and this program reads version {VERSION}; "
+            "solve the model again, or use the poetopt that wrote it"
+        )
+    problem = _problem(top)
+    instructions, places = _instructions(top, problem)
+    plan = Plan(problem, instructions)
+    budget = top.entry("budget")
+    ram_bytes = budget.optional("ram_bytes", budget.whole)
+    deadline_s = budget.optional("deadline_s", budget.number)
+    simulate(plan, ram_bytes=ram_bytes)
+    if places is not None:
+        plan = Plan(problem, instructions, tuple(offset for group in places for offset in group))
+        if any(len(group) != count for group, count in zip(places, _counts(plan), strict=True)):
+            raise PlanError("an instruction has more or fewer offsets than it makes buffers; the file is damaged")
+        check_layout(plan, ram_bytes)
+    return PlanFile(plan, ram_bytes, deadline_s, top.mapping("report"))
+
+
+def _structure(problem: Problem) -> tuple[object, ...]:
+    """What has to be the same for a plan to be executed: all but costs."""
+    return (
+        [(operator.name, operator.inputs, operator.outputs) for operator in problem.operators],
+        [(tensor.name, tensor.nbytes, tensor.producer) for tensor in problem.tensors],
+    )
+
+
+def _problem(top: Entry) -> Problem:
+    model, device = top.entry("model"), top.entry("device")
+    tensors = tuple(
+        ProblemTensor(
+            entry.text("name"),
+            entry.whole("bytes"),
+            -1 if entry.value("producer") is None else entry.whole("producer"),
+            entry.number("page_in_s"),
+            entry.number("page_in_j"),
+            entry.number("page_out_s"),
+            entry.number("page_out_j"),
+        )
+        for entry in top.entries("tensors")
+    )
+    operators = tuple(
+        ProblemOperator(
+            entry.text("name"),
+            entry.indices("inputs", len(tensors)),
+            entry.indices("outputs", len(tensors)),
+            entry.number("time_s"),
+            entry.number("energy_j"),
+            workspace_bytes=entry.whole("workspace_bytes"),
+            recomputable=entry.flag("recomputable"),
+            backward=entry.flag("backward"),
+            kind=entry.text("kind"),
+        )
+        for entry in top.entries("operators")
+    )
+    producers = {i: k for k, operator in enumerate(operators) for i in operator.outputs}
+    for i, tensor in enumerate(tensors):
+        if producers.get(i, -1) != tensor.producer:
+            raise PlanError(f"tensors[{i}] ({tensor.name!r}): its producer is not the operator that writes it")
+    if sum(len(operator.outputs) for operator in operators) != len(producers):
+        raise PlanError("two operators write the same tensor; the file is damaged")
+    alignment = device.whole("alignment")
+    if alignment < 1:
+        device.refuse("alignment", "a number of at least 1")
+    return Problem(
+        name=model.text("name"),
+        device=model.text("device"),
+        operators=operators,
+        tensors=tensors,
+        paging=device.flag("paging"),
+        dma=device.flag("dma"),
+        alignment=alignment,
+        resident_bytes=device.whole("resident_bytes"),
+        device_ram_bytes=device.optional("ram_bytes", device.whole),
+        model_ref=model.text("reference"),
+        model_hash=model.text("sha256"),
+        recipe=model.mapping("recipe"),
+        notes=tuple(model.texts("notes")),
+    )
+
+
+def _instructions(top: Entry, problem: Problem) -> tuple[tuple[Instruction, ...], list[list[int]] | None]:
+    """The instructions; the offsets of the graph inputs and of what each instruction allocates."""
+    laid_out = top.value("inputs_at") is not None
+    places = [list(top.wholes("inputs_at"))] if laid_out else []
+    steps: list[Instruction] = []
+    for index, row in enumerate(top.rows("instructions")):
+        match row:
+            case [str(name), int(target), *offsets] if name in tuple(Action) and type(target) is int:
+                action = Action(name)
+            case _:
+                raise PlanError(f"instructions[{index}] is not an action, a target and offsets; the file is damaged")
+        limit = len(problem.operators) if action is Action.COMPUTE else len(problem.tensors)
+        if not 0 <= target < limit or not all(type(o) is int and 0 <= o <= LARGEST for o in offsets):
+            raise PlanError(f"instructions[{index}] has a target or offset that can't be; the file is damaged")
+        steps.append(Instruction(action, target))
+        places.append([o for o in offsets if isinstance(o, int)])
+    return tuple(steps), places if laid_out else None
+
+
+def _offsets(plan: Plan) -> list[list[int]]:
+    """Offsets of the graph inputs, then of what each instruction allocates."""
+    groups: list[list[int]] = [[] for _ in range(len(plan.instructions) + 1)]
+    for buffer in buffers(plan):
+        groups[buffer.first + 1].append(buffer.offset)
+    return groups
+
+
+def _counts(plan: Plan) -> list[int]:
+    """How many buffers are there before the first instruction, and how many each one makes."""
+    counts = [0] * (len(plan.instructions) + 1)
+    for buffer in buffers(Plan(plan.problem, plan.instructions)):
+        counts[buffer.first + 1] += 1
+    return counts
+
+
+def _readable(data: Mapping[str, object]) -> str:
+    """JSON with one line for each entry of the long tables."""
+    parts = []
+    for key, value in data.items():
+        if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+            rows = ",\n  ".join(_dumped(row) for row in value)
+            parts.append(f"{_dumped(key)}: [\n  {rows}\n ]")
+        else:
+            parts.append(f"{_dumped(key)}: {_dumped(value)}")
+    return "{\n " + ",\n ".join(parts) + "\n}\n"
+
+
+def _dumped(value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"the plan can't be written as JSON: {error}") from error
+
+
+def _version() -> str:
+    from poetopt import __version__
+
+    return __version__

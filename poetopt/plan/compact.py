@@ -1,0 +1,203 @@
+"""A plan in a few hundred bytes: what a device needs beside the problem that it trains.
+
+The default is one compute of each operator in order, every buffer freed right after its last use
+(`with_frees`). Only what differs is stored, as variable-length integers (7 bits a byte, low ones first;
+signed ones zigzag):
+
+    version (1 byte), fingerprint of the problem (4 bytes)
+    number of events = recomputes, page-outs and page-ins
+      each: 4 * (operators computed for the first time since the event before) + kind, then
+            target - prediction, signed
+    number of exceptions = places where other tensors are freed than by default
+      each: instructions that are not frees since the exception before, how many frees, and the
+            tensors, each less the one before, signed
+    CRC-32 of all before (4 bytes, little-endian)
+
+The prediction is the recompute before for a recompute, the first output of the last operator for a page-out, and the
+first input of the next operator for a page-in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from poetopt.errors import PlanError
+from poetopt.plan.assemble import with_frees
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.problem import Problem
+
+VERSION = 1
+FINGERPRINT_BYTES = 4
+KINDS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN)
+"""Each event's kind is its place here."""
+
+
+def encode_compact(plan: Plan) -> bytes:
+    """The plan's instructions, without offsets: `lay_out` finds those again.
+
+    The plan must be one that `simulate` passes.
+    """
+    problem = plan.problem
+    events, frees = _split(plan.instructions)
+    _, default = _split(with_frees(problem, events))
+    data = bytearray([VERSION]) + _fingerprint(problem)
+
+    coded: list[int] = []
+    count = ahead = gap = recomputed = 0
+    for event in events:
+        if event.action is Action.COMPUTE and event.target == ahead:
+            ahead += 1
+            gap += 1
+            continue
+        coded.append(4 * gap + KINDS.index(event.action))
+        coded.append(_zigzag(event.target - _prediction(problem, event.action, ahead, recomputed)))
+        if event.action is Action.COMPUTE:
+            recomputed = event.target
+        count, gap = count + 1, 0
+    data += _varints([count, *coded])
+
+    exceptions: list[int] = []
+    count = before = 0
+    for place, (actual, usual) in enumerate(zip(frees, default, strict=True)):
+        if actual != usual:
+            exceptions += [place - before, len(actual), *_deltas(actual)]
+            count, before = count + 1, place
+    data += _varints([count, *exceptions])
+    return bytes(data) + zlib.crc32(data).to_bytes(4, "little")
+
+
+def decode_compact(problem: Problem, data: bytes) -> Plan:
+    """The plan for `problem` that `encode_compact` made these bytes of, without offsets.
+
+    Raises PlanError where the bytes are damaged, of another version, or of another problem.
+    """
+    if len(data) < 1 + FINGERPRINT_BYTES + 4 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        raise PlanError(f"the compact plan is damaged: its {len(data)} bytes don't have the checksum they should")
+    if data[0] != VERSION:
+        raise PlanError(f"the compact plan has version {data[0]}, and this program reads version {VERSION}")
+    if data[1 : 1 + FINGERPRINT_BYTES] != _fingerprint(problem):
+        raise PlanError(f"the compact plan is of another problem than {problem.name!r}; solve this one")
+    reader = _Reader(data[1 + FINGERPRINT_BYTES : -4])
+    operators = len(problem.operators)
+    events: list[Instruction] = []
+    ahead = recomputed = 0
+    for _ in range(reader.number()):
+        gap, kind = divmod(reader.number(), 4)
+        if kind >= len(KINDS) or ahead + gap > operators:
+            _nonsense()
+        events += [Instruction(Action.COMPUTE, k) for k in range(ahead, ahead + gap)]
+        ahead += gap
+        action = KINDS[kind]
+        target = _prediction(problem, action, ahead, recomputed) + _unzigzag(reader.number())
+        if not 0 <= target < (operators if action is Action.COMPUTE else len(problem.tensors)):
+            _nonsense()
+        events.append(Instruction(action, target))
+        if action is Action.COMPUTE:
+            recomputed = target
+    events += [Instruction(Action.COMPUTE, k) for k in range(ahead, operators)]
+
+    _, frees = _split(with_frees(problem, events))
+    place = 0
+    for _ in range(reader.number()):
+        place += reader.number()
+        if place >= len(frees):
+            _nonsense()
+        tensors: list[int] = []
+        for _ in range(reader.number()):
+            tensors.append((tensors[-1] if tensors else 0) + _unzigzag(reader.number()))
+        if not all(0 <= i < len(problem.tensors) for i in tensors):
+            _nonsense()
+        frees[place] = tensors
+    if reader.left():
+        _nonsense()
+    instructions = [Instruction(Action.FREE, i) for i in frees[0]]
+    for event, freed in zip(events, frees[1:], strict=True):
+        instructions.append(event)
+        instructions += [Instruction(Action.FREE, i) for i in freed]
+    return Plan(problem, tuple(instructions))
+
+
+class _Reader:
+    """Reads variable-length integers."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.place = 0
+
+    def number(self) -> int:
+        value = shift = 0
+        while True:
+            if self.place >= len(self.data):
+                _nonsense()
+            byte = self.data[self.place]
+            self.place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    def left(self) -> int:
+        return len(self.data) - self.place
+
+
+def _nonsense() -> NoReturn:
+    raise PlanError("the compact plan names operators or tensors that this problem does not have; solve it again")
+
+
+def _split(instructions: Iterable[Instruction]) -> tuple[list[Instruction], list[list[int]]]:
+    """The instructions that are not frees; what is freed before the first and after each of them."""
+    events: list[Instruction] = []
+    frees: list[list[int]] = [[]]
+    for step in instructions:
+        if step.action is Action.FREE:
+            frees[-1].append(step.target)
+        else:
+            events.append(step)
+            frees.append([])
+    return events, frees
+
+
+def _prediction(problem: Problem, action: Action, ahead: int, recomputed: int) -> int:
+    if action is Action.COMPUTE:
+        return recomputed
+    operators = problem.operators
+    if action is Action.PAGE_OUT:
+        near = operators[ahead - 1].outputs if ahead else ()
+    else:
+        near = operators[ahead].inputs if ahead < len(operators) else ()
+    return near[0] if near else 0
+
+
+def _fingerprint(problem: Problem) -> bytes:
+    """Changes with the model, and with anything that decides what an instruction means or whether a plan fits."""
+    digest = hashlib.sha256(problem.model_hash.encode())
+    for operator in problem.operators:
+        digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
+    for tensor in problem.tensors:
+        digest.update(repr((tensor.nbytes, tensor.producer)).encode())
+    return digest.digest()[:FINGERPRINT_BYTES]
+
+
+def _deltas(numbers: Sequence[int]) -> list[int]:
+    return [_zigzag(number - before) for number, before in zip(numbers, [0, *numbers], strict=False)]
+
+
+def _zigzag(number: int) -> int:
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _unzigzag(number: int) -> int:
+    return number >> 1 if number & 1 == 0 else -(number + 1 >> 1)
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
+    data = bytearray()
+    for number in numbers:
+        while number >= 0x80:
+            data.append(number & 0x7F | 0x80)
+            number >>= 7
+        data.append(number)
+    return bytes(data)
