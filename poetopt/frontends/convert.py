@@ -79,9 +79,20 @@ def convert(document: Document) -> str:
             failure = failure or first_line(error)
             continue
         _adopt(document, converted)
+        if opset <= 10:
+            _keep_old_resize(document)
         suffix = f" (not {targets[0]}: {failure})" if failure else ""
         return f"converted from opset {opset} to {target}{suffix}"
     return f"kept at opset {opset}, the converter failed: {failure}"
+
+
+def _keep_old_resize(document: Document) -> None:
+    """Up to opset 10, Resize and Upsample scaled coordinates from the corner; the converter forgets to say so."""
+    for node in document.proto.graph.node:
+        if node.op_type == "Resize" and not any(a.name == "coordinate_transformation_mode" for a in node.attribute):
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            if not any(attribute.name == "nearest_mode" for attribute in node.attribute):
+                node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
 
 
 def _skeleton(document: Document) -> onnx.ModelProto:

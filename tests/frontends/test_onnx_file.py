@@ -100,6 +100,43 @@ def test_the_newest_opset_is_brought_to_one_that_runs() -> None:
     assert run(model_proto(graph), {"x": floats(2, 3, 8, 8)})[0].shape == (2, 5)
 
 
+SCALES = "s = Constant <value = float[4] {1,1,1.5,2}> ()"
+OLD_FORMS = {
+    # name: opset, input, outputs, nodes
+    "Softmax": (9, "[2,3,4]", "[2,3,4] y", "y = Softmax <axis = 1> (x)"),
+    "LogSoftmax": (11, "[2,3,4]", "[2,3,4] y", "y = LogSoftmax (x)"),
+    "Clip": (9, "[2,3]", "[2,3] y", "y = Clip <min = -0.5, max = 0.5> (x)"),
+    "Pad": (9, "[2,3]", "[2,5] y", "y = Pad <pads = [0,1,0,1]> (x)"),
+    "Slice": (9, "[2,4]", "[2,2] y", "y = Slice <starts = [1], ends = [3], axes = [1]> (x)"),
+    "Split": (11, "[2,4]", "[2,1] y, float[2,3] z", "y, z = Split <axis = 1, split = [1,3]> (x)"),
+    "Split in halves": (13, "[2,4]", "[2,2] y, float[2,2] z", "y, z = Split <axis = 1> (x)"),
+    "Upsample": (9, "[1,2,4,4]", "[1,2,6,8] y", SCALES + ' y = Upsample <mode = "nearest"> (x, s)'),
+    "Resize nearest": (10, "[1,2,4,4]", "[1,2,6,8] y", SCALES + ' y = Resize <mode = "nearest"> (x, s)'),
+    "Resize linear": (10, "[1,2,4,4]", "[1,2,6,8] y", SCALES + ' y = Resize <mode = "linear"> (x, s)'),
+    "ReduceSum": (9, "[2,3]", "[2] y", "y = ReduceSum <axes = [1], keepdims = 0> (x)"),
+    "TopK": (9, "[2,3]", "[2,2] y", "y, i = TopK <k = 2> (x)"),
+    "Dropout": (9, "[2,3]", "[2,3] y", "y = Dropout <ratio = 0.3> (x)"),
+    "AveragePool": (
+        11, "[1,2,5,5]", "[1,2,3,3] y", "y = AveragePool <kernel_shape = [2,2], strides = [2,2], ceil_mode = 1> (x)"
+    ),
+    "Unsqueeze": (11, "[2,3]", "[2,1,3] y", "y = Unsqueeze <axes = [1]> (x)"),
+    "LRN": (9, "[2,4,3,3]", "[2,4,3,3] y", "y = LRN <size = 3> (x)"),
+    "MaxPool": (8, "[1,2,5,5]", "[1,2,2,2] y", "y = MaxPool <kernel_shape = [2,2], strides = [2,2]> (x)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLD_FORMS)
+def test_old_forms_keep_their_meaning(name: str) -> None:
+    opset, shape, outputs, nodes = OLD_FORMS[name]
+    model = text_model(f"g (float{shape} x) => (float{outputs}) {{ {nodes} }}", opset=opset, ir_version=4)
+    graph = load_onnx(model)
+    consistent(graph)
+    assert graph.opset == 18
+    x = {"x": floats(*graph.tensors["x"].shape)}
+    for found, expected in zip(run(model_proto(graph), x), run(model, x), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_axes_become_inputs() -> None:
     model = text_model(
         """
