@@ -21,15 +21,19 @@ from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_r
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.backends.execute import Execution
+    from poetopt.backends.ort import Execution
     from poetopt.devices import Device
     from poetopt.engine.solution import Listener, Options, Solution
     from poetopt.frontends.problem_file import ProblemFile
     from poetopt.graph import Array, Graph, TrainingGraph
+    from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.plan.simulate import Simulation
     from poetopt.problem import Problem
     from poetopt.report.report import Report
+
+SAME_BYTES = "a72"
+"""Bytes don't depend on the device: the one to take where only they matter."""
 
 
 @dataclass(frozen=True)
@@ -211,30 +215,54 @@ def store_all_peak_bytes(problem: Problem) -> int:
     return simulate(store_all(problem)).peak_bytes
 
 
-def simulate(plan: Plan | Report, *, ram_bytes: int | None = None, deadline_s: float | None = None) -> Simulation:
+def simulate(
+    plan: Plan | PlanFile | Report, *, ram_bytes: int | None = None, deadline_s: float | None = None
+) -> Simulation:
     """Bytes, joules and seconds of a plan, exactly. Raises PlanError for one that is not valid or breaks a budget."""
     from poetopt.plan.simulate import simulate as run
 
     return run(_plan(plan), ram_bytes=ram_bytes, deadline_s=deadline_s)
 
 
-def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None) -> Plan:
-    """Read a plan file, and the model that it is for, so that the plan can be executed.
+def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None) -> PlanFile:
+    """Read a plan file and the model that it is for, so that its `plan` can be executed.
 
     model
-        Where the model is now; by default where the plan says.
+        Where the model is now; by default where the plan says, or beside the plan.
 
-    Raises PlanError for a damaged file, a problem file's plan, or a model that has changed since; ModelError for
-    one that can't be read.
+    Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
+    for one that can't be read.
     """
     from poetopt.plan import codec
 
-    saved = codec.load(path)
-    raise PlanError(f"{path}")
+    shown = os.fspath(path)
+
+    def again(found: PlanFile) -> Problem:
+        problem = found.plan.problem
+        reference = _model_of(shown, problem, model)
+        loaded = load(
+            reference, batch=_whole(problem.recipe.get("batch")), train=_patterns(problem.recipe.get("train"))
+        )
+        if isinstance(loaded, TrainingFile):
+            raise PlanError(
+                f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
+            )
+        if loaded.graph.content_hash != problem.model_hash:
+            raise PlanError(
+                f"{reference}: it is not the model that {shown} was made for (its content has changed since); "
+                "solve it again, or say where the right one is with --model FILE"
+            )
+        loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
+        training = loaded.differentiate(
+            loss=loss if isinstance(loss, str) else "auto", output=output if isinstance(output, str) else None
+        )
+        return training.cost(SAME_BYTES)
+
+    return codec.load(path, again)
 
 
 def execute(
-    plan: Plan | Report,
+    plan: Plan | PlanFile | Report,
     *,
     data: str | os.PathLike[str] | Mapping[str, Array] | None = None,
     dump: str | os.PathLike[str] | None = None,
@@ -252,7 +280,7 @@ def execute(
 
     Raises PlanError for a plan without a network behind it, ExecutionError where a check or the storage fails.
     """
-    from poetopt.backends.execute import execute as run
+    from poetopt.backends.ort import execute as run
 
     found = _plan(plan)
     if found.problem.graph is None:
@@ -262,10 +290,38 @@ def execute(
     return run(found, graph=found.problem.graph, data=data, dump=dump, seed=seed, workdir=workdir)
 
 
-def _plan(plan: Plan | Report) -> Plan:
-    from poetopt.report.report import Report
+def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
+    """Where a plan's model is: as given, as the plan says, or beside the plan. Raises PlanError."""
+    from poetopt.frontends import zoo
 
-    found = plan.plan if isinstance(plan, Report) else plan
+    if not problem.recipe:
+        raise PlanError(
+            f"{plan}: the plan of a problem file ({problem.model_ref or problem.name}), with no network to execute; "
+            "solve an ONNX model"
+        )
+    if given is not None:
+        return os.fspath(given)
+    reference = problem.model_ref
+    if reference in zoo.names():
+        return reference
+    for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
+        if reference and os.path.isfile(place):
+            return place
+    raise PlanError(f"{plan}: its model {reference or problem.name!r} is not there; say where with --model FILE")
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _patterns(value: object) -> str | list[str] | None:
+    return [str(entry) for entry in value] if isinstance(value, list) else value if isinstance(value, str) else None
+
+
+def _plan(plan: Plan | PlanFile | Report) -> Plan:
+    from poetopt.plan.instructions import Plan
+
+    found = plan if isinstance(plan, Plan) else plan.plan
     if found is None:
         raise PlanError("the report has no plan: the problem was not solved")
     return found

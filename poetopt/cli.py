@@ -147,7 +147,7 @@ def run(
     execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
     document = execution.to_dict()
     write_json(document, json)
-    say("\n".join(execution_lines(loaded, document)), unless=json)
+    say("\n".join(execution_lines(loaded.plan, document)), unless=json)
     failure = verdict(document)
     if failure is not None:
         raise failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from poetopt.api import Model, TrainingFile
+from poetopt.api import SAME_BYTES, Model, TrainingFile
 from poetopt.engine.limits import least_ram
 from poetopt.engine.solution import Options
 from poetopt.engine.storeall import store_all
@@ -17,7 +17,6 @@ from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 SHOWN_TENSORS = 6
 """So many of the largest tensors are named."""
-ANY_DEVICE = "a72"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +237,7 @@ def inspect(
     from poetopt.devices.cost import resident_breakdown
     from poetopt.frontends.summary import summary
 
-    # Bytes don't depend on the device; any will do where none is named.
-    found = device_of(device or ANY_DEVICE)
+    found = device_of(device or SAME_BYTES)
     contents = summary(model.graph)
     missing = tuple(unsupported(model.graph))
     try:

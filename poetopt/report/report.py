@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.engine.solution import Solution, Status
+from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.report.words import proof_words
@@ -58,9 +58,10 @@ class Report:
 
         if self.plan is None:
             raise PlanError(f"{self.problem.name}: there is no plan to save (status {self.status})")
-        codec.save(
-            self.plan, path, ram_bytes=self.solution.options.ram_bytes, deadline_s=self.solution.options.deadline_s
-        )
+        options = self.solution.options
+        # The paper's deadline does not bound the makespan, which is what a reader of the file would check.
+        deadline = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
+        codec.save(self.plan, path, self.to_dict(), ram_bytes=options.ram_bytes, deadline_s=deadline)
 
     def to_dict(self) -> dict[str, object]:
         """The figures, with plain numbers, strings, lists and None (where not known)."""

@@ -62,7 +62,7 @@ def test_a_factor_is_of_one_pass_and_steps_divide_a_time(run: Runner, problem: P
 
 
 def test_blocks_can_be_left_out(run: Runner, problem: Path) -> None:
-    common = ("solve", problem, "--device", "a72", "--ram", "60%", "--json", "-")
+    common = ("solve", problem, "--device", "a72", "--ram", "80%", "--json", "-")
     free = run(*common).document
     without_paging = run(*common, "--no-paging").document
     without_remat = run(*common, "--no-remat").document
