@@ -68,7 +68,7 @@ class HighsSession:
         self._lp.passModel(lp)
 
     def _fresh(self) -> highspy.Highs:
-        solver = highspy.Highs()
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         if self._threads:
             solver.setOptionValue("threads", self._threads)
@@ -111,7 +111,9 @@ class HighsSession:
         """Append rows found by separators."""
         if not rows:
             return
-        starts, indices, values = [], [], []
+        starts: list[int] = []
+        indices: list[int] = []
+        values: list[float] = []
         for row in rows:
             starts.append(len(indices))
             merged: dict[int, float] = {}

@@ -15,7 +15,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
-class _Stuck(Exception):
+class _StuckError(Exception):
     """Nothing can be evicted."""
 
 
@@ -70,7 +70,7 @@ class _Replay:
             self._compute(tensor.producer, locked | {i}, first=False)
             self._drop_unneeded(locked | {i})
         else:
-            raise _Stuck
+            raise _StuckError
 
     def _may_recompute(self, producer: int) -> bool:
         return producer in self.recomputable and self.stage > self.problem.last_forward
@@ -131,7 +131,7 @@ class _Replay:
                 break
             self._evict(i)
         if self.live + nbytes > self.ram_bytes:
-            raise _Stuck
+            raise _StuckError
 
     def _drop_unneeded(self, locked: set[int]) -> None:
         for i in sorted(self.resident - locked):
@@ -155,7 +155,7 @@ def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool) -> Sc
     )
     try:
         return _Replay(problem, ram_bytes, paging and problem.paging, again).run()
-    except _Stuck:
+    except _StuckError:
         return None
     except RecursionError:
         return None

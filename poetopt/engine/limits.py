@@ -35,7 +35,8 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
         least = least_ram(problem, options)
         needed = max(range(len(problem.operators)), key=problem.working_set_bytes)
         if problem.working_set_bytes(needed) >= problem.nbytes(problem.inputs):
-            binds = f"operator {needed} '{problem.operators[needed].name}' needs them for its inputs, outputs and workspace"
+            name = problem.operators[needed].name
+            binds = f"operator {needed} '{name}' needs them for its inputs, outputs and workspace"
         else:
             binds = "the graph inputs alone take them at the start"
         found = (

@@ -171,8 +171,10 @@ def _through_scopes(run: _Run, chosen: Formulation, solver: Backend) -> _Proof:
         run.bound = 0.0
         last = _one_scope(run, chosen, solver, scope)
         if last.closed:
-            paid = before is not None and last.overhead_j is not None and (
-                before - last.overhead_j > run.options.gap * max(last.overhead_j, 1e-300)
+            paid = (
+                before is not None
+                and last.overhead_j is not None
+                and (before - last.overhead_j > run.options.gap * max(last.overhead_j, 1e-300))
             )
             settled = proven is not None and not paid
             proven = last

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, Space, Terms, contributions, linear
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, Terms, contributions, linear
 
 
 def _needed(space: Space) -> bool:
@@ -40,7 +39,7 @@ def _build(block: PyomoBlock) -> None:
         else:
             rows.append(([*compute, *transfer], limits.makespan_s - one_pass))
 
-    def row(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, float] | object:
+    def row(_: PyomoBlock, index: int) -> PyomoRow:
         parts, room = rows[index]
         if not any(part.variables for part in parts):
             return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible

@@ -35,6 +35,9 @@ from poetopt.schedule import Schedule
 PyomoBlock = Any
 """A pyo.Block under construction: its attributes are its components, which no type can list."""
 
+PyomoRow = Any
+"""What a constraint rule returns: (lower, LinearExpression, upper), or Constraint.Skip and its kin."""
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -116,10 +119,14 @@ class Space(Protocol):
         How results call it: `depth<=8`, `forward`, `full`.
     """
 
-    problem: Problem
-    limits: Limits
-    name: str
-    paging: bool
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def paging(self) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     if space.paging:
         M_in = np.zeros(len(space.residences))
         for stage, tensor in schedule.page_ins:
-            x = space.residence_index.get((stage - 1, tensor))
-            if x is None:
+            place = space.residence_index.get((stage - 1, tensor))
+            if place is None:
                 return None
-            M_in[x] = 1.0
+            M_in[place] = 1.0
         values.append((model.paging.M_in, M_in))
     return values
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.poet.space import PoetSpace
 
 
@@ -46,7 +46,7 @@ def _build(block: PyomoBlock) -> None:
     block.A = pyo.Var(pyo.RangeSet(0, len(allocations) - 1), bounds=(0, 1))
     A = list(block.A.values())
 
-    def allocates(_: PyomoBlock, x: int) -> tuple[int, LinearExpression, None]:
+    def allocates(_: PyomoBlock, x: int) -> PyomoRow:
         t, i = allocations[x]
         made = R[space.compute_index[t, problem.tensors[i].producer]]
         resident = space.residence_index.get((t, i))
@@ -75,7 +75,7 @@ def _build(block: PyomoBlock) -> None:
             if j > k and reader is not None:
                 rows.append((x, R[reader], 1))
 
-    def freed(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, int]:
+    def freed(_: PyomoBlock, index: int) -> PyomoRow:
         x, other, complement = rows[index]
         sign = 1 if complement else -1
         return None, LinearExpression(linear_coefs=[1, sign], linear_vars=[FREE[x], other]), complement
@@ -89,7 +89,7 @@ def _build(block: PyomoBlock) -> None:
         if m[i]:
             resident_in.setdefault(t, []).append(x)
 
-    def usage(_: PyomoBlock, x: int) -> tuple[LinearExpression, int]:
+    def usage(_: PyomoBlock, x: int) -> PyomoRow:
         t, k = space.computes[x]
         variables, coefficients = [U[x]], [1.0]
         first = x == 0 or space.computes[x - 1][0] != t
@@ -108,11 +108,9 @@ def _build(block: PyomoBlock) -> None:
             coefficients.append(-m[i])
         return LinearExpression(linear_coefs=coefficients, linear_vars=variables), 0
 
-    def within(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, float]:
-        t, k = space.computes[x]
-        expression = LinearExpression(
-            linear_coefs=[1, operators[k].workspace_bytes / unit], linear_vars=[U[x], R[x]]
-        )
+    def within(_: PyomoBlock, x: int) -> PyomoRow:
+        _, k = space.computes[x]
+        expression = LinearExpression(linear_coefs=[1, operators[k].workspace_bytes / unit], linear_vars=[U[x], R[x]])
         return None, expression, space.room_bytes / unit
 
     block.usage = pyo.Constraint(pyo.RangeSet(0, len(space.computes) - 1), rule=usage)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, Terms
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms
 from poetopt.formulations.poet.space import PoetSpace
 
 
@@ -39,7 +39,7 @@ def _moves(block: PyomoBlock) -> None:
         if (t - 1, space.residences[x][1]) not in space.residence_index:
             S_aux[x].fix(0)
 
-    def on_storage(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int] | object:
+    def on_storage(_: PyomoBlock, x: int) -> PyomoRow:
         t, i = space.residences[x]
         earlier = space.residence_index.get((t - 1, i))
         if earlier is None:
@@ -47,7 +47,7 @@ def _moves(block: PyomoBlock) -> None:
         variables = [S_aux[x], S_aux[earlier], M_out[earlier]]
         return None, LinearExpression(linear_coefs=[1, -1, -1], linear_vars=variables), 0
 
-    def from_storage(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int]:
+    def from_storage(_: PyomoBlock, x: int) -> PyomoRow:
         return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_in[x], S_aux[x]]), 0
 
     block.on_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=on_storage)
@@ -63,11 +63,13 @@ def _write(block: PyomoBlock) -> None:
     model = block.model()
     M_out, S_ram = list(model.paging.M_out.values()), list(model.rematerialization.S_ram.values())
 
-    def out_of_ram(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int]:
+    def out_of_ram(_: PyomoBlock, x: int) -> PyomoRow:
         return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_out[x], S_ram[x]]), 0
 
     block.out_of_ram = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=out_of_ram)
 
 
 paging = Block("paging", _moves, when=lambda space: space.paging)
-paging_source = Block("paging_source", _write, requires=("paging", "rematerialization"), when=lambda space: space.paging)
+paging_source = Block(
+    "paging_source", _write, requires=("paging", "rematerialization"), when=lambda space: space.paging
+)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, Terms
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms
 from poetopt.formulations.poet.space import PoetSpace
 
 
@@ -48,7 +48,7 @@ def _build(block: PyomoBlock) -> None:
 
     reads = [(x, t, i) for x, (t, j) in enumerate(space.computes) for i in problem.operators[j].inputs]
 
-    def dependence(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, int]:
+    def dependence(_: PyomoBlock, index: int) -> PyomoRow:
         x, t, i = reads[index]
         there = made(t, i)
         resident = space.residence_index.get((t, i))
@@ -56,7 +56,7 @@ def _build(block: PyomoBlock) -> None:
             there.append(S[resident])
         return None, LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[R[x], *there]), 0
 
-    def continuity(_: PyomoBlock, x: int) -> tuple[None, LinearExpression, int] | object:
+    def continuity(_: PyomoBlock, x: int) -> PyomoRow:
         t, i = space.residences[x]
         if t == 0:
             return pyo.Constraint.Skip

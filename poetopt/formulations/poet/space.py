@@ -35,7 +35,10 @@ class PoetSpace:
         """(t, j): operator j may run in stage t; (t, t) always does."""
         operators = self.problem.operators
         return [
-            (t, j) for t in range(len(operators)) for j in range(t + 1) if j == t or (self.remat and operators[j].recomputable)
+            (t, j)
+            for t in range(len(operators))
+            for j in range(t + 1)
+            if j == t or (self.remat and operators[j].recomputable)
         ]
 
     @cached_property

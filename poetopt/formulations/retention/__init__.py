@@ -62,12 +62,10 @@ def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
     """k of a schedule: 1 where a tensor is needed at or after a point before it is made again."""
     k = np.zeros(len(space.point_tensor))
     problem = space.problem
-    reading = {
-        (i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].inputs
+    reading = {(i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].inputs}
+    making = {(i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].outputs} | {
+        (i, stage) for stage, i in schedule.page_ins
     }
-    making = {
-        (i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].outputs
-    } | {(i, stage) for stage, i in schedule.page_ins}
     for first, last in space.tensor_range:
         needed_later = False
         for e in range(last - 1, first - 1, -1):

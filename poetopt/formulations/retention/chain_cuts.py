@@ -79,9 +79,7 @@ class _Values:
             pages = space.page_point
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
-        return cls(
-            np.cumsum(steps, axis=1)[:, :-1], np.cumsum(recomputed, axis=1), np.cumsum(paged, axis=1), written
-        )
+        return cls(np.cumsum(steps, axis=1)[:, :-1], np.cumsum(recomputed, axis=1), np.cumsum(paged, axis=1), written)
 
 
 def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, int, int]]:
@@ -162,9 +160,7 @@ def _collect(
             found.append((violation, i, s + earliest, b))
 
 
-def _row(
-    model: PyomoBlock, space: RetentionSpace, values: _Values, i: int, s: int, b: int, violation: float
-) -> Row:
+def _row(model: PyomoBlock, space: RetentionSpace, values: _Values, i: int, s: int, b: int, violation: float) -> Row:
     """The cut of the shortest path that ends in tensor i, over (s, b]."""
     variables: list[object] = []
     for v in _path(space, values, i, s, b, variables, model):

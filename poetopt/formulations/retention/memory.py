@@ -29,7 +29,7 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, Floats, PointLike, PyomoBlock, Row
+from poetopt.formulations.language import Block, Floats, PointLike, PyomoBlock, PyomoRow, Row
 from poetopt.formulations.retention.space import RetentionSpace
 
 ACTIVE = 1e-3
@@ -48,7 +48,7 @@ def _build(block: PyomoBlock) -> None:
     tensor = space.point_tensor.tolist()
     spanning = _spanning(space)
 
-    def stage_row(_: PyomoBlock, t: int) -> tuple[None, LinearExpression, float] | object:
+    def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables, coefficients = [], []
         for e in spanning[t]:
             variables.append(k[e])
@@ -182,7 +182,7 @@ class _Instant:
             entry[1] += nbytes / unit  # type: ignore[operator]
         return Row(
             variables=[entry[0] for entry in merged.values()],
-            coefficients=[float(entry[1]) for entry in merged.values()],  # type: ignore[arg-type]
+            coefficients=[float(entry[1]) for entry in merged.values()],
             lower=-np.inf,
             upper=(self.space.room_bytes - self.constant) / unit,
             violation=violation,

@@ -35,9 +35,7 @@ def _build(block: PyomoBlock) -> None:
     block.o_tensor = candidates
     block.o_index = slot
     o_of = [slot[int(i)] for i in paged]
-    block.written_first = pyo.Constraint(
-        pyo.RangeSet(0, len(paged) - 1), rule=lambda b, y: b.p[y] - b.o[o_of[y]] <= 0
-    )
+    block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=lambda b, y: b.p[y] - b.o[o_of[y]] <= 0)
     block.energy_j = _sum(
         terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),

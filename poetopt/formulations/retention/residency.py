@@ -25,7 +25,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow
 
 
 def _build(block: PyomoBlock) -> None:
@@ -56,7 +56,7 @@ def _build(block: PyomoBlock) -> None:
         for producer in (t.producer for t in space.problem.tensors)
     ]
 
-    def occupancy(_: PyomoBlock, e: int) -> tuple[int | None, LinearExpression, int | None] | object:
+    def occupancy(_: PyomoBlock, e: int) -> PyomoRow:
         made = available[e]
         lower: int | None = 1 if real[e] else None
         upper: int | None = 1
@@ -69,7 +69,7 @@ def _build(block: PyomoBlock) -> None:
             return pyo.Constraint.Skip
         return lower, _ones(made), upper
 
-    def continuity(_: PyomoBlock, e: int) -> tuple[None, LinearExpression, int] | object:
+    def continuity(_: PyomoBlock, e: int) -> PyomoRow:
         if first[e]:
             return pyo.Constraint.Skip
         before = available[e - 1]
@@ -81,13 +81,11 @@ def _build(block: PyomoBlock) -> None:
 
     needs = [
         (x, space.point_of[i, t])
-        for x, (j, t) in enumerate(
-            zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
-        )
+        for x, (j, t) in enumerate(zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True))
         for i in space.problem.operators[j].inputs
     ]
 
-    def dependence(_: PyomoBlock, index: int) -> tuple[None, LinearExpression, int]:
+    def dependence(_: PyomoBlock, index: int) -> PyomoRow:
         x, e = needs[index]
         there = available[e]
         return None, LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[r[x], *there]), 0

@@ -71,7 +71,8 @@ class RetentionSpace:
     def point_of(self) -> dict[tuple[int, int], int]:
         """(tensor, stage) -> point."""
         return {
-            (i, t): e for e, (i, t) in enumerate(zip(self.point_tensor.tolist(), self.point_stage.tolist(), strict=True))
+            (i, t): e
+            for e, (i, t) in enumerate(zip(self.point_tensor.tolist(), self.point_stage.tolist(), strict=True))
         }
 
     @cached_property
@@ -175,7 +176,13 @@ def retention_space(problem: Problem, limits: Limits, scope: str, paging: bool, 
             for i in operators[j].outputs:
                 if stages_of[i] and max(stages_of[i]) >= stage:
                     stages_of[i].add(stage)
-    recomputes = sorted((stage, j) for stage, allowed in sets.items() for j in allowed)
+    # a recompute of which no output can be read any more is no decision
+    recomputes = sorted(
+        (stage, j)
+        for stage, allowed in sets.items()
+        for j in allowed
+        if any(stage in stages_of[i] for i in operators[j].outputs)
+    )
     index_of = {pair: x for x, pair in enumerate(recomputes)}
     columns: list[tuple[int, int, int, bool, bool, bool, int]] = []
     for i, tensor in enumerate(problem.tensors):
