@@ -23,7 +23,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, Terms
 from poetopt.formulations.poet.space import PoetSpace
 
 
@@ -69,7 +69,9 @@ def _write(block: PyomoBlock) -> None:
     block.out_of_ram = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=out_of_ram)
 
 
-paging = Block("paging", _moves, when=lambda space: space.paging)
-paging_source = Block(
-    "paging_source", _write, requires=("paging", "rematerialization"), when=lambda space: space.paging
-)
+def _needed(space: Space) -> bool:
+    return space.paging
+
+
+paging = Block("paging", _moves, when=_needed)
+paging_source = Block("paging_source", _write, requires=("paging", "rematerialization"), when=_needed)

@@ -176,13 +176,14 @@ class _Instant:
         keep = self.block.model().residency.k
         spanning = self.block.spanning[self.t]
         size = self.space.tensor_bytes[self.space.point_tensor[spanning]] if spanning else np.zeros(0)
-        merged: dict[int, list[object]] = {}
+        variables: dict[int, object] = {}
+        weights: dict[int, float] = {}
         for nbytes, variable in [*self.terms, *zip(size.tolist(), (keep[e] for e in spanning), strict=True)]:
-            entry = merged.setdefault(id(variable), [variable, 0.0])
-            entry[1] += nbytes / unit  # type: ignore[operator]
+            variables[id(variable)] = variable
+            weights[id(variable)] = weights.get(id(variable), 0.0) + nbytes / unit
         return Row(
-            variables=[entry[0] for entry in merged.values()],
-            coefficients=[float(entry[1]) for entry in merged.values()],
+            variables=list(variables.values()),
+            coefficients=[weights[key] for key in variables],
             lower=-np.inf,
             upper=(self.space.room_bytes - self.constant) / unit,
             violation=violation,
