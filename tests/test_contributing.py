@@ -1,0 +1,93 @@
+"""The recipes of CONTRIBUTING.md work as they stand."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.autodiff import registry
+
+PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
+
+
+def blocks(section: str, language: str) -> list[str]:
+    """The code blocks of one section."""
+    _, _, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")
+    text = rest.partition("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def run(section: str) -> dict[str, Any]:
+    """Execute a section's Python; the names that it defines."""
+    (code,) = blocks(section, "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, f"CONTRIBUTING.md: {section}", "exec"), names)
+    return names
+
+
+@pytest.fixture
+def softsign() -> Iterator[Any]:
+    registry.load_rules()
+    assert ("", "Softsign") not in registry._RULES, "it is built in now: take another example"
+    yield run("An operator")["softsign"]
+    del registry._RULES[("", "Softsign")]
+
+
+def test_an_operator(softsign: Any) -> None:
+    from tests.autodiff.specs import Spec, normal
+    from tests.autodiff.test_rules import test_finite_differences as check
+
+    assert registry.registered()["", "Softsign"] == {1: softsign}
+    check(Spec("Softsign", (normal(3, 4),)))
+
+
+def test_a_block() -> None:
+    from poetopt.backends.highs import backend
+
+    names = run("A block")
+    problem = po.load("vgg16-cifar").differentiate().cost("m4")
+    budget = po.store_all_peak_bytes(problem) * 7 // 10
+    model = names["sparing"].build(problem, ram_bytes=budget, scope="depth:4")
+    point = backend.open(model, threads=1, scale=1e4).relax(30.0).point
+    assert point is not None
+    written = point[model.paging.o] @ np.array([problem.tensors[i].nbytes for i in model.paging.o_tensor])
+    assert written <= names["WRITES_BYTES"] * (1 + 1e-6)
+    assert model.block_names[-1] == "wear"
+
+
+def test_a_backend() -> None:
+    names = run("A backend")
+    problem = po.load("vgg16-cifar").differentiate().cost("a72")
+    budget = po.store_all_peak_bytes(problem) * 7 // 10
+    model = po.formulations.retention.build(problem, ram_bytes=budget, scope="depth:4")
+    session = names["backend"].open(model, threads=0, scale=1e4)
+    relaxed = session.relax(30.0)
+    found = session.search(time_limit_s=30, gap=0.5, start=None, on_point=lambda _: None, on_bound=lambda _: None)
+    assert found.point is not None
+    assert found.objective >= relaxed.objective * (1 - 1e-6)
+
+
+def test_a_device(tmp_path: Path) -> None:
+    (text,) = blocks("A device", "toml")
+    path = tmp_path / "board.toml"
+    path.write_text(text, encoding="utf-8")
+    found = po.device(str(path))
+    assert (found.name, found.ram_bytes) == ("board", 320 * 1024)
+    problem = po.load("lenet").differentiate().cost(found)
+    assert problem.paging
+    assert not problem.dma
+
+
+@pytest.mark.parametrize("section", ["A block", "A backend"])
+def test_entry_points_are_those_that_are_looked_up(section: str) -> None:
+    (text,) = blocks(section, "toml")
+    (group,) = tomllib.loads(text)["project"]["entry-points"]
+    package = PAGE.parent / "poetopt"
+    assert any(f'entry_points(group="{group}")' in path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
