@@ -1,0 +1,32 @@
+"""Executing a plan on onnxruntime, node by node, inside one arena, and checking it against ordinary training.
+
+Public names: `execute`, `Execution`, `load_batch`, `random_batch`, `check_batch`, `save_results`. They load on first
+use, so that importing the package stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetopt.backends.ort.batch import check_batch, load_batch, random_batch
+    from poetopt.backends.ort.execution import Execution, save_results
+    from poetopt.backends.ort.executor import execute
+
+__all__ = ["Execution", "check_batch", "execute", "load_batch", "random_batch", "save_results"]
+
+_HOMES = {
+    "Execution": "poetopt.backends.ort.execution",
+    "check_batch": "poetopt.backends.ort.batch",
+    "execute": "poetopt.backends.ort.executor",
+    "load_batch": "poetopt.backends.ort.batch",
+    "random_batch": "poetopt.backends.ort.batch",
+    "save_results": "poetopt.backends.ort.execution",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,143 @@
+"""The batch that a step is executed on: random, or the user's own, checked against the graph's inputs."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
+from poetopt.errors import ModelError
+from poetopt.graph import VIEW_OPS, Graph, Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+Batch = Mapping[str, "Array"]
+"""Arrays by the names of the graph's inputs."""
+
+_INDEX_OPS = frozenset({"Gather", "GatherElements", "ScatterElements"})
+_LABEL_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
+_SHOWN = 8
+
+
+def random_batch(graph: Graph, seed: int = 0) -> Batch:
+    """A batch drawn with `seed`: floats are standard normal, labels and indices within what they choose from.
+
+    Booleans are drawn evenly; integers that nothing bounds are 1 (a mask that hides nothing).
+    Raises `ModelError` for an input of a type that has no sensible random value.
+    """
+    batch: dict[str, Array] = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        dtype = numpy_dtype(tensor.dtype)
+        if tensor.dtype == "bool":
+            drawn: Array = rng.integers(0, 2, tensor.shape).astype(dtype)
+        elif dtype.kind in "iu":
+            count = _choices(graph, name)
+            drawn = (np.ones(tensor.shape) if count is None else rng.integers(0, count, tensor.shape)).astype(dtype)
+        elif "float" in tensor.dtype:
+            drawn = rng.standard_normal(tensor.shape).astype(dtype)
+        else:
+            raise ModelError(f"input {name!r} has type {tensor.dtype}, of which no random batch can be; give --data")
+        batch[name] = aligned_copy(drawn)
+    return batch
+
+
+def load_batch(path: str | os.PathLike[str]) -> Batch:
+    """The arrays of an `.npz` file, by name. Raises `ModelError` where it can't be read as one."""
+    shown = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ModelError(f"{shown} is no .npz file; write one with numpy.savez(path, **arrays)")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise ModelError(f"can't read {shown}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(f"{shown} is no .npz file of plain arrays: {error}") from error
+
+
+def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
+    """`data` as a batch for `graph`: an array for each of its inputs. Arrays of other names are ignored.
+
+    Integers of another width are converted where every value survives, all other types must match.
+
+    Raises `ModelError` naming what is missing, or the input whose shape, type or range of values is wrong.
+    """
+    if missing := [name for name in graph.inputs if name not in data]:
+        wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
+        given = ", ".join(sorted(map(repr, data))[:_SHOWN]) or "nothing"
+        raise ModelError(f"the data lacks {wanted}; it has {given}")
+    batch: dict[str, Array] = {}
+    for name in graph.inputs:
+        tensor, array = graph.tensors[name], np.asarray(data[name])
+        if array.shape != tensor.shape:
+            raise ModelError(f"the data's {name!r} has shape {list(array.shape)}; it must be {_described(tensor)}")
+        dtype = numpy_dtype(tensor.dtype)
+        if array.dtype != dtype:
+            whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+            if not whole or not np.array_equal(array.astype(dtype), array):
+                raise ModelError(
+                    f"the data's {name!r} has type {array.dtype}; it must be {_described(tensor)}: "
+                    f"convert it with .astype({tensor.dtype!r})"
+                )
+        array = array.astype(dtype, copy=False)
+        _check_range(graph, name, array)
+        batch[name] = aligned_copy(array)
+    return batch
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.name!r} ({tensor.dtype}, shape {list(tensor.shape)})"
+
+
+def _check_range(graph: Graph, name: str, array: Array) -> None:
+    """Labels and indices must be within what they choose from."""
+    count = _choices(graph, name)
+    if count is None or array.dtype.kind not in "iu" or not array.size:
+        return
+    labels = [node for node in _readers(graph, name) if node[0] in _LABEL_OPS]
+    ignored = {value for op, _, value in labels if isinstance(value, int)}
+    least = 0 if labels else -count
+    values = np.unique(array)
+    wrong = [value for value in values.tolist() if not least <= value < count and value not in ignored]
+    if wrong:
+        what = "label" if labels else "index"
+        raise ModelError(
+            f"the data's {name!r} holds the {what} {wrong[0]}; with {count} to choose from it must lie in "
+            f"{least}..{count - 1}"
+        )
+
+
+def _choices(graph: Graph, name: str) -> int | None:
+    """Of how many things an integer input chooses one: classes, rows of a table. None where nothing says."""
+    return min((count for _, count, _ in _readers(graph, name)), default=None)
+
+
+def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
+    """What uses `name` as labels or indices, through views and casts: op, number of choices, ignored label."""
+    names = {name}
+    found: list[tuple[str, int, object]] = []
+    for operator in graph.operators:
+        for node in operator.nodes:
+            if node.domain or not names.intersection(node.inputs):
+                continue
+            if node.inputs[0] in names and (node.op_type in VIEW_OPS or node.op_type == "Cast"):
+                names.add(node.outputs[0])
+            if len(node.inputs) < 2 or node.inputs[1] not in names:
+                continue
+            shape = graph.tensors[node.inputs[0]].shape
+            if node.op_type in _LABEL_OPS:
+                found.append((node.op_type, shape[1], node.attributes.get("ignore_index")))
+            elif node.op_type in _INDEX_OPS and not operator.backward:
+                axis = node.attributes.get("axis", 0)
+                found.append((node.op_type, shape[axis if isinstance(axis, int) else 0], None))
+    return found

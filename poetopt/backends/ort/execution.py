@@ -1,0 +1,134 @@
+"""What an execution showed."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.files import replacing
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """A scheduled step beside ordinary training on the same batch.
+
+    bit_identical
+        Whether loss, gradients and statistics of the scheduled step are bit for bit those of the unscheduled one.
+    different
+        Names of those that are not.
+    gradients, statistics
+        How many parameter gradients, and how many BatchNormalization statistics, were compared.
+    max_abs_diff
+        The largest difference of two numbers.
+    budget_bytes
+        What the plan had to keep to.
+    arena_bytes
+        The one buffer that holds every tensor of the step but the resident ones.
+    kernel_workspace_bytes
+        The most that kernels held at once outside the arena, measured; None where the platform can't.
+    measured_peak_bytes
+        The sum of both; None likewise.
+    store_all_peak_bytes
+        What the same order takes when nothing is recomputed or paged.
+    step_s, store_all_step_s, fused_step_s
+        Median seconds of the scheduled step, of the unscheduled graph node by node, and of the graph as one
+        session.
+    bytes_paged
+        Bytes moved to and from storage in one step.
+    fused_bit_identical
+        Whether the graph as one session gives the same bits.
+    loss
+        Its value.
+    results
+        The loss (as `loss`) and each `<parameter>.grad`, as the scheduled step computed them.
+    batch
+        What it was computed from.
+    """
+
+    bit_identical: bool
+    different: tuple[str, ...]
+    gradients: int
+    statistics: int
+    max_abs_diff: float
+    budget_bytes: int
+    arena_bytes: int
+    kernel_workspace_bytes: int | None
+    measured_peak_bytes: int | None
+    store_all_peak_bytes: int
+    step_s: float
+    store_all_step_s: float
+    fused_step_s: float
+    bytes_paged: int
+    fused_bit_identical: bool
+    loss: float
+    threads: int
+    sessions: int
+    versions: Mapping[str, str]
+    results: Mapping[str, Array] = field(repr=False, compare=False)
+    batch: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak keeps the budget; true where it could not be measured."""
+        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the execution passed all checks."""
+        return self.bit_identical and self.within_budget
+
+    @property
+    def message(self) -> str:
+        """What failed, in one sentence; empty where nothing did."""
+        if not self.bit_identical:
+            shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
+            return (
+                f"the scheduled step and ordinary training differ in {len(self.different)} of "
+                f"{1 + self.gradients + self.statistics} tensors ({shown}), by up to {self.max_abs_diff:.3g}; "
+                "please report it with the plan file"
+            )
+        if not self.within_budget:
+            return (
+                f"the step was measured to take {self.measured_peak_bytes:,} B ({self.arena_bytes:,} B arena, "
+                f"{self.kernel_workspace_bytes:,} B allocated by kernels beside it), more than the budget of "
+                f"{self.budget_bytes:,} B; solve with a larger --ram"
+            )
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `run --json`: plain values only; a number that JSON has no word for is null."""
+        names = [
+            name for name in self.__dataclass_fields__ if name not in ("results", "batch", "different", "versions")
+        ]
+        document: dict[str, object] = {name: _plain(getattr(self, name)) for name in names}
+        return {**document, "different": list(self.different), "versions": dict(self.versions)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:
+    """Write batch, `loss` and gradients as an `.npz` file, whole or not at all.
+
+    Raises `OutputError` where that can't be done.
+    """
+    # numpy.savez would take some names for its own arguments ("file").
+    arrays = {**execution.batch, **execution.results}
+    with replacing(path) as place, zipfile.ZipFile(place, "w", allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)

@@ -1,0 +1,214 @@
+"""Run a plan inside one arena, and ordinary training beside it, and compare bit by bit."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.ort.compare import Comparison, compare
+from poetopt.backends.ort.execution import Execution
+from poetopt.backends.ort.measure import alternate, peak_beside_bytes
+from poetopt.backends.ort.memory import Block
+from poetopt.backends.ort.places import Region, check_belongs
+from poetopt.backends.ort.program import Program
+from poetopt.backends.ort.reference import Fused, NodeByNode
+from poetopt.backends.ort.sessions import Sessions, onnxruntime
+from poetopt.backends.ort.storage import PageFile
+from poetopt.errors import ExecutionError, PlanError
+from poetopt.graph import TrainingGraph
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.layout import arena_bytes, check_layout
+from poetopt.plan.simulate import simulate
+from poetopt.schedule import Schedule
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+def execute(
+    plan: Plan,
+    *,
+    graph: TrainingGraph | None = None,
+    ram_bytes: int | None = None,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+) -> Execution:
+    """Execute `plan` on onnxruntime and check it against ordinary training on the same batch.
+
+    plan
+        A plan with offsets, of a problem that was made of a training graph.
+    graph
+        That graph; by default the one in the plan's problem.
+    ram_bytes
+        The budget for arena and kernels; by default what the plan takes.
+    data
+        A batch: arrays by input name, or an `.npz` file of them; by default a random one, drawn with `seed`.
+    workdir
+        Where the paging file lies during the execution; by default the system's temporary folder.
+    threads
+        Threads of each session. What kernels allocate is only planned for one.
+
+    Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ModelError` for data that don't
+    fit, `ExecutionError` where a kernel or the storage fails. A failed comparison is no error: see `Execution.ok`.
+    """
+    chosen = _graph(plan, graph)
+    problem = plan.problem
+    check_belongs(chosen, problem, problem.name)
+    simulation = simulate(plan, ram_bytes=ram_bytes)
+    check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
+    batch = _batch(chosen, data, seed)
+    names = (chosen.loss, *chosen.gradients.values(), *chosen.states.values())
+
+    with ExitStack() as stack:
+        pages = stack.enter_context(PageFile(_paged(plan), None if workdir is None else Path(workdir)))
+        arena = Block(arena_bytes(plan))
+        region = Region.of(chosen)
+        sessions = Sessions(chosen, threads)
+        program = Program(plan, chosen, arena, region, sessions, pages)
+        reference = NodeByNode(chosen, sessions, region.given, names)
+
+        def results() -> Mapping[str, Array]:
+            return {name: program.result(name) for name in names}
+
+        before = _checksum(region)
+        theirs = reference.run(batch)
+        program.run_checked(batch)
+        if _checksum(region) != before:
+            raise ExecutionError(
+                "a kernel has written over a parameter or constant; please report it with the plan file"
+            )
+        comparison = compare(results(), theirs, names)
+        program.load(batch)
+        program.run()
+        comparison = comparison.joined(compare(results(), theirs, names))
+        mine = {name: array.copy() for name, array in results().items()}
+        times, fused_same = _race(chosen, program, reference, batch, names, mine)
+        kernels = _beside(program, batch)
+    return _execution(
+        chosen, plan, batch, mine, comparison, times, threads,
+        fused_bit_identical=fused_same,
+        budget_bytes=simulation.peak_bytes if ram_bytes is None else ram_bytes,
+        kernels=kernels,
+        bytes_paged=simulation.bytes_paged,
+        sessions=len(sessions),
+    )  # fmt: skip
+
+
+def _graph(plan: Plan, graph: TrainingGraph | None) -> TrainingGraph:
+    chosen = plan.problem.graph if graph is None else graph
+    if chosen is None:
+        raise PlanError(
+            f"{plan.problem.name}: the plan is of a problem file, which has no network to execute; solve an ONNX model"
+        )
+    return chosen
+
+
+def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:
+    if data is None:
+        return random_batch(graph, seed)
+    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data))
+
+
+def _paged(plan: Plan) -> Mapping[str, int]:
+    tensors = plan.problem.tensors
+    paged = sorted({step.target for step in plan.instructions if step.action is Action.PAGE_OUT})
+    return {tensors[i].name: tensors[i].nbytes for i in paged}
+
+
+def _checksum(region: Region) -> tuple[int, ...]:
+    return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in region.given.values())
+
+
+def _race(
+    graph: TrainingGraph,
+    program: Program,
+    reference: NodeByNode,
+    batch: Batch,
+    names: tuple[str, ...],
+    mine: Mapping[str, Array],
+) -> tuple[Mapping[str, float], bool]:
+    """Median seconds of the three steps, and whether the fused one gives the same bits."""
+
+    def scheduled() -> Callable[[], object]:
+        program.load(batch)
+        return program.run
+
+    def store_all() -> Callable[[], object]:
+        reference.redraw()
+        return lambda: reference.run(batch)
+
+    fused = Fused(graph, program.sessions, program.region.given, names)
+    same = compare(mine, fused.run(batch), names).identical
+
+    def whole() -> Callable[[], object]:
+        fused.redraw()
+        return lambda: fused.run(batch)
+
+    return alternate({"scheduled": scheduled, "store_all": store_all, "fused": whole}), same
+
+
+def _beside(program: Program, batch: Batch) -> int | None:
+    """What kernels allocate beside the arena, at most."""
+    gc.collect()
+    program.load(batch)
+    return peak_beside_bytes(program.acts, lambda: program.load(batch))
+
+
+def _execution(
+    graph: TrainingGraph,
+    plan: Plan,
+    batch: Batch,
+    mine: Mapping[str, Array],
+    comparison: Comparison,
+    times: Mapping[str, float],
+    threads: int,
+    *,
+    fused_bit_identical: bool,
+    budget_bytes: int,
+    kernels: int | None,
+    bytes_paged: int,
+    sessions: int,
+) -> Execution:
+    arena = arena_bytes(plan)
+    results = {"loss": mine[graph.loss]} | {f"{name}.grad": mine[made] for name, made in graph.gradients.items()}
+    return Execution(
+        bit_identical=comparison.identical,
+        different=comparison.different,
+        gradients=len(graph.gradients),
+        statistics=len(graph.states),
+        max_abs_diff=comparison.max_abs_diff,
+        budget_bytes=budget_bytes,
+        arena_bytes=arena,
+        kernel_workspace_bytes=kernels,
+        measured_peak_bytes=None if kernels is None else arena + kernels,
+        store_all_peak_bytes=simulate(plan_of(plan.problem, Schedule())).peak_bytes,
+        step_s=times["scheduled"],
+        store_all_step_s=times["store_all"],
+        fused_step_s=times["fused"],
+        bytes_paged=bytes_paged,
+        fused_bit_identical=fused_bit_identical,
+        loss=float(mine[graph.loss].reshape(-1)[0]),
+        threads=threads,
+        sessions=sessions,
+        versions={
+            "onnxruntime": str(onnxruntime().__version__),
+            "onnx": onnx.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        results=results,
+        batch=batch,
+    )

@@ -1,0 +1,147 @@
+"""What a step takes: seconds, and bytes that kernels allocate beside the arena.
+
+Bytes are counted by the operating system, so that nobody's allocation is missed: while a node runs, the C library is
+asked to keep what is freed instead of giving it back, so that every page it touched is still resident after
+it; then it gives all back before the next. What is resident more than at the start of the step, at most,
+is the peak, in units of a page. It takes glibc and Linux.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import median
+
+_RESIDENT = "/proc/self/smaps_rollup"
+_FIELD = b"Anonymous:"
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
+_PR_SET_THP_DISABLE = 41
+
+Act = Callable[[], object]
+
+
+def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, seconds: float = 8.0) -> int | None:
+    """The most bytes that a step holds at once beyond what is allocated already; None where that can't be measured.
+
+    acts
+        The step, node by node.
+    prepare
+        Called before each pass, unmeasured.
+    passes, seconds
+        The least of so many passes counts, for whatever else happens in the process can only add; no more begin after so
+        many seconds.
+    """
+    start = time.perf_counter()
+    least: int | None = None
+    with _keeping_malloc() as trim, _no_collection(), _Resident() as resident:
+        if trim is None or resident.bytes() is None:
+            return None
+        for _ in range(passes):
+            prepare()
+            trim()
+            most = before = resident.bytes() or 0
+            for act in acts:
+                act()
+                most = max(most, resident.bytes() or 0)
+                trim()
+            least = most - before if least is None else min(least, most - before)
+            if time.perf_counter() - start > seconds:
+                break
+    return least
+
+
+def alternate(
+    steps: Mapping[str, Callable[[], Act]], *, seconds: float = 6.0, least: int = 3, most: int = 15
+) -> Mapping[str, float]:
+    """Median seconds of each of several steps, run in turns so that a slow moment of the machine hits all of them.
+
+    steps
+        By name: a function that prepares a run, untimed, and returns what to time.
+    seconds
+        About how long all of it may take; each step runs at least `least` and at most `most` times.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    start = time.perf_counter()
+    with _no_collection():
+        for turn in range(most):
+            for name in _rotated(tuple(steps), turn):
+                step = steps[name]()
+                begin = time.perf_counter()
+                step()
+                times[name].append(time.perf_counter() - begin)
+            gone = time.perf_counter() - start
+            if turn + 1 >= least and gone * (turn + 2) / (turn + 1) > seconds:
+                break
+    return {name: median(found) for name, found in times.items()}
+
+
+def _rotated(names: Sequence[str], turn: int) -> Sequence[str]:
+    return (*names[turn % len(names) :], *names[: turn % len(names)])
+
+
+class _Resident:
+    """How much anonymous memory of this process is resident: counted page by page, not from the kernel's rough sums."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(4096)
+        self._file = -1
+
+    def __enter__(self) -> _Resident:
+        if os.path.exists(_RESIDENT):
+            self._file = os.open(_RESIDENT, os.O_RDONLY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    def bytes(self) -> int | None:
+        """The number of bytes; None where the system doesn't say."""
+        if self._file < 0:
+            return None
+        # A buffer of our own: reading must not allocate what it counts.
+        count = os.preadv(self._file, [self._buffer], 0)
+        place = self._buffer.find(_FIELD, 0, count)
+        return int(self._buffer[place + len(_FIELD) : self._buffer.index(b"kB", place)]) * 1024 if place >= 0 else None
+
+
+@contextmanager
+def _keeping_malloc() -> Iterator[Act | None]:
+    """Make the C library keep freed memory; gives the function that returns all that is free now, or None."""
+    try:
+        libc = ctypes.CDLL(None)
+        mallopt, trim, prctl = libc.mallopt, libc.malloc_trim, libc.prctl
+    except (OSError, AttributeError, TypeError):
+        yield None
+        return
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, -1)
+    mallopt(_M_TOP_PAD, 0)
+    # A huge page counts as a whole, however little of it is used.
+    prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield lambda: trim(0)
+    finally:
+        prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
+        # What was set can't be unset; these are about where glibc's own end up in a process that uses much memory.
+        mallopt(_M_MMAP_MAX, 65536)
+        mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
+        mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
+        mallopt(_M_TOP_PAD, 128 * 1024)
+        trim(0)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -1,0 +1,70 @@
+"""Blocks of memory of an exact size, and views of tensors in them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from poetopt.frontends.proto import elem_type
+from poetopt.graph import Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+ALIGNMENT = 64
+"""Every buffer starts at a multiple of it. Kernels that sum in vector registers round by how their input is aligned,
+so two runs can only agree bit by bit where all buffers are aligned alike; onnxruntime's own allocator uses 64, too."""
+
+POISON = 0xFF
+"""What freed bytes are overwritten with while a plan is checked: NaN as a float, -1 as an integer."""
+
+
+def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
+    """Numpy's type for a tensor's `dtype`; those that numpy itself lacks (bfloat16) included."""
+    found: np.dtype[np.generic] = np.dtype(tensor_dtype_to_np_dtype(elem_type(dtype)))
+    return found
+
+
+class Block:
+    """One block of `nbytes` bytes, zero at first, that starts at a page."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.bytes: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)[:nbytes]
+        self.address = int(self.bytes.ctypes.data)
+
+    def span(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes from `offset` on, without a copy."""
+        return self.bytes[offset : offset + nbytes]
+
+    def view(self, offset: int, tensor: Tensor) -> Array:
+        """`tensor` at `offset`, without a copy."""
+        return self.span(offset, tensor.nbytes).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+
+
+def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], Block]:
+    """A view for each tensor in a block of their own, side by side."""
+    offsets: dict[str, tuple[int, Tensor]] = {}
+    end = 0
+    for tensor in tensors:
+        offsets[tensor.name] = (end, tensor)
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    block = Block(end)
+    return {name: block.view(offset, tensor) for name, (offset, tensor) in offsets.items()}, block
+
+
+def aligned_copy(array: Array) -> Array:
+    """A read-only copy of `array`, contiguous and aligned; `array` itself where it is both already."""
+    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
+        return array
+    raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy

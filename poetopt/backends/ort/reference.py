@@ -1,0 +1,148 @@
+"""Ordinary training of the same graph, which the scheduled step is compared with.
+
+Two ways, and neither knows of plans, arenas or offsets: node by node in the graph's order, each node's outputs in
+memory that onnxruntime allocates and that goes when nobody holds it; and the whole graph as one session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poetopt.backends.ort.batch import Batch
+from poetopt.backends.ort.sessions import (
+    Sessions,
+    explained,
+    first_line,
+    is_random,
+    onnxruntime,
+    runtime_errors,
+    session_options,
+)
+from poetopt.errors import ExecutionError
+from poetopt.frontends.proto import model_proto, value_info
+from poetopt.graph import VIEW_OPS, Node, TrainingGraph
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+Results = Mapping[str, "Array"]
+
+
+@dataclass(slots=True)
+class _Step:
+    """One node: how to run it, and which values go after it. Without a session it is a view of its first input."""
+
+    node: Node
+    session: Any
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+
+
+class NodeByNode:
+    """The training graph run one node after another; every value is a numpy array of its own.
+
+    given
+        Parameters and constants, by name.
+    kept
+        The tensors to return.
+    """
+
+    def __init__(
+        self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], kept: Sequence[str]
+    ) -> None:
+        self.graph = graph
+        self.sessions = sessions
+        self.given = given
+        self.kept = tuple(kept)
+        nodes = [node for operator in graph.operators for node in operator.nodes]
+        last = {name: k for k, node in enumerate(nodes) for name in (*node.inputs, *node.outputs) if name}
+        staying = {*given, *kept}
+        dropped: dict[int, list[str]] = {}
+        for name, k in last.items():
+            if name not in staying:
+                dropped.setdefault(k, []).append(name)
+        self._steps = [self._step(node, tuple(dropped.get(k, ()))) for k, node in enumerate(nodes)]
+
+    def _step(self, node: Node, dropped: tuple[str, ...]) -> _Step:
+        if node.op_type in VIEW_OPS and not node.domain:
+            return _Step(node, None, (("", node.inputs[0]),), (("", node.outputs[0]),), dropped)
+        made = self.sessions.get(node)
+        return _Step(node, made.session, made.inputs, made.outputs, dropped)
+
+    def redraw(self) -> None:
+        """Let random nodes draw from the beginning again."""
+        for step in self._steps:
+            if step.session is not None and is_random(step.node):
+                step.session = self.sessions.get(step.node).session
+
+    def run(self, batch: Batch) -> Results:
+        """One step; the tensors to keep, by name. Raises `ExecutionError` where a kernel fails."""
+        values: dict[str, Array] = {**self.given, **batch}
+        tensors = self.graph.tensors
+        for step in self._steps:
+            if step.session is None:
+                name = step.outputs[0][1]
+                values[name] = values[step.inputs[0][1]].reshape(tensors[name].shape)
+            else:
+                try:
+                    made = step.session.run(
+                        [key for key, _ in step.outputs], {key: values[name] for key, name in step.inputs}
+                    )
+                except runtime_errors() as error:
+                    raise ExecutionError(
+                        f"node {step.node.name!r} ({step.node.op_type}) failed: {first_line(error)}"
+                    ) from error
+                for (_, name), value in zip(step.outputs, made, strict=True):
+                    values[name] = np.asarray(value)
+            for name in step.dropped:
+                del values[name]
+        return {name: values[name] for name in self.kept}
+
+
+class Fused:
+    """The training graph as one session, with what it computes for the given outputs.
+
+    Parameters and constants are inputs of the session, as they are of the sessions of single nodes: they change with
+    every step of a training, so a runtime can't prepare anything from their values.
+
+    Raises `ExecutionError` where onnxruntime can't load it.
+    """
+
+    def __init__(
+        self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], outputs: Sequence[str]
+    ) -> None:
+        self.graph = graph
+        self.outputs = list(outputs)
+        self.threads = sessions.threads
+        fed = {name: array for name, array in given.items() if not sessions.embeds(name)}
+        model = model_proto(replace(graph, values={n: v for n, v in graph.values.items() if n not in fed}), outputs)
+        read = {name for node in model.graph.node for name in node.input}
+        self.given = {name: array for name, array in fed.items() if name in read}
+        model.graph.input.extend(value_info(graph.tensors[name]) for name in self.given)
+        self._model = model.SerializeToString()
+        self._random = any(is_random(node) for operator in graph.operators for node in operator.nodes)
+        self._session: Any = self._create()
+
+    def _create(self) -> Any:
+        return explained(
+            f"onnxruntime can't run {self.graph.name!r} as one session",
+            lambda: onnxruntime().InferenceSession(
+                self._model, session_options(self.threads), providers=["CPUExecutionProvider"]
+            ),
+        )
+
+    def redraw(self) -> None:
+        """Let random nodes draw from the beginning again."""
+        if self._random:
+            self._session = self._create()
+
+    def run(self, batch: Batch) -> Results:
+        """One step; the outputs by name. Raises `ExecutionError` where a kernel fails."""
+        feeds = {**self.given, **batch}
+        made = explained("the step as one session failed", lambda: self._session.run(self.outputs, feeds))
+        return {name: np.asarray(value) for name, value in zip(self.outputs, made, strict=True)}

@@ -1,0 +1,176 @@
+"""One onnxruntime session for each distinct node: op, attributes, shapes and types.
+
+Graph optimisation is off (it would fold training-mode BatchNormalization and remove Dropout), the
+session's own memory arena too: it would hold on to what kernels allocate, unseen. Small integer constants (axes,
+shapes, pads) are part of a session, all else is bound. Each session has one thread by default: with
+a pool for each session, more of them wait for each other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import onnx
+from onnx import helper, numpy_helper
+
+from poetopt.errors import BackendUnavailableError, ExecutionError
+from poetopt.frontends.proto import elem_type, node_proto
+from poetopt.graph import Graph, Node, Role
+
+RANDOM_OPS = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Ops that draw from a generator in their session: only a fresh session draws the same again."""
+
+EMBEDDED_ELEMENTS = 64
+"""Integer constants up to this size become part of their session."""
+
+
+@cache
+def onnxruntime() -> ModuleType:
+    """The onnxruntime library. Raises `BackendUnavailableError` where it is not installed."""
+    try:
+        import onnxruntime as library
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"onnxruntime can't be imported ({error}); install it with: pip install onnxruntime"
+        ) from error
+    found: ModuleType = library
+    return found
+
+
+def session_options(threads: int) -> Any:
+    """Options that all sessions have in common."""
+    options = onnxruntime().SessionOptions()
+    options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    if threads > 1:
+        # spinning pools of hundreds of sessions would fight for the cores
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSession:
+    """A session that runs one node.
+
+    inputs, outputs
+        (name in the session, name of the tensor), in order; absent and embedded ones are not here.
+    """
+
+    session: Any
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+
+
+class Sessions:
+    """The sessions of a graph's nodes, made on first use and shared by all nodes that are alike."""
+
+    def __init__(self, graph: Graph, threads: int = 1) -> None:
+        self.graph = graph
+        self.threads = threads
+        self._made: dict[bytes, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(self, node: Node) -> NodeSession:
+        """The session of `node`; for a random node a fresh one, which draws its first numbers (see `is_random`).
+
+        Raises `ExecutionError` where onnxruntime has no kernel for it.
+        """
+        inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
+        outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
+        embedded = {key: name for key, name in inputs if self.embeds(name)}
+        bound = tuple((key, name) for key, name in inputs if key not in embedded)
+        model = self._model(node, bound, outputs, embedded).SerializeToString(deterministic=True)
+        if is_random(node):
+            return NodeSession(self._create(node, model), bound, outputs)
+        if model not in self._made:
+            self._made[model] = self._create(node, model)
+        return NodeSession(self._made[model], bound, outputs)
+
+    def embeds(self, name: str) -> bool:
+        """Whether the tensor `name` is part of each session that reads it."""
+        tensor = self.graph.tensors[name]
+        constant = tensor.role is Role.CONSTANT and tensor.name in self.graph.values
+        return constant and tensor.dtype in ("int64", "int32") and tensor.size <= EMBEDDED_ELEMENTS
+
+    def _model(
+        self,
+        node: Node,
+        inputs: tuple[tuple[str, str], ...],
+        outputs: tuple[tuple[str, str], ...],
+        embedded: Mapping[str, str],
+    ) -> onnx.ModelProto:
+        graph, tensors = self.graph, self.graph.tensors
+
+        def info(key: str, name: str) -> onnx.ValueInfoProto:
+            return helper.make_tensor_value_info(key, elem_type(tensors[name].dtype), tensors[name].shape)
+
+        attributes = dict(node.attributes)
+        if is_random(node) and "seed" not in attributes and node.op_type != "Dropout":
+            attributes["seed"] = float(zlib.crc32(node.name.encode()) % 2**20)
+        canonical = replace(
+            node,
+            name="",
+            inputs=tuple(f"i{k}" if name else "" for k, name in enumerate(node.inputs)),
+            outputs=tuple(f"o{k}" if name else "" for k, name in enumerate(node.outputs)),
+            attributes=attributes,
+        )
+        imports = [helper.make_opsetid("", graph.opset)]
+        imports += [helper.make_opsetid(node.domain, 1)] if node.domain else []
+        body = helper.make_graph(
+            [node_proto(canonical)],
+            "node",
+            [info(key, name) for key, name in inputs],
+            [info(key, name) for key, name in outputs],
+            [numpy_helper.from_array(graph.values[name], key) for key, name in embedded.items()],
+        )
+        ir_version = max(8, helper.find_min_ir_version_for(imports, ignore_unknown=True))
+        return helper.make_model(body, opset_imports=imports, ir_version=ir_version)
+
+    def _create(self, node: Node, model: bytes) -> Any:
+        options = session_options(self.threads)
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+        return explained(
+            f"onnxruntime {onnxruntime().__version__} can't run node {node.name!r} "
+            f"({node.domain or 'ai.onnx'}.{node.op_type}, opset {self.graph.opset})",
+            lambda: onnxruntime().InferenceSession(model, options, providers=["CPUExecutionProvider"]),
+        )
+
+
+def is_random(node: Node) -> bool:
+    """Whether two runs of one session of `node` may differ."""
+    return node.op_type in RANDOM_OPS and not node.domain
+
+
+def explained(what: str, action: Callable[[], Any]) -> Any:
+    """The result of `action`; onnxruntime's own errors become an `ExecutionError` that begins with `what`."""
+    try:
+        return action()
+    except runtime_errors() as error:
+        raise ExecutionError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of onnxruntime says, on one line."""
+    return " ".join(str(error).split())[:400] or type(error).__name__
+
+
+@cache
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions that onnxruntime raises; some derive from Exception alone."""
+    state = vars(onnxruntime().capi.onnxruntime_pybind11_state)
+    own = [
+        state[name] for name in sorted(state) if isinstance(state[name], type) and issubclass(state[name], Exception)
+    ]
+    return (RuntimeError, ValueError, *own)

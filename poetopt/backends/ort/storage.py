@@ -1,0 +1,119 @@
+"""The paging file: a slot for each tensor that is paged, moved straight between file and arena.
+
+The file is private and has no name (or is removed with the last handle, where the system wants one), so that
+nothing remains of it, however the process ends. Its whole size is claimed before the step begins: a full disk shows
+then, and not halfway. Each tensor's CRC-32 is kept in memory and compared when it comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.errors import ExecutionError
+
+SLOT_ALIGNMENT = 4096
+
+Bytes = NDArray[np.uint8]
+
+
+class PageFile:
+    """Storage for paged tensors during an execution; a context manager.
+
+    sizes
+        Bytes of each tensor that is paged, by name.
+    folder
+        Where the file lies; by default the system's temporary folder.
+
+    All methods raise `ExecutionError` where the storage fails.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], folder: Path | None = None) -> None:
+        self.folder = Path(tempfile.gettempdir() if folder is None else folder)
+        self._slots: dict[str, int] = {}
+        self._sums: dict[str, int] = {}
+        end = 0
+        for name, nbytes in sizes.items():
+            self._slots[name] = end
+            end += -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        self.nbytes = end
+        try:
+            self.file = tempfile.TemporaryFile(prefix="poetopt-", dir=self.folder, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise self._failure("can't create the paging file", error) from error
+        try:
+            self._claim()
+        except OSError as error:
+            self.close()
+            raise self._failure(f"can't claim {self.nbytes:,} B for the paging file", error) from error
+
+    def write(self, name: str, source: Bytes) -> None:
+        """Copy a tensor's bytes to its slot."""
+        self._sums[name] = zlib.crc32(source.data)
+        try:
+            self.file.seek(self._slots[name])
+            left = source.data
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            raise self._failure(f"can't page out {name!r}", error) from error
+
+    def read(self, name: str, target: Bytes) -> None:
+        """Copy a tensor's bytes back from its slot, and check that they are those that were written."""
+        try:
+            self.file.seek(self._slots[name])
+            left = target.data
+            while left:
+                count = self.file.readinto(left)
+                if not count:
+                    raise ExecutionError(
+                        f"can't page in {name!r}: the paging file in {self.folder} ends {len(left):,} B too early; "
+                        "something else has cut it short"
+                    )
+                left = left[count:]
+        except OSError as error:
+            raise self._failure(f"can't page in {name!r}", error) from error
+        if zlib.crc32(target.data) != self._sums.get(name):
+            raise ExecutionError(
+                f"{name!r} came back from the paging file in {self.folder} other than it was written "
+                "(its CRC-32 differs); check that storage, or name another folder"
+            )
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _claim(self) -> None:
+        if not self.nbytes:
+            return
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self.file.fileno(), 0, self.nbytes)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+            else:
+                return
+        self.file.truncate(self.nbytes)
+
+    def _failure(self, what: str, error: OSError) -> ExecutionError:
+        return ExecutionError(
+            f"{what} in {self.folder}: {error.strerror or error}; make room and rights there, or name another folder"
+        )
