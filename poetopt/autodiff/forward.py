@@ -46,12 +46,12 @@ def _rewrite(operator: Operator, live: bool, builder: GraphBuilder) -> Rewrite |
     return None
 
 
-def _outside(node: Node) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in node.inputs if name))
-
-
 def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
-    """Y, mean and variance of the batch, and the statistics after the step."""
+    """Y, mean and variance of the batch, and the statistics after the step.
+
+    The node gets zeros for the old statistics, which a momentum of 0 makes irrelevant: onnxruntime writes the new
+    ones over the buffers of the old where it can, and those are still to be read.
+    """
     node = operator.nodes[0]
     mean, variance = (builder.tensors[node.inputs[k]] for k in (3, 4))
     momentum = node.attributes.get("momentum", 0.9)
@@ -61,7 +61,9 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
     y = builder.tensors[node.outputs[0]]
     batch = [k.out(t.shape, t.dtype, f"{y.name}.{what}") for t, what in ((mean, "mean"), (variance, "variance"))]
     attributes = {**node.attributes, "momentum": 0.0}
-    k.nodes.append(Node("BatchNormalization", node.inputs, (y.name, *(t.name for t in batch)), attributes))
+    blank = [k.zeros(t.shape, t.dtype).name for t in (mean, variance)]
+    read = (*node.inputs[:3], *blank)
+    k.nodes.append(Node("BatchNormalization", read, (y.name, *(t.name for t in batch)), attributes))
     updated: list[str] = []
     for old, new, output in zip((mean, variance), batch, (*node.outputs[1:], "", "")[:2], strict=True):
         name = output or builder.unique(f"{old.name}.new")
@@ -71,11 +73,7 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
         states[old.name] = name
         updated.append(name)
     builder.drafts.remove(k)
-    yield replace(
-        finish(k, (y.name, *(t.name for t in batch), *updated), {}),
-        name=operator.name,
-        inputs=tuple(dict.fromkeys((*_outside(node), *finish(k, (), {}).inputs))),
-    )
+    yield replace(finish(k, (y.name, *(t.name for t in batch), *updated), {}), name=operator.name)
 
 
 def _dropout_trains(node: Node, builder: GraphBuilder) -> bool:

@@ -37,7 +37,7 @@ class Primal:
     """A forward operator as its rule sees it.
 
     operator, node
-        The operator, and its first node, whose signature is the rule's.
+        The operator, and the node whose signature is the rule's.
     inputs, outputs
         Tensors at the node's positions; `None` for an absent optional one.
     needs
@@ -200,6 +200,11 @@ def nondifferentiable() -> Mapping[tuple[str, str], frozenset[int] | None]:
     return {key: _NONE[key] for key in sorted(_NONE)}
 
 
+def principal(operator: Operator) -> Node:
+    """The node whose signature is the operator's: the one of its kind, else the first."""
+    return next((node for node in operator.nodes if node.op_type == operator.kind), operator.nodes[0])
+
+
 def signature(operator: Operator) -> tuple[str, str]:
     """Domain and name under which an operator's rule is looked up.
 
@@ -252,7 +257,7 @@ def downstream(tensors: Mapping[str, Tensor], operators: Iterable[Operator], roo
     for operator in operators:
         blocked = blocked_inputs(operator)
         flows = blocked is not None and any(
-            name in live and position not in blocked for position, name in enumerate(operator.nodes[0].inputs)
+            name in live and position not in blocked for position, name in enumerate(principal(operator).inputs)
         )
         if flows:
             live.update(name for name in operator.outputs if is_float(tensors[name]))

@@ -16,7 +16,7 @@ from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, f
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import attach
 from poetopt.autodiff.order import low_memory_order
-from poetopt.autodiff.registry import Primal, blocked_inputs, downstream, find_rule, rule_of
+from poetopt.autodiff.registry import Primal, blocked_inputs, downstream, find_rule, principal, rule_of
 from poetopt.errors import ModelError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 
@@ -90,7 +90,7 @@ def unsupported(graph: Graph) -> list[tuple[str, str]]:
         blocked = blocked_inputs(operator)
         if blocked is None or not wanted.intersection(operator.outputs):
             continue
-        wanted.update(n for k, n in enumerate(operator.nodes[0].inputs) if n in live and k not in blocked)
+        wanted.update(n for k, n in enumerate(principal(operator).inputs) if n in live and k not in blocked)
         if find_rule(operator, graph.opset) is None and live.intersection(operator.inputs):
             found.append((operator.name, operator.nodes[0].op_type))
     return found[::-1]
@@ -111,13 +111,13 @@ class _Sweep:
         self.contributions[loss.name] = [self.builder.constant(np.ones(loss.shape, loss.dtype))]
         for operator in reversed(self.operators):
             cotangents = [self.total(name) for name in _outputs(operator)]
-            names = operator.nodes[0].inputs
+            names = principal(operator).inputs
             blocked = blocked_inputs(operator)
             needs = tuple(blocked is not None and n in self.live and k not in blocked for k, n in enumerate(names))
             if not any(needs) or all(cotangent is None for cotangent in cotangents):
                 continue
             first = len(self.builder.drafts)
-            primal = Primal(operator, operator.nodes[0], *self.signature(operator), needs, self.builder)
+            primal = Primal(operator, principal(operator), *self.signature(operator), needs, self.builder)
             parts = rule_of(operator, self.builder.opset)(primal, tuple(cotangents))
             for name, needed, part in zip(names, needs, parts, strict=False):
                 if needed and part is not None:
@@ -130,7 +130,7 @@ class _Sweep:
     def signature(self, operator: Operator) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
         """Input and output tensors by position."""
         tensors = self.builder.tensors
-        inputs = tuple(tensors[name] if name else None for name in operator.nodes[0].inputs)
+        inputs = tuple(tensors[name] if name else None for name in principal(operator).inputs)
         return inputs, tuple(tensors[name] if name else None for name in _outputs(operator))
 
     def total(self, name: str) -> Tensor | None:

@@ -18,13 +18,31 @@ def relu(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("LeakyRelu", since=6)
 def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X >= 0, else alpha dY. The sign of dY decides nothing, so PRelu of the sign gives the factor."""
-    dy, x = op.only(cotangents), op.x
+    """dX = dY where X > 0, else alpha dY. Y has the sign of X where alpha > 0, and serves for it."""
+    dy = op.only(cotangents)
     alpha = op.attr_float("alpha", 0.01)
     k = op.emit("grad_input")
-    positive = k.cast(k.compare("GreaterOrEqual", x, 0.0), x.dtype)
-    factor = k.add(k.mul(positive, 1.0 - alpha), k.graph.scalar(alpha, x.dtype))
-    return (k.mul(dy, factor),)
+    sign = k.sign(op.y if alpha > 0 else op.x)
+    if 0 <= alpha <= 1:
+        return (k.mul(dy, k.binary("Max", sign, k.graph.scalar(alpha, dy.dtype))),)
+    positive = k.binary("Max", sign, k.graph.scalar(0.0, dy.dtype))
+    return (k.mul(dy, k.add(k.mul(positive, 1.0 - alpha), k.graph.scalar(alpha, dy.dtype))),)
+
+
+@register_vjp("Clip", since=11)
+def clip(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where Y lies strictly between the bounds: Y alone decides, and X need not be kept."""
+    dy, y = op.only(cotangents), op.y
+    k = op.emit("grad_input")
+    inside = [
+        k.binary(comparison, y, op.input(index), "bool")
+        for index, comparison in ((1, "Greater"), (2, "Less"))
+        if op.has(index)
+    ]
+    if not inside:
+        return (dy,)
+    mask = inside[0] if len(inside) == 1 else k.binary("And", inside[0], inside[1])
+    return (k.mul(dy, k.cast(mask, dy.dtype)),)
 
 
 @register_vjp("Sigmoid", since=6)

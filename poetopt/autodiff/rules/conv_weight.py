@@ -52,7 +52,9 @@ class Problem:
     @property
     def plain(self) -> bool:
         """Whether an image is its own unfolding."""
-        return self.window.taps == 1 and self.window.out == self.window.size
+        window = self.window
+        padded = any(window.before) or any(window.declared_after)
+        return window.taps == 1 and window.unit_stride and not padded
 
     @property
     def columns_bytes(self) -> int:

@@ -1,0 +1,126 @@
+"""The rows. Adding a rule? Add a row here: a test fails for a registered op without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.autodiff.specs import Spec, distinct, ints, normal, positive
+
+CONV: dict[str, object] = {"kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
+
+
+def _f() -> Any:
+    import torch.nn.functional as f
+
+    return f
+
+
+def _t() -> Any:
+    import torch
+
+    return torch
+
+
+def _conv2(x: Any, w: Any, b: Any) -> Any:
+    return _f().conv2d(_f().pad(x, (0, 2, 1, 0)), w, b, stride=(2, 1), dilation=(1, 2))
+
+
+ROWS: tuple[Spec, ...] = (
+    # products
+    Spec("Gemm", (normal(3, 4), normal(5, 4), normal(5)), (0, 1, 2), lambda a, b, c: 0.5 * a @ b.T + 2 * c,
+         {"transB": 1, "alpha": 0.5, "beta": 2.0}, label="transB"),
+    Spec("Gemm", (normal(4, 3), normal(4, 5), normal(3, 1)), (0, 1, 2), lambda a, b, c: a.T @ b + c, {"transA": 1},
+         label="transA"),
+    Spec("Gemm", (normal(4, 3), normal(5, 4)), (0, 1), lambda a, b: a.T @ b.T, {"transA": 1, "transB": 1},
+         label="both"),
+    Spec("Gemm", (normal(3, 4), normal(4, 5)), (0, 1), lambda a, b: a @ b, label="plain"),
+    Spec("MatMul", (normal(3, 4), normal(4, 5)), (0, 1), lambda a, b: a @ b, label="matrices"),
+    Spec("MatMul", (normal(2, 3, 4), normal(4, 5)), (0, 1), lambda a, b: a @ b, label="shared"),
+    Spec("MatMul", (normal(2, 1, 3, 4), normal(5, 4, 2)), (0, 1), lambda a, b: a @ b, label="broadcast"),
+    Spec("MatMul", (normal(4), normal(4)), (0, 1), lambda a, b: a @ b, label="vectors"),
+    Spec("MatMul", (normal(2, 3, 4), normal(4)), (0, 1), lambda a, b: a @ b, label="vector-right"),
+    Spec("MatMul", (normal(4), normal(2, 4, 3)), (0, 1), lambda a, b: a @ b, label="vector-left"),
+    # arithmetic
+    Spec("Add", (normal(2, 3, 4), normal(3, 1)), (0, 1), lambda a, b: a + b),
+    Spec("Sub", (normal(3, 1), normal(2, 3, 4)), (0, 1), lambda a, b: a - b),
+    Spec("Mul", (normal(2, 3, 4), normal(4)), (0, 1), lambda a, b: a * b),
+    Spec("Div", (normal(2, 3), positive(2, 1)), (0, 1), lambda a, b: a / b),
+    Spec("Neg", (normal(2, 3),), torch=lambda x: -x),
+    Spec("Sum", (normal(2, 3), normal(3), normal(2, 1)), (0, 1, 2), lambda a, b, c: a + b + c),
+    Spec("Cast", (normal(2, 3),), torch=lambda x: x, attributes={"to": 11}),
+    # activations
+    Spec("Relu", (normal(3, 4),), torch=lambda x: x.relu()),
+    Spec("LeakyRelu", (normal(3, 4),), torch=lambda x: _f().leaky_relu(x, 0.25), attributes={"alpha": 0.25}),
+    Spec("LeakyRelu", (normal(3, 4),), torch=lambda x: _f().leaky_relu(x, -0.5), attributes={"alpha": -0.5},
+         label="falling"),
+    Spec("Clip", (normal(3, 4), np.array(-0.5), np.array(0.75)), torch=lambda x, a, b: x.clamp(-0.5, 0.75)),
+    Spec("Clip", (normal(3, 4), None, np.array(0.75)), torch=lambda x, a, b: x.clamp(max=0.75), label="above"),
+    Spec("Sigmoid", (normal(3, 4),), torch=lambda x: x.sigmoid()),
+    Spec("Tanh", (normal(3, 4),), torch=lambda x: x.tanh()),
+    Spec("Softmax", (normal(3, 4),), torch=lambda x: x.softmax(-1)),
+    Spec("Softmax", (normal(3, 4, 2),), torch=lambda x: x.softmax(1), attributes={"axis": 1}, label="axis"),
+    Spec("LogSoftmax", (normal(3, 4),), torch=lambda x: x.log_softmax(-1)),
+    Spec("LogSoftmax", (normal(3, 4, 2),), torch=lambda x: x.log_softmax(0), attributes={"axis": 0}, label="axis"),
+    # convolution and pooling
+    Spec("Conv", (normal(2, 3, 7, 8), normal(4, 3, 3, 3), normal(4)), (0, 1, 2), _conv2, CONV),
+    Spec("Conv", (normal(2, 4, 9), normal(6, 2, 3)), (0, 1),
+         lambda x, w: _f().conv1d(x, w, stride=2, groups=2, padding=1),
+         {"group": 2, "strides": [2], "pads": [1, 1]}, label="groups"),
+    Spec("Conv", (normal(1, 2, 4, 5, 4), normal(3, 2, 2, 3, 1)), (0, 1), lambda x, w: _f().conv3d(x, w), label="3d"),
+    Spec("Conv", (normal(2, 3, 6, 6), normal(2, 3, 3, 3)), (0, 1), lambda x, w: _f().conv2d(x, w, padding=1),
+         {"auto_pad": "SAME_UPPER"}, label="same"),
+    Spec("MaxPool", (distinct(2, 3, 7, 6),), torch=lambda x: _f().max_pool2d(x, 3, 2, 1),
+         attributes={"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    Spec("MaxPool", (distinct(2, 3, 7),), torch=lambda x: _f().max_pool1d(x, 2, 2, ceil_mode=True),
+         attributes={"kernel_shape": [2], "strides": [2], "ceil_mode": 1}, label="ceil"),
+    Spec("AveragePool", (normal(2, 3, 7, 6),),
+         torch=lambda x: _f().avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+         attributes={"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    Spec("AveragePool", (normal(2, 3, 7),), torch=lambda x: _f().avg_pool1d(x, 3, 2, 1),
+         attributes={"kernel_shape": [3], "strides": [2], "pads": [1, 1], "count_include_pad": 1}, label="padded"),
+    Spec("GlobalAveragePool", (normal(2, 3, 4, 5),), torch=lambda x: x.mean((2, 3), keepdim=True)),
+    # normalization
+    Spec("BatchNormalization", (normal(3, 2, 4, 5), normal(2), normal(2), normal(2), positive(2)), (0, 1, 2),
+         lambda x, s, b, m, v: _f().batch_norm(x, None, None, s, b, training=True, eps=1e-3),
+         {"training_mode": 1, "epsilon": 1e-3}, outputs=3, ignored=(1, 2), label="training"),
+    Spec("BatchNormalization", (normal(3, 2, 9, 9), normal(2), normal(2), normal(2), positive(2)), (0, 1, 2),
+         lambda x, s, b, m, v: _f().batch_norm(x, None, None, s, b, training=True),
+         {"training_mode": 1}, outputs=3, ignored=(1, 2), label="training-large"),
+    Spec("BatchNormalization", (normal(5, 3), normal(3), normal(3), normal(3), positive(3)), (0, 1, 2),
+         lambda x, s, b, m, v: _f().batch_norm(x, m, v, s, b), label="inference"),
+    Spec("Dropout", (normal(4, 5), np.array(0.4), np.array(True)), label="training"),
+    Spec("Dropout", (normal(4, 5), np.array(0.4)), torch=lambda x, r: x, label="inference"),
+    # shapes
+    Spec("Reshape", (normal(2, 3, 4), ints(4, 6)), torch=lambda x, s: x.reshape(4, 6)),
+    Spec("Flatten", (normal(2, 3, 4),), torch=lambda x: x.flatten(1)),
+    Spec("Squeeze", (normal(2, 1, 4), ints(1)), torch=lambda x, a: x.squeeze(1)),
+    Spec("Unsqueeze", (normal(2, 4), ints(0, 3)), torch=lambda x, a: x[None, :, :, None]),
+    Spec("Identity", (normal(2, 4),), torch=lambda x: x * 1),
+    Spec("Transpose", (normal(2, 3, 4),), torch=lambda x: x.permute(2, 0, 1), attributes={"perm": [2, 0, 1]}),
+    Spec("Transpose", (normal(2, 3),), torch=lambda x: x.T, label="default"),
+    Spec("Concat", (normal(2, 3), normal(2, 1), normal(2, 2)), (0, 1, 2), lambda *x: _t().cat(x, 1), {"axis": -1}),
+    Spec("Split", (normal(2, 6), ints(1, 3, 2)), torch=lambda x, s: x.split((1, 3, 2), 1), attributes={"axis": 1},
+         outputs=3),
+    Spec("Split", (normal(2, 6), ints(1, 3, 2)), torch=lambda x, s: x.split((1, 3, 2), 1), attributes={"axis": 1},
+         outputs=3, ignored=(1,), label="unused"),
+    # reductions
+    Spec("ReduceSum", (normal(2, 3, 4), ints(-1, 0)), torch=lambda x, a: x.sum((0, 2), keepdim=True)),
+    Spec("ReduceSum", (normal(2, 3), ints()), torch=lambda x, a: x * 1, attributes={"noop_with_empty_axes": 1},
+         label="noop"),
+    Spec("ReduceMean", (normal(2, 3, 4), ints(1)), torch=lambda x, a: x.mean(1), attributes={"keepdims": 0}),
+    Spec("ReduceMean", (normal(2, 3, 4),), torch=lambda x: x.mean((0, 2)), attributes={"keepdims": 0, "axes": [0, 2]},
+         opset=17, label="attribute"),
+    # losses
+    Spec("SoftmaxCrossEntropyLoss", (normal(4, 5), ints(1, 0, 4, 2)),
+         torch=lambda x, y: _f().cross_entropy(x, y), label="mean"),
+    Spec("SoftmaxCrossEntropyLoss", (normal(4, 5), ints(1, -3, 4, 2), positive(5)),
+         torch=lambda x, y, w: _f().cross_entropy(x, y, w, ignore_index=-3), attributes={"ignore_index": -3},
+         label="weights"),
+    Spec("SoftmaxCrossEntropyLoss", (normal(2, 3, 2, 2), np.array([[[0, 1], [2, 2]], [[1, 1], [0, 2]]])),
+         torch=lambda x, y: _f().cross_entropy(x, y, reduction="sum"), attributes={"reduction": "sum"}, label="planes"),
+    Spec("SoftmaxCrossEntropyLoss", (normal(4, 5), ints(1, 0, 4, 2), positive(5)),
+         torch=lambda x, y, w: _f().cross_entropy(x, y, w, reduction="none"), attributes={"reduction": "none"},
+         label="none"),
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""Losses: what `auto` picks, the inputs that they add, their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from poetopt.autodiff import differentiate
+from poetopt.errors import ModelError, OptionError
+from poetopt.graph import Graph, Role
+from tests.autodiff.build import graph
+from tests.autodiff.oracle import batch, run
+
+Array = NDArray[Any]
+
+
+def scaled(shape: list[int], tail: str = "y = Identity(h)", output: str = "y") -> Graph:
+    """A model that multiplies its input by a trained scalar."""
+    return graph(f"h = Mul(x, w)\n{tail}", {"x": shape}, {"w": np.array([1.5], np.float32)}, [output])
+
+
+def log_softmax(x: Array, axis: int) -> Array:
+    """In float64."""
+    x = x.astype(np.float64)
+    x = x - x.max(axis, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(axis, keepdims=True)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [([4, 3], "cross-entropy"), ([2, 5, 3], "cross-entropy"), ([2, 3, 4, 4], "cross-entropy"), ([4, 1], "mse"),
+     ([7], "mse"), ([1, 1], "none")],
+)  # fmt: skip
+def test_auto_picks_by_the_output_and_says_so(shape: list[int], kind: str) -> None:
+    step = differentiate(scaled(shape))
+    assert step.loss_kind == kind
+    assert any(kind in note and "'y'" in note for note in step.notes)
+    assert step.tensors["loss"].role is Role.LOSS
+    assert step.tensors["loss"].size == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [([5], 0), ([4, 3], 1), ([2, 5, 3], 2), ([2, 3, 4, 5], 1), ([2, 3, 2, 2, 2], 1)]
+)
+def test_cross_entropy_is_the_mean_over_all_labels(shape: list[int], axis: int) -> None:
+    step = differentiate(scaled(shape), loss="cross-entropy")
+    labels = step.tensors["labels"]
+    assert labels.role is Role.INPUT
+    assert labels.dtype == "int64"
+    assert labels.shape == tuple(d for k, d in enumerate(shape) if k != axis)
+    feeds = batch(step, 0)
+    found = run(step, feeds)
+    logs = log_softmax(feeds["x"] * np.float32(1.5), axis)
+    picked = np.take_along_axis(logs, np.expand_dims(feeds["labels"], axis), axis)
+    assert found["loss"] == pytest.approx(-picked.mean(), rel=1e-5)
+    onehot = np.zeros(shape)
+    np.put_along_axis(onehot, np.expand_dims(feeds["labels"], axis), 1.0, axis)
+    slope = np.sum((np.exp(logs) - onehot) * feeds["x"]) / max(labels.size, 1)
+    assert found["w.grad"] == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+def test_mse_is_the_mean_of_squares() -> None:
+    step = differentiate(scaled([3, 2]), loss="mse")
+    assert step.tensors["target"].shape == (3, 2)
+    feeds = batch(step, 0)
+    found = run(step, feeds)
+    difference = feeds["x"] * 1.5 - feeds["target"]
+    assert found["loss"] == pytest.approx(np.mean(difference**2), rel=1e-6)
+    assert found["w.grad"] == pytest.approx(np.mean(2 * difference * feeds["x"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("final", ["Softmax", "LogSoftmax"])
+def test_probabilities_are_not_normalised_twice(final: str) -> None:
+    step = differentiate(scaled([4, 3], f"y = {final}<axis=-1>(h)"), loss="cross-entropy")
+    assert any(f"the input of the final {final}" in note for note in step.notes)
+    feeds = batch(step, 0)
+    found = run(step, feeds)
+    logs = log_softmax(feeds["x"] * np.float32(1.5), 1)
+    assert found["loss"] == pytest.approx(-np.mean(logs[np.arange(4), feeds["labels"]]), rel=1e-5)
+    assert "y" in found
+
+
+def test_none_takes_the_models_own_loss_and_names_it() -> None:
+    step = differentiate(scaled([4, 3], "y = ReduceMean<keepdims=0>(h)"), loss="none")
+    assert (step.loss, step.outputs, step.added_inputs) == ("loss", ("y",), ())
+    found = run(step, feeds := batch(step, 0))
+    assert found["loss"] == found["y"]
+    assert found["w.grad"] == pytest.approx(feeds["x"].mean(), rel=1e-5)
+    own = differentiate(scaled([4, 3], "loss = ReduceMean<keepdims=0>(h)", "loss"))
+    assert (own.loss, own.loss_kind, own.outputs) == ("loss", "none", ("loss",))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(OptionError, match="unknown loss 'hinge'; choose one of auto, cross-entropy, mse, none"):
+        differentiate(scaled([4, 3]), loss="hinge")
+    with pytest.raises(ModelError, match=r"at least two classes .*--loss mse"):
+        differentiate(scaled([4, 1]), loss="cross-entropy")
+    with pytest.raises(ModelError, match=r"needs an output of one element.*\[4, 3\]"):
+        differentiate(scaled([4, 3]), loss="none")
+    both = graph("y = Mul(x, w)\nz = Relu(y)", {"x": [2, 2]}, {"w": np.ones(1, np.float32)}, ["y", "z"])
+    with pytest.raises(ModelError, match=r"several outputs \(y, z\).*--output"):
+        differentiate(both)
+    with pytest.raises(OptionError, match="no output 'q'; there are y, z"):
+        differentiate(both, output="q")
