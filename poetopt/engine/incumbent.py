@@ -40,7 +40,8 @@ class Incumbent:
     best: Candidate | None = None
     arena_excess: int | None = None
     makespan_excess_s: float | None = None
-    _seen: set[Schedule] = field(default_factory=set)
+    _seen: dict[Schedule, int] = field(default_factory=dict)
+    """Schedules that were offered, with the bytes by which their layout alone failed (0: it didn't)."""
 
     @property
     def overhead_j(self) -> float | None:
@@ -50,8 +51,9 @@ class Incumbent:
     def offer(self, schedule: Schedule) -> bool:
         """Simulate the plan of `schedule`; keep it if it is valid and better. Says whether it was kept."""
         if schedule in self._seen:
+            self._too_wide(self._seen[schedule])
             return False
-        self._seen.add(schedule)
+        self._seen[schedule] = 0
         plan = plan_of(self.problem, schedule)
         try:
             simulation = simulate(plan)
@@ -69,11 +71,15 @@ class Incumbent:
                 self.makespan_excess_s = min(excess_s, self.makespan_excess_s or excess_s)
                 return False
         laid_out = lay_out(plan, ram_bytes=self.options.ram_bytes)
-        arena = arena_bytes(laid_out)
+        arena = arena_bytes(laid_out) + self.problem.reserve_bytes
         if arena > self.options.ram_bytes:
-            excess = arena - self.options.ram_bytes
-            self.arena_excess = min(excess, self.arena_excess or excess)
+            self._seen[schedule] = arena - self.options.ram_bytes
+            self._too_wide(self._seen[schedule])
             return False
         self.best = Candidate(schedule, laid_out, simulation, arena)
         self.arena_excess = self.makespan_excess_s = None
         return True
+
+    def _too_wide(self, excess: int) -> None:
+        if excess:
+            self.arena_excess = min(excess, self.arena_excess or excess)

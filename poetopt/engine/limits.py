@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypedDict
 
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.solution import Options
+from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -55,6 +56,43 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
     return None
 
 
+class Remedies(TypedDict, total=False):
+    """Fields of a Solution without a plan that say what would help."""
+
+    ram_bound_bytes: int
+    least_ram_bytes: int | None
+    least_deadline_s: float | None
+
+
+def remedies(problem: Problem, options: Options) -> Remedies:
+    """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known."""
+    found = Remedies(ram_bound_bytes=problem.least_ram_bytes, least_ram_bytes=least_ram(problem, options))
+    if options.deadline_s is not None:
+        found["least_deadline_s"] = _shortest(problem, options)
+    return found
+
+
+def _shortest(problem: Problem, options: Options) -> float | None:
+    """Seconds of the quickest schedule that the heuristics find within the budget, or None."""
+    quickest: float | None = None
+    for schedule in _heuristic(problem, options, options.ram_bytes):
+        trial = Incumbent(problem, replace(options, deadline_s=None))
+        if trial.offer(schedule) and trial.best is not None:
+            paper = options.deadline_model is DeadlineModel.PAPER
+            simulation = trial.best.simulation
+            time_s = simulation.compute_s if paper else simulation.makespan_s
+            quickest = time_s if quickest is None else min(quickest, time_s)
+    return quickest
+
+
+def _heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Schedule]:
+    for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
+        for share in (1.0, 0.95, 0.88):
+            schedule = greedy(problem, int(ram_bytes * share), paging=paging, remat=remat)
+            if schedule is not None:
+                yield schedule
+
+
 def least_ram(problem: Problem, options: Options) -> int | None:
     """The smallest budget at which a schedule was found (simulated and laid out), by bisection; or None."""
     high = _store_all_bytes(problem, options)
@@ -80,9 +118,4 @@ def _store_all_bytes(problem: Problem, options: Options) -> int | None:
 
 def _feasible(problem: Problem, options: Options, ram_bytes: int) -> bool:
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
-    for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
-        for share in (1.0, 0.95, 0.88):
-            schedule = greedy(problem, int(ram_bytes * share), paging=paging, remat=remat)
-            if schedule is not None and trial.offer(schedule):
-                return True
-    return False
+    return any(trial.offer(schedule) for schedule in _heuristic(problem, options, ram_bytes))

@@ -14,7 +14,7 @@ from typing import Any
 from poetopt.backends.solver import Backend, Outcome, Point, Session, backend
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.limits import impossible
+from poetopt.engine.limits import impossible, remedies
 from poetopt.engine.solution import (
     OPTIMAL_GAP,
     DeadlineModel,
@@ -40,6 +40,8 @@ STALL = 3
 STALL_GAIN = 2e-4
 CUT_SHARE = 0.5
 """Share of the remaining time that cutting may take before the integer search."""
+ATTEMPTS = 5
+"""So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
 
@@ -100,6 +102,14 @@ class _Proof:
     infeasible: bool
     overhead_j: float | None
     closed: bool
+    note: str = ""
+
+    @property
+    def overhead_gap(self) -> float:
+        """Of the best plan against this scope's bound."""
+        if not self.overhead_j:
+            return 0.0
+        return max(0.0, (self.overhead_j - self.bound) / self.overhead_j)
 
 
 def solve(problem: Problem, options: Options, listener: Listener | None = None) -> Solution:
@@ -184,12 +194,22 @@ def _through_scopes(run: _Run, chosen: Formulation, solver: Backend) -> _Proof:
             break
     if last is None:
         raise AssertionError("no scope was tried")
-    return _better_claim(proven, last)
+    return _better_claim(proven, last, run.options.gap)
 
 
-def _better_claim(proven: _Proof | None, last: _Proof) -> _Proof:
-    """The deeper scope where it is proven (or nothing else is), else the shallower one that is."""
-    return last if last.closed or proven is None else proven
+def _better_claim(proven: _Proof | None, last: _Proof, gap: float) -> _Proof:
+    """The deepest scope that is proven, and what a deeper one that isn't left open, as a note."""
+    if last.closed or proven is None:
+        return last
+    return replace(
+        proven,
+        note=(
+            f"a plan of the deeper scope {last.scope} was taken, where {last.overhead_gap:.2%} of the overhead is open "
+            f"(the tolerance is {gap:.2%})"
+        )
+        if last.overhead_j is not None and (proven.overhead_j is None or last.overhead_j < proven.overhead_j)
+        else f"the deeper scope {last.scope} is open by {last.overhead_gap:.2%} of the overhead",
+    )
 
 
 def _one_scope(run: _Run, chosen: Formulation, solver: Backend, scope: str) -> _Proof:
@@ -197,7 +217,7 @@ def _one_scope(run: _Run, chosen: Formulation, solver: Backend, scope: str) -> _
     run.scope = scope.replace("depth:", "depth<=")
     shrink, slower = 0, 0.0
     infeasible = False
-    for _ in range(4):
+    for attempt in range(ATTEMPTS):
         started = time.monotonic()
         model = _build(run, chosen, scope, shrink, slower)
         overhead = run.incumbent.overhead_j
@@ -210,7 +230,7 @@ def _one_scope(run: _Run, chosen: Formulation, solver: Backend, scope: str) -> _
         if run.closed(options.gap) or infeasible or run.remaining_s < 0.5:
             break
         if run.incumbent.arena_excess is not None:
-            shrink += max(run.incumbent.arena_excess, options.ram_bytes // 200)
+            shrink += max(run.incumbent.arena_excess, options.ram_bytes >> (12 - 2 * attempt))
         elif run.incumbent.makespan_excess_s is not None:
             slower += run.incumbent.makespan_excess_s
         else:
@@ -313,8 +333,8 @@ def _conclude(run: _Run, proof: _Proof, store_all_peak: int) -> Solution:
         return replace(
             solution,
             overhead_bound_j=None if proof.infeasible else run.bound,
-            ram_bound_bytes=run.problem.least_ram_bytes,
             reason=reason,
+            **remedies(run.problem, run.options),
         )
     overhead = best.simulation.overhead_j
     gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
@@ -324,7 +344,7 @@ def _conclude(run: _Run, proof: _Proof, store_all_peak: int) -> Solution:
         status = Status.WITHIN_GAP
     else:
         status = Status.FEASIBLE
-    return _solution(run, status, store_all_peak)
+    return replace(_solution(run, status, store_all_peak), reason=proof.note)
 
 
 def _solution(run: _Run, status: Status, store_all_peak: int) -> Solution:

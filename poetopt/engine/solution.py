@@ -89,7 +89,7 @@ class Solution:
     ram_bound_bytes
         A proven lower bound on the RAM of any schedule.
     reason
-        For status infeasible or unknown: why, in a sentence for people.
+        For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
     """
 
     status: Status

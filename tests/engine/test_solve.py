@@ -1,0 +1,226 @@
+"""The solve loop on problems whose answer is known, and on the shared instances where they are present."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from poetopt.engine.greedy import greedy
+from poetopt.engine.limits import least_ram
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
+from poetopt.engine.storeall import store_all
+from poetopt.errors import BackendUnavailableError, FormulationError
+from poetopt.frontends.problem_file import load_problem_file
+from poetopt.plan.assemble import plan_of, schedule_of
+from poetopt.plan.layout import check_layout
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
+from tests.bruteforce import plan_optimum
+from tests.problems import random_budget, random_problem
+
+INSTANCES = Path(__file__).resolve().parents[2].parent / "shared" / "instances"
+needs_instances = pytest.mark.skipif(not INSTANCES.is_dir(), reason="the shared instances are not here")
+
+
+def shared(name: str, device: str) -> Problem:
+    return load_problem_file(INSTANCES / f"{name}.json").cost(device)
+
+
+def check(solution: Solution) -> None:
+    """What holds of every solution with a plan, whatever was asked."""
+    options = solution.options
+    assert solution.plan is not None
+    assert solution.simulation is not None
+    assert solution.arena_bytes is not None
+    again = simulate(solution.plan, ram_bytes=options.ram_bytes)
+    assert again == solution.simulation
+    assert again.peak_bytes <= options.ram_bytes
+    assert solution.arena_bytes <= options.ram_bytes
+    check_layout(solution.plan, options.ram_bytes)
+    if options.deadline_s is not None:
+        paper = options.deadline_model is DeadlineModel.PAPER
+        assert (again.compute_s if paper else again.makespan_s) <= options.deadline_s * (1 + 1e-9)
+    if not options.paging:
+        assert again.page_ins == again.page_outs == 0
+    if not options.remat:
+        assert again.recomputes == 0
+    assert solution.overhead_bound_j is not None
+    assert solution.overhead_bound_j <= again.overhead_j * (1 + 1e-9)
+    gap = solution.overhead_gap
+    assert gap is not None
+    assert (solution.status is Status.OPTIMAL) == (gap <= 1e-6)
+
+
+def test_store_all_where_it_fits() -> None:
+    problem = random_problem(random.Random(3), operators=8)
+    peak = simulate(store_all(problem)).peak_bytes
+    solution = solve(problem, Options(ram_bytes=peak))
+    check(solution)
+    assert solution.scope == "store-all"
+    assert solution.simulation is not None
+    assert solution.simulation.overhead_j == 0
+
+
+@needs_instances
+@pytest.mark.parametrize(
+    ("name", "device", "ram", "options"),
+    [
+        ("resnet18_cifar", "a72", 1_000_000, {}),
+        ("resnet18_cifar", "m4", 0.3, {"paging": False}),
+        ("resnet18_cifar", "a72", 0.6, {"remat": False}),
+        ("vgg16_cifar", "m4", 0.6, {}),
+        ("linear", "m0", 0.5, {"scope": "full"}),
+    ],
+)
+def test_shared_instances_are_closed(name: str, device: str, ram: float, options: dict[str, bool]) -> None:
+    problem = shared(name, device)
+    peak = simulate(store_all(problem)).peak_bytes
+    budget = int(ram * peak) if ram <= 1 else int(ram)
+    solution = solve(problem, Options(ram_bytes=budget, time_limit_s=90, **options))  # type: ignore[arg-type]
+    check(solution)
+    assert solution.status in (Status.OPTIMAL, Status.WITHIN_GAP)
+
+
+@needs_instances
+def test_the_figures_of_the_reference_are_met() -> None:
+    """The two cells that the project was founded on; the reference's optima were simulated elsewhere."""
+    resnet = solve(shared("resnet18_cifar", "a72"), Options(ram_bytes=1_000_000, scope="depth:8", time_limit_s=90))
+    check(resnet)
+    assert resnet.simulation is not None
+    assert resnet.simulation.overhead_j <= 0.0117
+    problem = shared("vgg16_cifar", "m4")
+    vgg = solve(problem, Options(ram_bytes=int(0.6 * simulate(store_all(problem)).peak_bytes), time_limit_s=90))
+    check(vgg)
+    assert vgg.simulation is not None
+    assert vgg.simulation.overhead_j <= 0.00044
+
+
+@needs_instances
+@pytest.mark.parametrize("model", list(DeadlineModel))
+def test_a_deadline_costs_energy_and_is_kept(model: DeadlineModel) -> None:
+    problem = shared("resnet18_cifar", "m4")
+    budget = int(0.5 * simulate(store_all(problem)).peak_bytes)
+    energies = []
+    for factor in (3.0, 1.05, 1.01):
+        options = Options(
+            ram_bytes=budget,
+            deadline_s=factor * problem.baseline_time_s,
+            deadline_model=model,
+            scope="depth:4",
+            time_limit_s=60,
+        )
+        solution = solve(problem, options)
+        check(solution)
+        assert solution.simulation is not None
+        energies.append(solution.simulation.overhead_j)
+    assert energies[0] <= energies[1] * 1.001
+    assert energies[1] <= energies[2] * 1.001
+
+
+@needs_instances
+def test_dma_keeps_the_deadline_too() -> None:
+    problem = replace(shared("resnet18_cifar", "a72"), dma=True)
+    budget = int(0.3 * simulate(store_all(problem)).peak_bytes)
+    for factor in (1.0, 1.05, 1.5):
+        solution = solve(
+            problem,
+            Options(ram_bytes=budget, deadline_s=factor * problem.baseline_time_s, scope="depth:4", time_limit_s=20),
+        )
+        if solution.plan is not None:
+            check(solution)
+
+
+def test_too_little_ram_names_the_least() -> None:
+    problem = random_problem(random.Random(11), operators=8, training=True)
+    solution = solve(problem, Options(ram_bytes=problem.least_ram_bytes - 1))
+    assert solution.status is Status.INFEASIBLE
+    assert solution.plan is None
+    assert solution.ram_bound_bytes == problem.least_ram_bytes
+    assert f"{problem.least_ram_bytes:,}" in solution.reason
+    least = solution.least_ram_bytes
+    if least is not None:
+        check(solve(problem, replace(solution.options, ram_bytes=least)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_least_ram_is_feasible_and_no_plan_needs_less_than_the_bound(seed: int) -> None:
+    problem = random_problem(random.Random(seed), operators=5)
+    assert plan_optimum(problem, problem.least_ram_bytes - 1) is None
+    options = Options(ram_bytes=0)
+    least = least_ram(problem, options)
+    assert least is not None
+    check(solve(problem, replace(options, ram_bytes=least, time_limit_s=20)))
+
+
+def test_a_deadline_under_one_pass_is_infeasible() -> None:
+    problem = random_problem(random.Random(5), operators=7)
+    peak = simulate(store_all(problem)).peak_bytes
+    asked = Options(ram_bytes=peak, deadline_s=0.5 * problem.baseline_time_s)
+    solution = solve(problem, asked)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.least_deadline_s == pytest.approx(problem.baseline_time_s)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_greedy_schedules_are_valid_where_the_simulator_takes_them(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, operators=9, training=True)
+    budget = random_budget(rng, problem)
+    schedule = greedy(problem, budget, paging=seed % 2 == 0, remat=True)
+    if schedule is None:
+        return
+    plan = plan_of(problem, schedule)
+    assert simulate(plan).overhead_j >= 0
+    assert schedule_of(plan).recomputes == schedule.recomputes
+    if seed % 2:
+        assert not schedule.page_ins
+
+
+def test_unknown_names_are_refused() -> None:
+    problem = random_problem(random.Random(1), operators=6)
+    tight = Options(ram_bytes=problem.least_ram_bytes)
+    with pytest.raises(FormulationError, match="retention"):
+        solve(problem, replace(tight, formulation="retentoin"))
+    with pytest.raises(BackendUnavailableError, match="highs"):
+        solve(problem, replace(tight, backend="hihgs"))
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options
+from poetopt.frontends.problem_file import load_problem_file
+problem = load_problem_file(Path(sys.argv[1])).cost("m4")
+def listener(progress):
+    if progress.phase == "search":
+        print("searching", flush=True)
+solution = solve(problem, Options(ram_bytes=360_000, scope="forward", gap=1e-9, time_limit_s=300), listener)
+print(solution.interrupted, solution.plan is not None, solution.overhead_bound_j > 0, flush=True)
+"""
+
+
+@needs_instances
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+def test_ctrl_c_returns_the_incumbent() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(INSTANCES / "resnet18_cifar.json")], stdout=subprocess.PIPE, text=True
+    ) as process:
+        watchdog = threading.Timer(200, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "searching\n"
+        process.send_signal(signal.SIGINT)
+        lines = process.stdout.read().splitlines()
+        watchdog.cancel()
+    assert lines[-1] == "True True True"
+    assert process.returncode == 0
