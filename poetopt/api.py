@@ -11,6 +11,7 @@ It is also all that the command line uses: what a command does, a script can do 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from poetopt.devices import Device
     from poetopt.engine.solution import Listener, Options, Solution
     from poetopt.frontends.problem_file import ProblemFile
-    from poetopt.graph import Array, Graph, TrainingGraph
+    from poetopt.graph import Graph, TrainingGraph
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.plan.simulate import Simulation
@@ -77,7 +78,8 @@ class Training:
         from poetopt.devices.cost import cost
 
         found = device_of(device) if isinstance(device, str) else device
-        return replace(cost(self.graph, found), recipe=dict(self.recipe))
+        problem = cost(self.graph, found)
+        return replace(problem, recipe=dict(self.recipe), notes=(*problem.notes, _pedigree(found)))
 
 
 @dataclass(frozen=True)
@@ -264,10 +266,11 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
 def execute(
     plan: Plan | PlanFile | Report,
     *,
-    data: str | os.PathLike[str] | Mapping[str, Array] | None = None,
+    data: str | os.PathLike[str] | Mapping[str, object] | None = None,
     dump: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
+    threads: int = 1,
 ) -> Execution:
     """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
 
@@ -276,18 +279,28 @@ def execute(
     dump
         Where to write the batch, the loss and the gradients, as `.npz`.
     workdir
-        Where the paging file lives; by default a temporary folder.
+        Where the paging file lies meanwhile; by default the system's temporary folder.
+    threads
+        Of each kernel. What kernels allocate is only planned for one.
 
-    Raises PlanError for a plan without a network behind it, ExecutionError where a check or the storage fails.
+    The budget is the one of the report or plan file; of a bare plan, its own peak. What the checks found is in
+    the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, ModelError for data that
+    don't fit, ExecutionError where a kernel or the storage fails.
     """
     from poetopt.backends.ort import execute as run
+    from poetopt.backends.ort import save_results
 
-    found = _plan(plan)
-    if found.problem.graph is None:
-        raise PlanError(
-            f"{found.problem.name}: the plan is of a problem file, which has no network to execute; solve an ONNX model"
-        )
-    return run(found, graph=found.problem.graph, data=data, dump=dump, seed=seed, workdir=workdir)
+    execution = run(_plan(plan), ram_bytes=_budget(plan), data=data, seed=seed, workdir=workdir, threads=threads)
+    if dump is not None:
+        save_results(execution, dump)
+    return execution
+
+
+def _pedigree(device: Device) -> str:
+    """How the figures behind every second and joule are known."""
+    kinds = Counter(str(figure.kind) for figure in device.figures)
+    known = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"seconds and joules are the cost model's, from {device.name}'s figures ({known})"
 
 
 def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
@@ -316,6 +329,15 @@ def _whole(value: object) -> int | None:
 
 def _patterns(value: object) -> str | list[str] | None:
     return [str(entry) for entry in value] if isinstance(value, list) else value if isinstance(value, str) else None
+
+
+def _budget(plan: Plan | PlanFile | Report) -> int | None:
+    from poetopt.plan.codec import PlanFile
+    from poetopt.plan.instructions import Plan
+
+    if isinstance(plan, Plan):
+        return None
+    return plan.ram_bytes if isinstance(plan, PlanFile) else plan.solution.options.ram_bytes
 
 
 def _plan(plan: Plan | PlanFile | Report) -> Plan:
@@ -368,8 +390,9 @@ def _no_room(problem: Problem, options: Options) -> Solution:
         store_all_peak_bytes=store_all_peak_bytes(problem),
         ram_bound_bytes=problem.least_ram_bytes,
         reason=(
-            f"its resident region (parameters, their gradients and constants) takes {problem.resident_bytes:,} B, "
-            f"and {problem.device} has {problem.device_ram_bytes:,} B of RAM in all; train fewer parameters (--train), "
-            "take a smaller model or another device, or give --ram for the rest alone"
+            f"its resident region (parameters, their gradients and constants) takes {problem.resident_bytes:,} bytes, "
+            f"and the device has {problem.device_ram_bytes:,} bytes of RAM in all; a schedule needs at least "
+            f"{problem.least_ram_bytes:,} bytes beside the region. Train fewer parameters (--train), take a smaller "
+            "model or another device, or give --ram for the schedule alone"
         ),
     )

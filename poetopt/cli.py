@@ -17,7 +17,7 @@ from poetopt.console import (
     say,
     write_json,
 )
-from poetopt.errors import InfeasibleError, ModelError, NoScheduleError, OptionError
+from poetopt.errors import ExecutionError, InfeasibleError, ModelError, NoScheduleError, OptionError
 
 app = typer.Typer(
     name="poetopt",
@@ -140,17 +140,15 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
     import poetopt as po
-    from poetopt.report.execution import execution_lines, verdict
+    from poetopt.report.execution import execution_lines
 
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     loaded = po.load_plan(plan, model=model)
     execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
-    document = execution.to_dict()
-    write_json(document, json)
-    say("\n".join(execution_lines(loaded.plan, document)), unless=json)
-    failure = verdict(document)
-    if failure is not None:
-        raise failure
+    write_json(execution.to_dict(), json)
+    say("\n".join(execution_lines(loaded.plan, execution)), unless=json)
+    if not execution.ok:
+        raise ExecutionError(execution.message)
     return 0
 
 

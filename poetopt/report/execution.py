@@ -1,66 +1,45 @@
-"""What an execution showed, for people; and whether it passed."""
+"""What an execution showed, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from poetopt.errors import ExecutionError
+from poetopt.backends.ort import Execution
 from poetopt.plan.instructions import Plan
 from poetopt.units import show_bytes, show_seconds
 
 
-def execution_lines(plan: Plan, document: Mapping[str, object]) -> list[str]:
-    """The summary of `poetopt run`, from the plan and the object of `run --json`."""
-    rows = [
-        ("gradients", f"{document['gradients']}, {_sameness(document)}"),
-        (
-            "memory",
-            f"arena {_bytes(document, 'arena_bytes')} + kernels' own {_bytes(document, 'kernel_workspace_bytes')} = "
-            f"{_bytes(document, 'measured_peak_bytes')} measured, budget {_bytes(document, 'budget_bytes')}; "
-            f"store-all {_bytes(document, 'store_all_peak_bytes')}",
-        ),
-        (
-            "time",
-            f"{_seconds(document, 'step_s')} a step on this machine; "
-            f"unscheduled {_seconds(document, 'store_all_step_s')}, "
-            f"as one session {_seconds(document, 'fused_step_s')}",
-        ),
-        ("paged", f"{_bytes(document, 'bytes_paged')} to and from storage"),
-    ]
+def execution_lines(plan: Plan, execution: Execution) -> list[str]:
+    """The summary of `poetopt run`."""
+    rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
+    if execution.bytes_paged:
+        rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
     width = max(len(label) for label, _ in rows)
+    problem = plan.problem
     return [
-        f"{plan.problem.name}: {len(plan.instructions)} instructions executed on onnxruntime",
+        f"{problem.model_ref or problem.name}: {len(plan.instructions)} instructions executed on onnxruntime",
         *(f"  {label:<{width}}  {text}" for label, text in rows),
     ]
 
 
-def verdict(document: Mapping[str, object]) -> ExecutionError | None:
-    """The error that the execution ends in, if its check failed."""
-    if not document["bit_identical"]:
-        return ExecutionError(
-            f"the scheduled step and ordinary training differ (largest difference {document['max_abs_diff']}); "
-            "please report it with the plan file"
-        )
-    measured, budget = document["measured_peak_bytes"], document["budget_bytes"]
-    if isinstance(measured, int) and isinstance(budget, int) and measured > budget:
-        return ExecutionError(
-            f"the step was measured to take {measured:,} B, more than the budget of {budget:,} B: "
-            "onnxruntime's kernels allocate more on this machine than was planned for; solve with a larger --ram"
-        )
-    return None
+def _sameness(execution: Execution) -> str:
+    compared = f"{execution.gradients} gradients, the loss ({execution.loss:.6g})"
+    if execution.statistics:
+        compared += f" and {execution.statistics} statistics"
+    if execution.bit_identical:
+        return f"{compared}: bit for bit those of ordinary training"
+    return (
+        f"{compared}: {len(execution.different)} differ from ordinary training, by up to {execution.max_abs_diff:.3g}"
+    )
 
 
-def _sameness(document: Mapping[str, object]) -> str:
-    if document["bit_identical"]:
-        return "bit for bit those of ordinary training, as are the loss and all statistics"
-    return f"NOT those of ordinary training: largest difference {document['max_abs_diff']}"
+def _memory(execution: Execution) -> str:
+    text = f"arena {execution.arena_bytes:,} B"
+    if execution.measured_peak_bytes is not None and execution.kernel_workspace_bytes is not None:
+        text += f" + {execution.kernel_workspace_bytes:,} B that kernels took = {execution.measured_peak_bytes:,} B"
+    return f"{text}; budget {execution.budget_bytes:,} B; store-all {execution.store_all_peak_bytes:,} B"
 
 
-def _bytes(document: Mapping[str, object], key: str) -> str:
-    value = document.get(key)
-    return show_bytes(value) if isinstance(value, int) else "not measured"
-
-
-def _seconds(document: Mapping[str, object], key: str) -> str:
-    value = document.get(key)
-    return show_seconds(value) if isinstance(value, int | float) else "not measured"
+def _time(execution: Execution) -> str:
+    text = f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}"
+    if execution.fused_step_s is not None:
+        text += f", as one onnxruntime session {show_seconds(execution.fused_step_s)}"
+    return text

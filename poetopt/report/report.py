@@ -40,6 +40,15 @@ class Report:
         return self.solution.store_all_peak_bytes <= self.solution.options.ram_bytes
 
     @cached_property
+    def arena_bytes(self) -> int | None:
+        """Largest offset + size of the plan's buffers; what kernels take is beside it (`Problem.reserve_bytes`)."""
+        if self.plan is None:
+            return None
+        from poetopt.plan.layout import arena_bytes
+
+        return arena_bytes(self.plan)
+
+    @cached_property
     def plan_bytes(self) -> int | None:
         """Size of the plan's compact encoding, in bytes."""
         if self.plan is None:
@@ -80,6 +89,7 @@ class Report:
             "model_ref": problem.model_ref or None,
             "model_hash": problem.model_hash or None,
             "device": problem.device,
+            "loss": problem.graph.loss_kind if problem.graph else None,
             "operators": len(problem.operators),
             "tensors": len(problem.tensors),
             "ram_budget_bytes": options.ram_bytes,
@@ -89,7 +99,7 @@ class Report:
             "resident_bytes": problem.resident_bytes,
             "reserve_bytes": problem.reserve_bytes,
             "peak_bytes": simulation.peak_bytes if simulation else None,
-            "arena_bytes": solution.arena_bytes,
+            "arena_bytes": self.arena_bytes,
             "baseline_energy_j": baseline,
             "energy_j": simulation.energy_j if simulation else None,
             "overhead_j": simulation.overhead_j if simulation else None,
@@ -117,7 +127,7 @@ class Report:
             "remat": options.remat,
             "time_limit_s": options.time_limit_s,
             "gap_tolerance": options.gap,
-            "notes": list(problem.notes),
+            "notes": [*problem.notes, *(problem.graph.notes if problem.graph else ())],
             "version": __version__,
         }
 
@@ -139,11 +149,13 @@ class Report:
     def title(self) -> str:
         """One line: what was scheduled, and on what."""
         problem = self.problem
-        return f"{problem.name} on {problem.device}: {len(problem.operators)} operators, {len(problem.tensors)} tensors"
+        name = problem.model_ref or problem.name
+        return f"{name} on {problem.device}: {len(problem.operators)} operators, {len(problem.tensors)} tensors"
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary for people: label and text."""
-        rows = [("RAM", self._ram())]
+        rows = [("loss", self.problem.graph.loss_kind)] if self.problem.graph else []
+        rows.append(("RAM", self._ram()))
         if self.problem.resident_bytes:
             rows.append(("resident", f"{show_bytes(self.problem.resident_bytes)} beside it, never scheduled"))
         simulation = self.solution.simulation
@@ -176,8 +188,10 @@ class Report:
             text += f", {show_share(budget / store_all)} of the {show_bytes(store_all)} that store-all takes"
         if solution.simulation is not None:
             text += f"; peak {solution.simulation.peak_bytes:,} B"
-        if solution.arena_bytes is not None:
-            text += f", arena {solution.arena_bytes:,} B"
+        if self.arena_bytes is not None:
+            text += f", arena {self.arena_bytes:,} B"
+        if self.problem.reserve_bytes:
+            text += f" and {self.problem.reserve_bytes:,} B for kernels"
         return text
 
     def _time(self) -> str:
@@ -203,6 +217,4 @@ class Report:
         notes = []
         if self.solution.interrupted:
             notes.append("interrupted: this is the best schedule so far")
-        if not self.problem.paging:
-            notes.append(f"{self.problem.device} has no storage: rematerialization only")
-        return notes
+        return [*notes, *self.problem.notes]

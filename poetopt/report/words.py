@@ -43,13 +43,10 @@ def proof_words(solution: Solution) -> str:
 
 def failure_words(problem: Problem, solution: Solution) -> str:
     """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
-    asked = f"{solution.options.ram_bytes:,} B of RAM"
-    if solution.options.deadline_s is not None:
-        asked += f" and a deadline of {solution.options.deadline_s:.6g} s"
-    found = "there is no schedule" if solution.status is Status.INFEASIBLE else "no schedule was found"
-    start = f"{problem.name} on {problem.device}: {found} with {asked}"
-    reason = solution.reason.rstrip(".")
-    return "; ".join([f"{start}: {reason}" if reason else start, *_remedies(solution, reason)])
+    reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
+    return "; ".join(
+        [f"{problem.model_ref or problem.name} on {problem.device}: {reason}", *_remedies(solution, reason)]
+    )
 
 
 def _remedies(solution: Solution, said: str) -> list[str]:
@@ -57,13 +54,13 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = []
     if least is not None and f"{least:,}" not in said:
-        known.append(f"a schedule is known with {least:,} B ({show_bytes(least)})")
+        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
     if bound is not None and bound != least and f"{bound:,}" not in said:
-        known.append(f"no schedule has less than {bound:,} B")
+        known.append(f"no schedule has less than {bound:,} bytes")
     if deadline is not None and f"{deadline:.6g}" not in said:
         known.append(f"the shortest feasible deadline is {deadline:.6g} s")
     if solution.status is Status.UNKNOWN:
         known.append("give more --time-limit, --ram or --deadline")
-    elif least is None and deadline is None:
+    elif least is None and deadline is None and "--" not in said:
         known.append("give more --ram, a longer --deadline or a smaller --batch")
     return known
