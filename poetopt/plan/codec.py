@@ -6,7 +6,7 @@ A plan file has, in this order:
     written_by          the version of poetopt
     model               name, reference, SHA-256, and how the problem was made of it (recipe, device, notes)
     budget              ram_bytes and deadline_s that the plan was made for, or null
-    device              dma, paging, alignment, resident_bytes, ram_bytes
+    device              dma, paging, alignment, reserve_bytes, resident_bytes, ram_bytes
     tensors             name, bytes, producer (null: a graph input), and costs of paging
     operators           name, kind, inputs, outputs, workspace_bytes, time_s, energy_j, and flags
     inputs_at           byte offset of each graph input
@@ -86,6 +86,7 @@ def to_json(
             "dma": problem.dma,
             "paging": problem.paging,
             "alignment": problem.alignment,
+            "reserve_bytes": problem.reserve_bytes,
             "resident_bytes": problem.resident_bytes,
             "ram_bytes": problem.device_ram_bytes,
         },
@@ -186,7 +187,7 @@ def from_json(data: object) -> PlanFile:
         plan = Plan(problem, instructions, tuple(offset for group in places for offset in group))
         if any(len(group) != count for group, count in zip(places, _counts(plan), strict=True)):
             raise PlanError("an instruction has more or fewer offsets than it makes buffers; the file is damaged")
-        check_layout(plan, ram_bytes)
+        check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
     return PlanFile(plan, ram_bytes, deadline_s, top.mapping("report"))
 
 
@@ -243,6 +244,7 @@ def _problem(top: Entry) -> Problem:
         paging=device.flag("paging"),
         dma=device.flag("dma"),
         alignment=alignment,
+        reserve_bytes=device.whole("reserve_bytes"),
         resident_bytes=device.whole("resident_bytes"),
         device_ram_bytes=device.optional("ram_bytes", device.whole),
         model_ref=model.text("reference"),

@@ -35,6 +35,7 @@ def some_plan(seed: int, *, operators: int | None = None) -> Plan:
         model_ref="résumé.onnx",
         model_hash="ab" * 32,
         recipe={"batch": 2, "train": ["fc.*"], "loss": "mse", "output": None},
+        reserve_bytes=96,
         resident_bytes=1234,
         device_ram_bytes=rng.choice((None, 2_000_000)),
         notes=("a note",),
@@ -58,8 +59,9 @@ def test_json_comes_back_equal(seed: int, laid_out: bool) -> None:
 def test_files_come_back_equal(tmp_path: Path) -> None:
     plan = lay_out(some_plan(7))
     path = tmp_path / "plan.json"
-    save(plan, path, {"gap": 0.0}, ram_bytes=arena_bytes(plan))
-    assert load(path) == PlanFile(plan, arena_bytes(plan), None, {"gap": 0.0})
+    ram_bytes = arena_bytes(plan) + plan.problem.reserve_bytes
+    save(plan, path, {"gap": 0.0}, ram_bytes=ram_bytes)
+    assert load(path) == PlanFile(plan, ram_bytes, None, {"gap": 0.0})
     assert len(path.read_text(encoding="utf-8").splitlines()) > len(plan.instructions)
     with pytest.raises(OutputError, match="can't write"):
         save(plan, tmp_path / "missing" / "plan.json")
