@@ -41,7 +41,7 @@ def test_files_and_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet18", r"resnet18: neither a file nor a network of the zoo, closest: resnet18-cifar.*one of lenet, mlp"),
+        ("resnet18", r"resnet18: neither a file nor a network of the zoo, closest: resnet18-cifar.*one of bert-base, bert-tiny"),
         ("quux", r"quux: neither a file nor a network of the zoo.*\.onnx file"),
         ("missing.onnx", r"missing\.onnx: no such file.*one of lenet"),
     ],

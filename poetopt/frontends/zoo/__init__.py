@@ -1,6 +1,8 @@
-"""Networks to start with, built on the spot with seeded weights (He's initialisation): nothing to download.
+"""Networks to start with, built on the spot with seeded weights: nothing to download.
 
-Inputs are called `input`, outputs `logits`; parameters have the names that PyTorch's modules give them.
+Weights are drawn as their authors draw them (He's initialisation for convolutional networks, N(0, 0.02) for
+transformers). Images come in as `input`, tokens as `input_ids`; outputs are called `logits`, and
+parameters have the names that PyTorch's modules give them. Dropout is left out, so that a step has one result.
 """
 
 from __future__ import annotations
@@ -17,22 +19,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A network: the module that builds it (`build(batch)`), its default batch, and a line for people."""
+    """A network: the module that builds it (`build(batch)`), its default batch, and a line for people.
+
+    variant
+        Where a module builds several networks, the name of this one, its builder's second argument.
+    """
 
     module: str
     batch: int
     about: str
+    variant: str = ""
 
 
 ZOO = {
+    "bert-base": Entry(
+        "bert", 1, "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters", "base"
+    ),
+    "bert-tiny": Entry(
+        "bert", 2, "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters", "tiny"
+    ),
+    "gpt2-small": Entry("gpt2", 1, "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters"),
     "lenet": Entry("lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
     "mlp": Entry("mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
+    "mobilenetv2": Entry(
+        "mobilenet", 2, "MobileNetV2 for 224x224 images, training-mode BatchNormalization, 3,504,872 parameters"
+    ),
     "resnet18-cifar": Entry(
         "resnet", 8, "ResNet-18 for 32x32 images, training-mode BatchNormalization, 11,173,962 parameters"
+    ),
+    "resnet50": Entry(
+        "resnet50", 2, "ResNet-50 for 224x224 images, training-mode BatchNormalization, 25,557,032 parameters"
     ),
     "vgg16-cifar": Entry(
         "vgg", 8, "VGG-16 for 32x32 images, no BatchNormalization, 512-512-10 classifier, 15,245,130 parameters"
     ),
+    "vit-b16": Entry("vit", 1, "Vision Transformer B/16 (12 layers of 768) for 224x224 images, 86,567,656 parameters"),
 }
 
 
@@ -52,5 +73,6 @@ def build(name: str, batch: int | None = None) -> onnx.ModelProto:
     if batch is not None and batch < 1:
         raise ModelError(f"{name}: the batch must be at least 1, not {batch}; give another --batch")
     module = importlib.import_module(f"poetopt.frontends.zoo.{entry.module}")
-    model: onnx.ModelProto = module.build(entry.batch if batch is None else batch)
+    settings = (entry.variant,) if entry.variant else ()
+    model: onnx.ModelProto = module.build(entry.batch if batch is None else batch, *settings)
     return model

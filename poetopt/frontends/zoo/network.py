@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
@@ -24,18 +24,20 @@ class Network:
         The graph's name.
     seed
         Of the generator that all weights are drawn from, in the order of the layers.
+    opset
+        Version of the operators.
     """
 
-    def __init__(self, name: str, seed: int) -> None:
-        self.name = name
+    def __init__(self, name: str, seed: int, opset: int = OPSET) -> None:
         self.rng = np.random.default_rng(seed)
+        opsets = [helper.make_opsetid("", opset)]
+        self.proto = ModelProto(producer_name="poetopt", opset_import=opsets, ir_version=IR_VERSION)
+        self.proto.graph.name = name
         self.nodes: list[NodeProto] = []
-        self.weights: list[TensorProto] = []
-        self.inputs: list[ValueInfoProto] = []
 
-    def input(self, name: str, shape: tuple[int, ...]) -> str:
-        """A float input."""
-        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    def input(self, name: str, shape: tuple[int, ...], elem_type: int = TensorProto.FLOAT) -> str:
+        """An input, of floats unless `elem_type` says otherwise."""
+        self.proto.graph.input.append(helper.make_tensor_value_info(name, elem_type, shape))
         return name
 
     def add(self, op: str, inputs: list[str], name: str, **attributes: object) -> str:
@@ -44,9 +46,20 @@ class Network:
         self.nodes.append(node_proto(Node(op, tuple(inputs), (output,), attributes, name=name)))
         return output
 
+    def split(self, x: str, name: str, outputs: tuple[str, ...], *, axis: int) -> None:
+        """Equal parts of x along `axis`, which are called `outputs`."""
+        settings: dict[str, object] = {"axis": axis, "num_outputs": len(outputs)}
+        self.nodes.append(node_proto(Node("Split", (x,), outputs, settings, name=name)))
+
     def weight(self, name: str, array: NDArray[np.float32]) -> str:
-        """An initializer."""
-        self.weights.append(numpy_helper.from_array(array, name))
+        """An initializer, written where it will stay: large networks have no room for copies."""
+        elem = TensorProto.FLOAT if array.dtype == np.float32 else helper.np_dtype_to_tensor_dtype(array.dtype)
+        self.proto.graph.initializer.add(name=name, data_type=elem, dims=array.shape, raw_data=array.tobytes())
+        return name
+
+    def constant(self, name: str, array: NDArray[np.generic]) -> str:
+        """A tensor that is part of the network's structure, not a weight: the output of a Constant node."""
+        self.nodes.append(node_proto(Node("Constant", (), (name,), {"value": np.asarray(array)}, name=name)))
         return name
 
     def he(self, name: str, shape: tuple[int, ...], fan: int) -> str:
@@ -64,13 +77,17 @@ class Network:
         *,
         pad: int = 0,
         bias: bool = False,
+        group: int = 1,
     ) -> str:
         """A square 2-D convolution; `channels` are those in and out."""
-        inside, outside = channels
+        inside, outside = channels[0] // group, channels[1]
         operands = [x, self.he(f"{name}.weight", (outside, inside, kernel, kernel), inside * kernel * kernel)]
         if bias:
             operands.append(self.weight(f"{name}.bias", np.zeros(outside, dtype=np.float32)))
-        return self.add("Conv", operands, name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4)
+        grouped: dict[str, object] = {"group": group} if group > 1 else {}
+        return self.add(
+            "Conv", operands, name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, **grouped
+        )
 
     def batch_norm(self, x: str, name: str, channels: int) -> str:
         """BatchNormalization in training mode, with the updated statistics as its second and third output."""
@@ -103,10 +120,10 @@ class Network:
 
     def model(self, output: str, shape: tuple[int, ...]) -> ModelProto:
         """The finished model; `output` is renamed to `logits`."""
+        graph = self.proto.graph
         for node in self.nodes:
             node.input[:] = ["logits" if name == output else name for name in node.input]
             node.output[:] = ["logits" if name == output else name for name in node.output]
-        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)
-        graph = helper.make_graph(self.nodes, self.name, self.inputs, [logits], self.weights)
-        opsets = [helper.make_opsetid("", OPSET)]
-        return helper.make_model(graph, producer_name="poetopt", opset_imports=opsets, ir_version=IR_VERSION)
+        graph.node.extend(self.nodes)
+        graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
+        return self.proto
