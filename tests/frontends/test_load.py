@@ -41,9 +41,12 @@ def test_files_and_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet18", r"resnet18: neither a file nor a network of the zoo, closest: resnet18-cifar.*one of bert-base, bert-tiny"),
+        (
+            "resnet18",
+            r"resnet18: neither a file nor a network of the zoo, closest: resnet50, resnet18-cifar.*bert-tiny",
+        ),
         ("quux", r"quux: neither a file nor a network of the zoo.*\.onnx file"),
-        ("missing.onnx", r"missing\.onnx: no such file.*one of lenet"),
+        ("missing.onnx", r"missing\.onnx: no such file.*one of bert-base"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
