@@ -1,0 +1,112 @@
+"""From a model to an executed plan by the command line alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from poetopt.frontends import zoo
+from tests.cli.support import Runner
+
+RUN_KEYS = {
+    "bit_identical", "gradients", "max_abs_diff", "budget_bytes", "arena_bytes", "kernel_workspace_bytes",
+    "measured_peak_bytes", "store_all_peak_bytes", "step_s", "store_all_step_s", "fused_step_s", "bytes_paged",
+}  # fmt: skip
+"""What the specification lists for `run --json`."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "lenet.onnx"
+    onnx.save(zoo.build("lenet", 4), path)
+    return path
+
+
+@pytest.fixture
+def plan(run: Runner, model: Path, tmp_path: Path) -> Path:
+    place = tmp_path / "plan.json"
+    ended = run("solve", model, "--device", "m4", "--ram", "99%", "--time-limit", "10s", "-o", place)
+    assert (ended.code, ended.err) == (0, "")
+    return place
+
+
+def test_solve_then_run(run: Runner, plan: Path, tmp_path: Path) -> None:
+    dump = tmp_path / "step.npz"
+    ended = run("run", plan, "--dump", dump, "--json", "-")
+    assert (ended.code, ended.err) == (0, "")
+    document = ended.document
+    assert document.keys() >= RUN_KEYS
+    assert document["bit_identical"]
+    assert document["max_abs_diff"] == 0
+    stored = json.loads(plan.read_text())
+    assert document["budget_bytes"] == stored["budget"]["ram_bytes"]
+    assert document["arena_bytes"] == stored["report"]["arena_bytes"]
+    with np.load(dump) as step:
+        names = set(step.files)
+        assert {"input", "labels", "loss"} <= names
+        assert sum(name.endswith(".grad") for name in names) == document["gradients"]
+
+
+def test_a_dump_is_a_batch(run: Runner, plan: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.npz", tmp_path / "second.npz"
+    assert run("run", plan, "--seed", "3", "--dump", first).code == 0
+    assert run("run", plan, "--data", first, "--dump", second).code == 0
+    with np.load(first) as one, np.load(second) as two:
+        assert one.files == two.files
+        assert all(np.array_equal(one[name], two[name]) for name in one.files)
+
+
+def test_the_summary_says_what_was_compared(run: Runner, plan: Path) -> None:
+    ended = run("run", plan)
+    assert ended.code == 0
+    assert "bit for bit" in ended.out
+
+
+def test_a_changed_model_is_refused(run: Runner, plan: Path, model: Path) -> None:
+    onnx.save(zoo.build("lenet", 5), model)
+    run("run", plan).assert_one_message("lenet.onnx", "--model", code=2)
+
+
+def test_a_model_that_is_gone(run: Runner, plan: Path, model: Path, tmp_path: Path) -> None:
+    moved = model.rename(tmp_path / "moved.onnx")
+    run("run", plan).assert_one_message("lenet.onnx", "--model", code=2)
+    assert run("run", plan, "--model", moved).code == 0
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no plan", '{"format": "poetopt-plan", "version": 99}'])
+def test_damaged_plans(run: Runner, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    run("run", path).assert_one_message("bad.json", code=2)
+
+
+def test_a_plan_that_was_tampered_with(run: Runner, plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    document["instructions"] = document["instructions"][:-3]
+    plan.write_text(json.dumps(document))
+    run("run", plan).assert_one_message("plan.json", code=2)
+
+
+def test_missing_plan_and_missing_data(run: Runner, plan: Path, tmp_path: Path) -> None:
+    run("run", tmp_path / "none.json").assert_one_message("none.json", code=2)
+    run("run", plan, "--data", tmp_path / "none.npz").assert_one_message("none.npz", code=2)
+
+
+def test_a_batch_that_does_not_fit(run: Runner, plan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "batch.npz"
+    np.savez(path, input=np.zeros((2, 1, 28, 28), np.float32), labels=np.zeros(4, np.int64))
+    run("run", plan, "--data", path).assert_one_message("input", code=2)
+
+
+def test_the_plan_of_a_problem_file_is_refused(run: Runner, problem: Path, tmp_path: Path) -> None:
+    place = tmp_path / "chain-plan.json"
+    assert run("solve", problem, "--device", "a72", "--ram", "80%", "-o", place).code == 0
+    run("run", place).assert_one_message("problem file", code=2)
+
+
+def test_unwritable_dump_is_found_first(run: Runner, plan: Path, tmp_path: Path) -> None:
+    run("run", plan, "--dump", tmp_path / "none" / "d.npz").assert_one_message("d.npz", code=2)
