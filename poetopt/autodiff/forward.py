@@ -3,7 +3,8 @@
 - BatchNormalization in training mode computes the batch statistics as tensors of their own (momentum
   0), and the running statistics are updated beside, from their old values; so a recompute changes nothing.
 - Dropout draws its mask in an operator of its own, once; the product with the mask can be recomputed.
-- MaxPool also writes where its maxima are, as 32-bit indices, where backward will ask.
+- MaxPool also writes where its maxima are, as 32-bit indices, where backward will ask; LayerNormalization its mean
+  and inverse deviation.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def _rewrite(operator: Operator, live: bool, builder: GraphBuilder) -> Rewrite |
         return _dropout
     if node.op_type == "MaxPool" and live and len(node.outputs) < 2:
         return _max_pool
+    if node.op_type == "LayerNormalization" and live:
+        return _layer_normalization
     return None
 
 
@@ -127,3 +130,19 @@ def _max_pool(operator: Operator, builder: GraphBuilder, states: dict[str, str])
         indices = k.cast(indices, "int32")
     builder.drafts.remove(k)
     yield replace(finish(k, (y.name, indices.name), {}), name=operator.name)
+
+
+def _layer_normalization(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
+    """The same node with all three outputs."""
+    node = operator.nodes[0]
+    x, y = builder.tensors[node.inputs[0]], node.outputs[0]
+    axis = node.attributes.get("axis", -1)
+    kept = (int(axis) if isinstance(axis, int) else -1) % len(x.shape)
+    shape = (*x.shape[:kept], *(1 for _ in x.shape[kept:]))
+    given = (*node.outputs[1:], "", "")
+    names = [given[k] or builder.unique(f"{y}.{what}") for k, what in enumerate(("mean", "inverse_deviation"))]
+    for name in names:
+        if name not in builder.tensors:
+            builder.tensor(name, shape, "float32", Role.ACTIVATION)  # whatever x is: stash_type 1
+    outputs = (y, *names)
+    yield replace(operator, nodes=(replace(node, outputs=outputs),), outputs=outputs)

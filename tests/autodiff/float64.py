@@ -1,8 +1,9 @@
-"""A float64 ConvTranspose for onnx's reference evaluator, whose own knows no groups."""
+"""Float64 ops for onnx's reference evaluator: its own ConvTranspose knows no groups, its Erf is a float32 one."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,11 +42,35 @@ class ConvTranspose(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, w: Array, b: Array | None = None, **attributes: Any) -> tuple[Array]:
-        assert b is None
         rank = x.ndim - 2
         found = conv_transpose(
             x, w, attributes["strides"] or [1] * rank, attributes["dilations"] or [1] * rank,
             attributes["pads"] or [0] * (2 * rank), attributes["output_padding"] or [0] * rank,
             attributes["group"] or 1,
         )  # fmt: skip
-        return (found,)
+        return (found if b is None else found + b.reshape(-1, *[1] * rank),)
+
+
+class Erf(OpRun):
+    """Replaces the evaluator's own."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)),)
+
+
+class Gelu(OpRun):
+    """Replaces a function whose Erf would be the evaluator's own."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
+        if approximate == "tanh":
+            inner = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+        else:
+            inner = np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))
+        return (np.asarray(0.5 * x * (1 + inner)).astype(x.dtype),)
+
+
+NEW_OPS = [ConvTranspose, Erf, Gelu]

@@ -14,7 +14,7 @@ from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import registered
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, TrainingGraph
-from tests.autodiff.float64 import ConvTranspose
+from tests.autodiff.float64 import NEW_OPS
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, graph_of, weights_of
 from tests.autodiff.table import ROWS
@@ -41,7 +41,7 @@ def evaluator(graph: Graph, outputs: tuple[str, ...]) -> Callable[[Mapping[str, 
     try:
         fixed = None if "RandomUniform" in kinds else ort.InferenceSession(model.SerializeToString(), options)
     except ort.capi.onnxruntime_pybind11_state.NotImplemented:
-        reference = onnx.reference.ReferenceEvaluator(model, new_ops=[ConvTranspose])
+        reference = onnx.reference.ReferenceEvaluator(model, new_ops=NEW_OPS)
         return lambda feeds: [np.asarray(y) for y in reference.run(list(outputs), dict(feeds))]
     # A fresh session draws the same random mask again.
     return lambda feeds: (fixed or ort.InferenceSession(model.SerializeToString(), options)).run(

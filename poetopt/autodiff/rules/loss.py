@@ -31,18 +31,33 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     has_log = len(op.outputs) > 1 and op.outputs[1] is not None
     softmax = k.unary("Exp", op.output(1)) if has_log else k.unary("Softmax", scores, axis=1)
-    safe, weight = _label_weights(k, op, labels)
     rows = (labels.shape[0], 1, *labels.shape[1:])
-    reduction = op.attr_text("reduction", "mean")
-    if weight is None:
-        factor = k.mul(dy, 1.0 / labels.size if reduction == "mean" else 1.0)
-    else:
-        total = k.reduce_sum(weight, range(len(labels.shape)), keepdims=False)
-        factor = k.reshape(k.mul(k.div(weight, total) if reduction == "mean" else weight, dy), rows)
+    safe, factor = _factor(k, op, dy, labels)
     if factor.shape == labels.shape and labels.shape:
         factor = k.reshape(factor, rows)
     minus = k.expand(k.graph.constant(np.full([1] * len(rows), -1.0, scores.dtype)), rows)
     return k.mul(k.scatter_add(softmax, k.reshape(safe, rows), minus, 1), factor), None, None
+
+
+@register_vjp("NegativeLogLikelihoodLoss", since=12)
+def negative_log_likelihood(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w where the loss is a mean."""
+    dy, scores, labels = op.only(cotangents), op.x, op.input(1)
+    k = op.emit("grad_input")
+    rows = (labels.shape[0], 1, *labels.shape[1:])
+    safe, factor = _factor(k, op, dy, labels)
+    spread = k.expand(k.reshape(k.neg(factor), rows if factor.size == labels.size else [1] * len(rows)), rows)
+    return k.scatter_add(k.zeros(scores.shape, scores.dtype), k.reshape(safe, rows), spread, 1), None, None
+
+
+def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels to index with, and what each label's gradient is multiplied by: a scalar, or of the labels' shape."""
+    safe, weight = _label_weights(k, op, labels)
+    mean = op.attr_text("reduction", "mean") == "mean"
+    if weight is None:
+        return safe, k.mul(dy, 1.0 / labels.size if mean else 1.0)
+    total = k.reduce_sum(weight, range(len(labels.shape)), keepdims=False)
+    return safe, k.mul(k.div(weight, total) if mean else weight, dy)
 
 
 def _label_weights(k: OperatorBuilder, op: Primal, labels: Tensor) -> tuple[Tensor, Tensor | None]:

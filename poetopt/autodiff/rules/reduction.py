@@ -41,3 +41,24 @@ def reduce_sum(op: Primal, cotangents: Cotangents) -> Gradients:
 def reduce_mean(op: Primal, cotangents: Cotangents) -> Gradients:
     """Every element gets its share of the gradient of its mean."""
     return (_spread(op, op.only(cotangents), op.y.size / max(op.x.size, 1)), None)
+
+
+def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Elements that equal the result share its gradient evenly."""
+    dy, shape = op.only(cotangents), kept_shape(op)
+    k = op.emit("grad_input")
+    mask = k.cast(k.compare("Equal", op.x, k.reshape(op.y, shape)), dy.dtype)
+    winners = k.reduce_sum(mask, reduced_axes(op))
+    return k.mul(mask, k.div(k.reshape(dy, shape), winners)), None
+
+
+@register_vjp("ReduceMax", since=1)
+def reduce_max(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The largest elements share dY."""
+    return _extreme(op, cotangents)
+
+
+@register_vjp("ReduceMin", since=1)
+def reduce_min(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The smallest elements share dY."""
+    return _extreme(op, cotangents)

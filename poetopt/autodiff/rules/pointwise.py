@@ -1,0 +1,237 @@
+"""Element-wise mathematics, and the newer activations. Masks are products with 0 and 1, never Where."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.graph import Tensor
+
+
+def _step(k: OperatorBuilder, x: Tensor) -> Tensor:
+    """1 where x > 0, else 0."""
+    return k.binary("Max", k.sign(x), k.graph.scalar(0.0, x.dtype))
+
+
+def _inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
+    """1 where low < x < high, else 0."""
+    both = k.binary("And", k.compare("Greater", x, low), k.compare("Less", x, high))
+    return k.cast(both, x.dtype)
+
+
+def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
+    return k.add(x, k.graph.scalar(value, x.dtype)) if value else x
+
+
+@register_vjp("Exp", since=6)
+def exp(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY Y."""
+    return (op.emit("grad_input").mul(op.only(cotangents), op.y),)
+
+
+@register_vjp("Log", since=6)
+def log(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY / X."""
+    return (op.emit("grad_input").div(op.only(cotangents), op.x),)
+
+
+@register_vjp("Sqrt", since=6)
+def sqrt(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY / (2 Y)."""
+    k = op.emit("grad_input")
+    return (k.div(k.mul(op.only(cotangents), 0.5), op.y),)
+
+
+@register_vjp("Reciprocal", since=6)
+def reciprocal(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -dY Y^2."""
+    k = op.emit("grad_input")
+    return (k.mul(k.mul(op.only(cotangents), op.y), k.neg(op.y)),)
+
+
+@register_vjp("Abs", since=6)
+def absolute(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY sign(X)."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), k.sign(op.x)),)
+
+
+@register_vjp("Sin", since=7)
+def sin(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY cos(X)."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), k.unary("Cos", op.x)),)
+
+
+@register_vjp("Cos", since=7)
+def cos(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -dY sin(X)."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), k.neg(k.unary("Sin", op.x))),)
+
+
+@register_vjp("Erf", since=9)
+def erf(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY 2 / sqrt(pi) exp(-X^2)."""
+    k = op.emit("grad_input")
+    bell = k.unary("Exp", k.neg(k.mul(op.x, op.x)))
+    return (k.mul(k.mul(op.only(cotangents), bell), 2 / math.sqrt(math.pi)),)
+
+
+@register_vjp("Pow", since=7)
+def power(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY E X^(E-1); dE = dY Y log(X), 0 where X <= 0."""
+    dy = op.only(cotangents)
+    x, e = op.input(0), op.input(1)
+    dx = de = None
+    if op.need(0):
+        k = op.emit("grad_input")
+        known = op.value(1)
+        if known is not None and known.size == 1 and not op.need(1):
+            number = float(np.asarray(known, np.float64).reshape(()))
+            one_less = number - 1.0
+            base = x if one_less == 1.0 else k.binary("Pow", x, k.graph.scalar(one_less, x.dtype))
+            dx = k.mul(k.mul(dy, base), number)
+        else:
+            exponent = k.cast(e, x.dtype)
+            dx = k.mul(k.mul(dy, exponent), k.binary("Pow", x, _plus(k, exponent, -1.0)))
+    if op.need(1):
+        k = op.emit("grad_exponent")
+        safe = k.where(k.compare("Greater", x, 0.0), x, 1.0)
+        de = k.mul(k.mul(dy, op.y), k.unary("Log", safe))
+    return dx, de
+
+
+@register_vjp("Where", since=9)
+def where(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Each choice gets dY where it was taken."""
+    dy, condition = op.only(cotangents), op.input(0)
+    da = db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        da = k.mul(dy, k.cast(condition, dy.dtype))
+    if op.need(2):
+        k = op.emit("grad_input")
+        refused = k.node("Not", [condition], condition.shape, "bool")
+        db = k.mul(dy, k.cast(refused, dy.dtype))
+    return None, da, db
+
+
+def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Operands that equal the result share its gradient."""
+    dy, y = op.only(cotangents), op.y
+    gradients: list[Tensor | None] = []
+    for index in range(len(op.inputs)):
+        if not op.need(index):
+            gradients.append(None)
+            continue
+        k = op.emit("grad_input")
+        masks = [k.cast(k.compare("Equal", op.input(i), y), dy.dtype) for i in range(len(op.inputs))]
+        winners = masks[0]
+        for mask in masks[1:]:
+            winners = k.add(winners, mask)
+        gradients.append(k.mul(dy, k.div(masks[index], winners)))
+    return tuple(gradients)
+
+
+@register_vjp("Max", since=8)
+def maximum(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The largest operands share dY."""
+    return _extreme(op, cotangents)
+
+
+@register_vjp("Min", since=8)
+def minimum(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The smallest operands share dY."""
+    return _extreme(op, cotangents)
+
+
+@register_vjp("Gelu", since=20)
+def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (P + X P'), with P the normal distribution or, for approximate=tanh, the logistic formula for it."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    if op.attr_text("approximate", "none") == "tanh":
+        c, cubic = math.sqrt(2 / math.pi), 0.044715
+        square = k.mul(x, x)
+        t = k.unary("Tanh", k.mul(k.mul(x, _plus(k, k.mul(square, cubic), 1.0)), c))
+        slope = k.mul(_plus(k, k.mul(square, 3 * cubic), 1.0), c / 2)
+        bell = k.mul(slope, k.sub(k.graph.scalar(1.0, x.dtype), k.mul(t, t)))
+        distribution = k.mul(_plus(k, t, 1.0), 0.5)
+    else:
+        bell = k.mul(k.unary("Exp", k.mul(k.mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+        distribution = k.mul(_plus(k, k.unary("Erf", k.mul(x, math.sqrt(0.5))), 1.0), 0.5)
+    return (k.mul(dy, k.add(k.mul(bell, x), distribution)),)
+
+
+@register_vjp("Elu", since=6)
+def elu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, else dY (Y + alpha)."""
+    return _exponential(op, cotangents, 1.0, op.attr_float("alpha", 1.0))
+
+
+@register_vjp("Selu", since=6)
+def selu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = gamma dY where X > 0, else dY (Y + gamma alpha)."""
+    gamma = op.attr_float("gamma", 1.0507009873554805)
+    return _exponential(op, cotangents, gamma, gamma * op.attr_float("alpha", 1.6732632423543772))
+
+
+def _exponential(op: Primal, cotangents: Cotangents, above: float, offset: float) -> Gradients:
+    dy, y = op.only(cotangents), op.y
+    k = op.emit("grad_input")
+    factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
+    if above != offset:
+        factor = k.add(factor, k.mul(_step(k, op.x), above - offset))
+    return (k.mul(dy, factor),)
+
+
+@register_vjp("Softplus", since=1)
+def softplus(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY sigmoid(X)."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), k.unary("Sigmoid", op.x)),)
+
+
+@register_vjp("HardSigmoid", since=6)
+def hard_sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = alpha dY where 0 < Y < 1."""
+    k = op.emit("grad_input")
+    return (k.mul(k.mul(op.only(cotangents), _inside(k, op.y, 0.0, 1.0)), op.attr_float("alpha", 0.2)),)
+
+
+@register_vjp("HardSwish", since=14)
+def hard_swish(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
+    return (k.mul(dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype))),)
+
+
+@register_vjp("Mish", since=18)
+def mish(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    t = k.unary("Tanh", k.unary("Softplus", x))
+    slope = k.mul(k.mul(x, k.unary("Sigmoid", x)), k.sub(k.graph.scalar(1.0, x.dtype), k.mul(t, t)))
+    return (k.mul(dy, k.add(slope, t)),)
+
+
+@register_vjp("PRelu", since=7)
+def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, else slope dY; dSlope = dY min(X, 0)."""
+    dy, x, slope = op.only(cotangents), op.input(0), op.input(1)
+    dx = dslope = None
+    if op.need(0):
+        k = op.emit("grad_input")
+        rest = k.sub(k.graph.scalar(1.0, x.dtype), slope)
+        dx = k.mul(dy, k.add(k.mul(_step(k, x), rest), slope))
+    if op.need(1):
+        k = op.emit("grad_weight")
+        dslope = k.mul(dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
+    return dx, dslope
