@@ -169,22 +169,14 @@ class Report:
             ]
         rows.append(("proof", proof_words(self.solution)))
         rows += [("note", note) for note in self._notes()]
-        solution = self.solution
-        search, build, total = (show_seconds(s) for s in (solution.solve_s, solution.build_s, solution.total_s))
-        rows.append(
-            (
-                "solved",
-                f"{solution.options.formulation} on {solution.options.backend}: "
-                f"built in {build}, solved in {search}, {total} in all",
-            )
-        )
+        rows.append(("solved", self._solved()))
         return rows
 
     def _ram(self) -> str:
         solution = self.solution
         budget, store_all = solution.options.ram_bytes, solution.store_all_peak_bytes
         text = f"budget {budget:,} B ({show_bytes(budget)})"
-        if store_all:
+        if store_all > budget:
             text += f", {show_share(budget / store_all)} of the {show_bytes(store_all)} that store-all takes"
         if solution.simulation is not None:
             text += f"; peak {solution.simulation.peak_bytes:,} B"
@@ -212,6 +204,16 @@ class Report:
             return "store-all fits: there was nothing to save"
         text = f"{simulation.recomputes} recomputes, {simulation.page_outs} page-outs, {simulation.page_ins} page-ins"
         return f"{text} ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else text
+
+    def _solved(self) -> str:
+        solution = self.solution
+        total = show_seconds(solution.total_s)
+        if solution.scope == "store-all":
+            return f"in {total}, without a solver"
+        return (
+            f"{solution.options.formulation} on {solution.options.backend}: built in {show_seconds(solution.build_s)}, "
+            f"solved in {show_seconds(solution.solve_s)}, {total} in all"
+        )
 
     def _notes(self) -> list[str]:
         notes = []
