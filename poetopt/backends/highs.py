@@ -46,6 +46,9 @@ class HighsSession:
         self._added: list[Row] = []
         self._bound = -math.inf
         self._last: Floats | None = None
+        self._reduced: Floats | None = None
+        self._relaxed = 0.0
+        self._fixed = 0
         n, m = len(form.columns), form.A.shape[0]
         kinds = np.array([row.bound_type for row in form.rows], dtype=int)
         rhs = np.asarray(form.rhs, dtype=float)
@@ -99,8 +102,11 @@ class HighsSession:
         self._run(solver)
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kOptimal:
-            self._last = np.array(solver.getSolution().col_value)
-            objective = self._objective(solver.getInfo().objective_function_value)
+            solution = solver.getSolution()
+            self._last = np.array(solution.col_value)
+            self._reduced = np.array(solution.col_dual)
+            self._relaxed = solver.getInfo().objective_function_value
+            objective = self._objective(self._relaxed)
             self._bound = max(self._bound, objective)
             return Relaxation(Outcome.OPTIMAL, objective, Point(self._last, self._columns_of, False))
         if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
@@ -138,6 +144,11 @@ class HighsSession:
         )
         self._added += rows
 
+    @property
+    def added(self) -> Sequence[Row]:
+        """The rows added and not purged."""
+        return self._added
+
     def purge(self) -> int:
         """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
         activity = np.array(self._lp.getSolution().row_value)[self._base_rows :]
@@ -151,6 +162,26 @@ class HighsSession:
             self._lp.deleteRows(len(slack), np.array(slack, dtype=np.int32) + self._base_rows)
             self._added = [row for x, row in enumerate(self._added) if x not in dropped]
         return len(slack)
+
+    @property
+    def tightened(self) -> bool:
+        """Whether `tighten` has fixed anything."""
+        return bool(self._fixed)
+
+    def tighten(self, cutoff: float) -> int:
+        """Fix what no solution better than `cutoff` can change; see the contract."""
+        if self._reduced is None or self._last is None:
+            return 0
+        slack = (cutoff - self._constant) * self._scale - self._relaxed
+        slack += 1e-6 * max(1.0, abs(self._relaxed))  # the reduced costs are good to a tolerance
+        down = self._integer & (self._last < 1e-9) & (self._reduced > slack)
+        up = self._integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
+        chosen = np.flatnonzero(down | up).astype(np.int32)
+        if len(chosen):
+            values = np.where(up[chosen], 1.0, 0.0)
+            self._lp.changeColsBounds(len(chosen), chosen, values, values)
+        self._fixed = max(self._fixed, len(chosen))
+        return len(chosen)
 
     def search(
         self,

@@ -84,8 +84,26 @@ class Session(Protocol):
         """Append rows found by separators."""
         ...
 
+    @property
+    def added(self) -> Sequence[Row]:
+        """The rows added and not purged."""
+        ...
+
     def purge(self) -> int:
         """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
+        ...
+
+    def tighten(self, cutoff: float) -> int:
+        """Fix what no solution better than `cutoff` can change, by the last relaxation's reduced costs.
+
+        Afterwards the model holds no worse solutions in full: a bound found later is a bound up to `cutoff`.
+        Returns how many variables were fixed.
+        """
+        ...
+
+    @property
+    def tightened(self) -> bool:
+        """Whether `tighten` has fixed anything."""
         ...
 
     def search(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,10 @@ from poetopt.schedule import Schedule
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
+WARM_UP = (4, 8)
+"""The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
+WARM_UP_SHARE = 0.2
+"""Share of the remaining time that one of them may take."""
 ROUNDS = 40
 """At most so many rounds of cuts on one relaxation."""
 STALL = 3
@@ -59,10 +64,13 @@ class _Run:
     bound: float = 0.0
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
+    pool: list[tuple[str, Hashable]] = field(default_factory=list)
+    """Cuts that were tight in the last scope, by block and key: the next one starts with them."""
     interrupted: bool = False
 
     def __post_init__(self) -> None:
         self.incumbent = Incumbent(self.problem, self.options)
+        self.until = self.begin + self.options.time_limit_s
 
     @property
     def elapsed_s(self) -> float:
@@ -70,7 +78,8 @@ class _Run:
 
     @property
     def remaining_s(self) -> float:
-        return self.options.time_limit_s - self.elapsed_s
+        """Seconds left for the scope at hand."""
+        return self.until - time.monotonic()
 
     def say(self, phase: str) -> None:
         progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.overhead_j, self.bound)
@@ -163,23 +172,35 @@ def _first_schedules(run: _Run, strict: bool) -> None:
 
 
 def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
-    if options.scope != "auto":
-        return (options.scope,)
-    if not options.remat and chosen.name == "retention":
-        return ("forward",)
-    return tuple(f"depth:{d}" for d in DEPTHS) if chosen.deepening else ("full",)
+    """The scopes to go through: for `auto` those to prove, else those to warm up with, and the one asked for."""
+    if not chosen.deepening:
+        return ("full" if options.scope == "auto" else options.scope,)
+    if not options.remat:
+        return ("forward" if options.scope == "auto" else options.scope,)
+    if options.scope == "auto":
+        return tuple(f"depth:{d}" for d in DEPTHS)
+    asked = chosen.depth(options.scope)
+    return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
 
 
 def _through_scopes(run: _Run, chosen: Formulation, solver: Backend) -> _Proof:
     """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
     proven: _Proof | None = None
     last: _Proof | None = None
-    for scope in _scopes(run.options, chosen):
-        if last is not None and run.remaining_s < 0.5:
+    scopes = _scopes(run.options, chosen)
+    automatic = run.options.scope == "auto"
+    for place, scope in enumerate(scopes):
+        warm_up = not automatic and place < len(scopes) - 1
+        run.until = run.begin + run.options.time_limit_s
+        if warm_up:
+            run.until = time.monotonic() + WARM_UP_SHARE * run.remaining_s
+        if automatic and last is not None and run.remaining_s < 0.5:
             break
         before = run.incumbent.overhead_j
         run.bound = 0.0
         last = _one_scope(run, chosen, solver, scope)
+        if not automatic:
+            continue
         if last.closed:
             paid = (
                 before is not None
@@ -268,10 +289,15 @@ def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact:
     def improving(point: Point) -> None:
         run.offer(chosen.schedule(model, point), "search")
 
-    if _cut(run, chosen, model, session, bound):
+    session.add(chosen.revive(model, run.pool))
+    infeasible = _cut(run, chosen, model, session, bound)
+    run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
+    if infeasible:
         return True
     while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
         best = run.incumbent.best
+        if exact and best is not None:
+            session.tighten(best.simulation.overhead_j)
         starts = [*([] if best is None else [best.schedule]), *run.starts]
         start = next((values for s in starts if (values := chosen.start(model, s)) is not None), None)
         found = session.search(
@@ -279,11 +305,14 @@ def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact:
             gap=run.options.gap / 2,
             start=start,
             on_point=improving,
-            on_bound=lambda value: bound(value, "search"),
+            on_bound=lambda value: bound(min(value, run.incumbent.overhead_j or value), "search"),
         )
         if found.outcome is Outcome.INFEASIBLE:
-            return True
-        bound(found.bound, "search")
+            if best is None or not session.tightened:
+                return True
+            bound(best.simulation.overhead_j, "search")  # nothing that is left is better
+            return False
+        bound(found.bound if best is None else min(found.bound, best.simulation.overhead_j), "search")
         if found.point is None:
             return False
         rows = [row for row in chosen.separate(model, found.point) if row.core]

@@ -19,8 +19,9 @@ from a block's *separator*: given a point it returns violated rows in the block'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -78,6 +79,10 @@ class Row:
     """For the log: which family the row belongs to."""
     core: bool = False
     """A row of the model proper (a solution that violates it is no schedule), not merely a cut."""
+    block: str = ""
+    """The block that found it; filled in by `Formulation.separate`."""
+    key: Hashable = None
+    """What the block that found the row can make it from again in another scope's variables; None: it can't."""
 
 
 class PointLike(Protocol):
@@ -142,6 +147,8 @@ class Block:
         Names of blocks that must stand before it.
     separator
         Optional: violated rows at a point.
+    revive
+        Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
     when
         Optional: whether the block is needed in a space at all; always, where it is None.
     """
@@ -151,6 +158,11 @@ class Block:
     requires: tuple[str, ...] = ()
     separator: Separator | None = None
     when: Callable[[Space], bool] | None = None
+    revive: Callable[[PyomoBlock, object], Row] | None = None
+
+
+def _no_depth(scope: str) -> float:
+    return math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +177,8 @@ class Formulation:
         (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope it hasn't.
     deepening
         Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
+    depth
+        With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
     strict
         Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.
@@ -182,6 +196,7 @@ class Formulation:
     schedule: Callable[[Any, PointLike], Schedule]
     start: Callable[[Any, Schedule], list[tuple[Any, Floats]] | None]
     deepening: bool = False
+    depth: Callable[[str], float] = _no_depth
     strict: bool = False
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
@@ -235,12 +250,20 @@ class Formulation:
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
         return self.abstract(space).create_instance()
 
+    def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
+        """Rows found in another scope, by block name and key, in the variables of `model`."""
+        makers = {block.name: block.revive for block in self.blocks if block.revive is not None}
+        return [
+            replace(makers[name](model.component(name), key), block=name) for name, key in keys if name in makers
+        ]
+
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The violated rows of all blocks at `point`."""
         rows: list[Row] = []
         for block in self.blocks:
             if block.separator is not None and block.name in model.block_names:
-                rows.extend(block.separator(model.component(block.name), point))
+                found = block.separator(model.component(block.name), point)
+                rows += [replace(row, block=block.name) for row in found]
         return rows
 
 

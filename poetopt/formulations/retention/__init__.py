@@ -19,7 +19,7 @@ from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
-from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.formulations.retention.space import RetentionSpace, retention_space, scope_depth
 from poetopt.schedule import Schedule
 
 
@@ -85,5 +85,6 @@ retention = Formulation(
     schedule=_schedule,
     start=_start,
     deepening=True,
+    depth=scope_depth,
 )
 build = retention.build

@@ -23,6 +23,7 @@ Source: this project's reference notes on POET's relaxation; the proof above is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
         return []
     values = _Values.at(model, space, point)
     found = sorted(_violated(space, values), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
-    return [_row(model, space, values, i, s, b, violation) for violation, i, s, b in found]
+    return [_row(model, _chain(space, values, i, s, b), violation) for violation, i, s, b in found]
 
 
 @dataclass(frozen=True)
@@ -160,28 +161,21 @@ def _collect(
             found.append((violation, i, s + earliest, b))
 
 
-def _row(model: PyomoBlock, space: RetentionSpace, values: _Values, i: int, s: int, b: int, violation: float) -> Row:
-    """The cut of the shortest path that ends in tensor i, over (s, b]."""
-    variables: list[object] = []
-    for v in _path(space, values, i, s, b, variables, model):
-        e = _crossing_point(space, v, s)
-        if e is not None:
-            variables.append(model.residency.k[e])
-        if not space.paging or v not in model.paging.o_index:
-            continue
-        if values.paged[v, b + 1] - values.paged[v, s + 1] <= values.written[v]:
-            variables += [
-                model.paging.p[int(space.page_index[x])] for x in _points_in(space, v, s, b) if space.page_index[x] >= 0
-            ]
-        else:
-            variables.append(model.paging.o[model.paging.o_index[v]])
-    return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut")
+class Chain(NamedTuple):
+    """What identifies a cut in every scope: the window (s, b], and the path from its last tensor to its first.
+
+    by_page
+        For each tensor of the path, whether its page-ins (True) or its one page-out stand in the cut.
+    """
+
+    s: int
+    b: int
+    path: tuple[int, ...]
+    by_page: tuple[bool, ...]
 
 
-def _path(
-    space: RetentionSpace, values: _Values, i: int, s: int, b: int, variables: list[object], model: PyomoBlock
-) -> list[int]:
-    """The tensors of the shortest path; appends the r variables of its first tensor to `variables`."""
+def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Chain:
+    """The shortest path that ends in tensor i, over (s, b]."""
     problem = space.problem
     memo: dict[int, tuple[float, int]] = {}
 
@@ -203,13 +197,39 @@ def _path(
     path = [i]
     while shortest(path[-1])[1] >= 0:
         path.append(shortest(path[-1])[1])
-    producer = problem.tensors[path[-1]].producer
+    by_page = [values.paged[v, b + 1] - values.paged[v, s + 1] <= values.written[v] for v in path]
+    return Chain(s, b, tuple(path), tuple(bool(x) for x in by_page))
+
+
+def _row(model: PyomoBlock, chain: Chain, violation: float) -> Row:
+    """The cut of `chain` in the variables of `model`, whatever its scope."""
+    space: RetentionSpace = model.space
+    s, b, path, by_page = chain
+    variables: list[object] = []
+    producer = space.problem.tensors[path[-1]].producer
     if producer >= 0:
         for t in range(s + 1, b + 1):
             x = space.recompute_of.get((producer, t))
             if x is not None:
                 variables.append(model.recompute.r[x])
-    return path
+    for v, paged in zip(path, by_page, strict=True):
+        e = _crossing_point(space, v, s)
+        if e is not None:
+            variables.append(model.residency.k[e])
+        if not space.paging or v not in model.paging.o_index:
+            continue
+        if paged:
+            pages = (int(space.page_index[x]) for x in _points_in(space, v, s, b))
+            variables += [model.paging.p[y] for y in pages if y >= 0]
+        else:
+            variables.append(model.paging.o[model.paging.o_index[v]])
+    return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=chain)
+
+
+def _revive(block: PyomoBlock, key: object) -> Row:
+    """A cut found in another scope, in the variables of this one."""
+    assert isinstance(key, Chain)
+    return _row(block.model(), key, 0.0)
 
 
 def _crossing_point(space: RetentionSpace, i: int, s: int) -> int | None:
@@ -229,4 +249,4 @@ def _points_in(space: RetentionSpace, i: int, s: int, b: int) -> range:
     return range(first + int(low), first + int(high))
 
 
-chain_cuts = Block("chain_cuts", _build, requires=("recompute", "residency"), separator=_separate)
+chain_cuts = Block("chain_cuts", _build, requires=("recompute", "residency"), separator=_separate, revive=_revive)

@@ -131,8 +131,8 @@ def recomputable_sets(problem: Problem, scope: str, remat: bool) -> tuple[dict[i
 
 
 def scope_depth(scope: str) -> float:
-    """D of `depth:D`, infinity of `forward`."""
-    if scope == "forward":
+    """D of `depth:D`, infinity of `forward` and `full`."""
+    if scope in ("forward", "full"):
         return math.inf
     prefix, _, digits = scope.partition(":")
     if prefix != "depth" or not digits.isdecimal() or int(digits) < 1:
