@@ -24,7 +24,7 @@ lint: $(READY)
 	$(BIN)/mypy poetopt tests benchmarks
 
 bench: $(READY)
-	$(BIN)/python benchmarks/solve.py
+	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
 
 clean:
 	rm -rf build dist .venv

@@ -1,64 +1,218 @@
-"""What solving costs and reaches: one line for each network, device and budget.
+"""How good a schedule, how well proven, and how fast: every cell of the solver's table, one process a cell.
 
-make bench
-.venv/bin/python benchmarks/solve.py --time-limit 20s mlp resnet18-cifar
+    make bench
+    .venv/bin/python -m benchmarks.solve [--only SUBSTRING] [--limit SECONDS] [--output FILE.md]
+
+A cell is a problem, a device, a RAM budget (a share of the store-all peak, or bytes), a scope and what
+must hold. Each runs in a fresh process, so that neither imports nor caches of one help the next; `total`
+is from the problem to the simulated plan, imports included. Problem files are looked for in the shared
+instances; zoo networks (names with a `zoo:` prefix) are differentiated first, which is not in `total`.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import json
+import resource
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-import poetopt as po
-from poetopt.errors import InfeasibleError, NoScheduleError
-from poetopt.units import show_share
-
-MODELS = ("resnet18-cifar", "vgg16-cifar")
-DEVICES = ("a72", "m4")
-BUDGETS = ("80%", "60%", "40%", "25%")
-HEADING = ("model", "device", "RAM", "status", "scope", "overhead_j", "overhead_gap", "build_s", "solve_s")
-
-
-def lines(models: list[str], time_limit: str) -> Iterator[tuple[str, ...]]:
-    """The table's rows; where a budget is infeasible, the row says so."""
-    for model in models:
-        training = po.load(model).differentiate()
-        for device in DEVICES:
-            problem = training.cost(device)
-            for ram in BUDGETS:
-                yield model, device, ram, *_solved(problem, ram, time_limit)
+ROOT = Path(__file__).resolve().parents[1]
+INSTANCES = ROOT.parent / "shared" / "instances"
+HEADING = (
+    "| group | problem | device | RAM | scope | overhead J | bound J | overhead gap | wanted | total s | wanted "
+    "| build s | MB | verdict |"
+)
 
 
-def _solved(problem: po.Problem, ram: str, time_limit: str) -> tuple[str, ...]:
-    try:
-        solution = po.solve(problem, ram=ram, time_limit=time_limit).solution
-    except InfeasibleError as error:
-        least = error.report["least_ram_bytes"] if error.report else None
-        return "infeasible", f"least {least} B" if least else "", "", "", "", ""
-    except NoScheduleError:
-        return "unknown", "", "", "", "", ""
-    assert solution.simulation is not None
-    gap = solution.overhead_gap
-    return (
-        str(solution.status),
-        solution.scope,
-        f"{solution.simulation.overhead_j:.6g}",
-        "" if gap is None else show_share(gap),
-        f"{solution.build_s:.2f}",
-        f"{solution.solve_s:.2f}",
+@dataclass(frozen=True)
+class Cell:
+    """One row: what is asked and what is wanted of it."""
+
+    group: str
+    problem: str
+    device: str
+    ram: float
+    scope: str
+    want_gap: float
+    want_s: float
+    want_overhead_j: float | None = None
+    paging: bool = True
+    deadline: float | None = None
+    formulation: str = "retention"
+
+
+def cells() -> Iterator[Cell]:
+    """The table, in order."""
+    shallow = [
+        Cell("CNN", network, device, ram, "depth:8", 1e-3, 10)
+        for network, budgets in (("resnet18_cifar", (0.6, 0.3, 0.15)), ("vgg16_cifar", (0.6, 0.5)))
+        for device in ("m0", "m4", "a72")
+        for ram in budgets
+    ]
+    for device in ("m4", "a72"):
+        for ram in (0.6, 0.3, 0.15):
+            slow = (device, ram) == ("m4", 0.15)
+            shallow.append(Cell("BERT", "bert", device, ram, "depth:8", 1e-2 if slow else 1e-3, 60 if slow else 15))
+    yield from shallow
+    for cell in shallow:
+        if (cell.problem, cell.device, cell.ram) == ("bert", "m4", 0.15):
+            yield replace(cell, group="forward", scope="forward", want_gap=2e-2, want_s=180, want_overhead_j=11.73)
+        else:
+            yield replace(cell, group="forward", scope="forward", want_gap=5e-3, want_s=60)
+    yield Cell("full", "resnet18_cifar", "m4", 0.3, "full", 1e-3, 120)
+    yield Cell("full", "resnet18_cifar", "a72", 0.3, "full", 3e-2, 120)
+    for ram in (0.3, 0.15):
+        yield Cell("remat only", "resnet18_cifar", "m4", ram, "depth:8", 1e-3, 15, paging=False)
+    for ram, deadline in ((0.3, 1.001), (0.15, 1.005), (0.15, 1.002)):
+        yield Cell("deadline", "resnet18_cifar", "m4", ram, "auto", 5e-3, 60, deadline=deadline)
+    reference = {
+        "m4": {0.6: 0.010084, 0.4: 0.183723, 0.25: 0.61684},
+        "a72": {0.6: 0.036066, 0.4: 0.053986, 0.25: 0.067584},
+    }
+    for device, budgets_j in reference.items():
+        for ram, best_j in budgets_j.items():
+            yield Cell("exact", "exact_resnet18_cifar", device, ram, "forward", 5e-3, 30, best_j)
+    yield Cell("exact", "exact_bert_base", "a72", 0.5, "auto", 1e-3, 30, 0.456448)
+    yield Cell("exact", "exact_bert_base", "a72", 0.3, "auto", 1e-3, 30, 0.682530)
+    yield Cell("exact", "exact_bert_base", "m4", 0.5, "auto", 1e-3, 30, 0.129318)
+    yield Cell("exact", "exact_bert_base", "m4", 0.3, "forward", 3e-2, 120, 2.2131)
+    yield Cell("verbatim", "resnet18_cifar", "m4", 0.3, "full", 1.0, 240, formulation="poet")
+    yield Cell("verbatim", "resnet18_cifar", "a72", 1_000_000, "full", 1.0, 240, formulation="poet")
+    yield Cell("verbatim", "resnet18_cifar", "a72", 1_000_000, "depth:8", 1e-3, 10)
+    for network in ("resnet18-cifar", "vgg16-cifar", "resnet50", "mobilenetv2", "bert-base", "gpt2-small"):
+        for device in ("m4", "a72"):
+            for ram in (0.5, 0.3):
+                yield Cell("ONNX", f"zoo:{network}", device, ram, "depth:8", 1e-3, 60)
+                yield Cell("ONNX", f"zoo:{network}", device, ram, "forward", 3e-2, 180)
+
+
+def measure(cell: Cell, limit_s: float) -> dict[str, object]:
+    """Solve one cell in this process."""
+    begin = time.perf_counter()
+    from poetopt.engine.loop import solve
+    from poetopt.engine.solution import DeadlineModel, Options
+    from poetopt.engine.storeall import store_all
+    from poetopt.plan.simulate import simulate
+
+    if cell.problem.startswith("zoo:"):
+        import poetopt as po
+
+        problem = po.load(cell.problem.removeprefix("zoo:")).differentiate().cost(cell.device)
+        begin = time.perf_counter()
+    else:
+        from poetopt.frontends.problem_file import load_problem_file
+
+        problem = load_problem_file(INSTANCES / f"{cell.problem}.json").cost(cell.device)
+    peak = simulate(store_all(problem)).peak_bytes
+    solution = solve(
+        problem,
+        Options(
+            ram_bytes=int(cell.ram * peak) if cell.ram <= 1 else int(cell.ram),
+            deadline_s=None if cell.deadline is None else cell.deadline * problem.baseline_time_s,
+            deadline_model=DeadlineModel.PAPER,
+            formulation=cell.formulation,
+            scope=cell.scope,
+            paging=cell.paging,
+            gap=min(cell.want_gap, 1e-3) if cell.scope != "forward" else cell.want_gap / 2,
+            time_limit_s=limit_s or cell.want_s,
+        ),
     )
+    total_s = time.perf_counter() - begin
+    simulation = solution.simulation
+    return {
+        "operators": len(problem.operators),
+        "status": solution.status.value,
+        "scope": solution.scope,
+        "overhead_j": None if simulation is None else simulation.overhead_j,
+        "bound_j": solution.overhead_bound_j,
+        "overhead_gap": solution.overhead_gap,
+        "build_s": solution.build_s,
+        "total_s": total_s,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+        "reason": solution.reason,
+    }
+
+
+def verdict(cell: Cell, row: dict[str, object]) -> str:
+    """`ok`, or what falls short."""
+    if row.get("error"):
+        return str(row["error"])
+    gap, overhead, total = row["overhead_gap"], row["overhead_j"], row["total_s"]
+    if row["status"] == "infeasible":
+        return "ok: infeasible, proven" if cell.group == "deadline" else "infeasible"
+    missing = []
+    if not isinstance(gap, float) or gap > cell.want_gap * (1 + 1e-9):
+        missing.append("gap")
+    wanted_j = cell.want_overhead_j
+    if wanted_j is not None and not (isinstance(overhead, float) and overhead <= wanted_j * (1 + 1e-5)):
+        missing.append("overhead")
+    if not isinstance(total, float) or total > cell.want_s:
+        missing.append("time")
+    return ", ".join(missing) or "ok"
+
+
+def line(cell: Cell, row: dict[str, object]) -> str:
+    """The table's row."""
+    ram = f"{cell.ram:.0%}" if cell.ram <= 1 else f"{cell.ram:,.0f} B"
+    if not cell.paging:
+        ram += ", no paging"
+    if cell.deadline is not None:
+        ram += f", {cell.deadline}x"
+    if cell.formulation != "retention":
+        ram += f", {cell.formulation}"
+
+    def number(key: str, form: str) -> str:
+        value = row.get(key)
+        return format(value, form) if isinstance(value, int | float) else "-"
+
+    found = (
+        cell.group,
+        cell.problem,
+        cell.device,
+        ram,
+        str(row.get("scope", cell.scope)),
+        number("overhead_j", ".6g"),
+        number("bound_j", ".6g"),
+        number("overhead_gap", ".3%"),
+        f"{cell.want_gap:.1%}",
+        number("total_s", ".1f"),
+        f"{cell.want_s:.0f}",
+        number("build_s", ".1f"),
+        number("peak_mb", ".0f"),
+        verdict(cell, row),
+    )
+    return f"| {' | '.join(found)} |"
 
 
 def main() -> None:
-    """Print the table, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=list(MODELS))
-    parser.add_argument("--time-limit", default="60s")
+    parser.add_argument("--only", default="", help="cells whose text contains this")
+    parser.add_argument("--limit", type=float, default=0.0, help="time limit of each solve in seconds")
+    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    widths = (16, 7, 5, 11, 18, 12, 13, 8, 8)
-    for row in itertools.chain([HEADING], lines(arguments.models, arguments.time_limit)):
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
+    if arguments.cell:
+        print(json.dumps(measure(Cell(**json.loads(arguments.cell)), arguments.limit)))
+        return
+    lines = [HEADING, "|---" * HEADING.count("| ") + "|"]
+    print("\n".join(lines), flush=True)
+    for cell in cells():
+        name = f"{cell.group} {cell.problem} {cell.device} {cell.ram} {cell.scope} {cell.formulation}"
+        if arguments.only not in name:
+            continue
+        command = [sys.executable, "-m", "benchmarks.solve", "--cell", json.dumps(asdict(cell))]
+        command += ["--limit", str(arguments.limit)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        row = json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.strip().splitlines()[-1]}
+        lines.append(line(cell, row))
+        print(lines[-1], flush=True)
+        if arguments.output:
+            arguments.output.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
