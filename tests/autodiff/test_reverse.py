@@ -121,6 +121,23 @@ def test_views_are_differentiated_by_views() -> None:
     assert step.root("h.grad") == "f.grad"
 
 
+@pytest.mark.parametrize("product", ["MatMul(h, t)", "Gemm<alpha=0.5>(h, t)", "Gemm<transA=1>(g, t)"])
+def test_the_gradient_of_a_transposed_parameter_is_one_product(product: str) -> None:
+    weights = {"w": weight(4, 3), "v": weight(5, 3)}
+    text = f"h = MatMul(x, v)\ng = Transpose(h)\nt = Transpose(w)\ny = {product}"
+    step = differentiate(graph(text, {"x": [2, 5]}, weights, ["y"], train="w"), loss="mse")
+    consistent(step)
+    (operator,) = (o for o in step.operators if "w.grad" in o.outputs)
+    assert operator.kind.endswith(".grad_weight")
+    assert not any("Transpose" in o.kind for o in step.operators if o.backward)
+    feeds = batch(step, 0)
+    h = feeds["x"] @ weights["v"]
+    factor = 0.5 if "alpha" in product else 1.0
+    difference = factor * h @ weights["w"].T - feeds["target"]
+    wanted = factor * 2 / difference.size * difference.T @ h
+    assert np.allclose(run(step, feeds)["w.grad"], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_running_statistics_are_those_of_the_original_node() -> None:
     weights = {n: np.abs(weight(3, seed=k)) + 0.5 for k, n in enumerate(("s", "b", "m", "v"))}
     text = "y, m2, v2 = BatchNormalization<training_mode=1;momentum=0.75>(x, s, b, m, v)"

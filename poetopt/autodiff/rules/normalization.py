@@ -44,10 +44,7 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     and dY gives the sums and the bracket, and the last factor waits, so that at most four tensors of X's
     size are alive at once. In inference mode dX is dY times a number for each channel.
     """
-    dy = cotangents[0]
-    if dy is None:
-        return (None,) * len(op.inputs)
-    x, scale = op.x, op.input(1)
+    dy, x, scale = op.only(cotangents), op.x, op.input(1)
     training = bool(op.attr_int("training_mode", 0))
     mean, var = (op.output(1), op.output(2)) if training else (op.input(3), op.input(4))
     ones, zeros = (_vector(op, value, scale) for value in (1.0, 0.0))
