@@ -105,9 +105,7 @@ def _dropout(operator: Operator, builder: GraphBuilder, states: dict[str, str]) 
         f"{operator.name}.mask", "Dropout.mask", recomputable=False, backward=False, role=Role.ACTIVATION
     )
     uniform = draw.out(x.shape, "float32")
-    draw.nodes.append(
-        Node("RandomUniform", (), (uniform.name,), {"shape": list(x.shape), "seed": float(str(seed))})
-    )
+    draw.nodes.append(Node("RandomUniform", (), (uniform.name,), {"shape": list(x.shape), "seed": float(str(seed))}))
     draw.write("GreaterOrEqual", [uniform, builder.scalar(ratio, "float32")], [mask])
     k = builder.operator(operator.name, "Dropout", backward=False, role=Role.ACTIVATION)
     scaled = k.binary("Mul", x, builder.scalar(1.0 / (1.0 - ratio) if ratio < 1 else 0.0, x.dtype))

@@ -202,5 +202,3 @@ def _finished(builder: GraphBuilder, rename: Mapping[str, str], results: set[str
             wanted.update(name for node in draft.nodes for name in node.inputs if name not in written)
     for draft, outputs in reversed(kept):
         yield finish(draft, outputs, rename)
-
-

@@ -36,12 +36,8 @@ def windows(draw: st.DrawFn, rank: int, *, pool: bool = False) -> tuple[Window, 
     reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
     before = tuple(draw(st.integers(0, k // 2 if pool else r + 1)) for k, r in zip(kernel, reach, strict=True))
     after = before if pool else tuple(draw(st.integers(0, r + 1)) for r in reach)
-    size = tuple(
-        draw(st.integers(max(1, r + 1 - b - a), 7)) for r, b, a in zip(reach, before, after, strict=True)
-    )
-    out = tuple(
-        (n + b + a - r - 1) // s + 1 for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True)
-    )
+    size = tuple(draw(st.integers(max(1, r + 1 - b - a), 7)) for r, b, a in zip(reach, before, after, strict=True))
+    out = tuple((n + b + a - r - 1) // s + 1 for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True))
     return Window(kernel, strides, dilations, before, after, size, out), draw(st.booleans())
 
 

@@ -64,9 +64,7 @@ def _by_parts(
 ) -> Tensor:
     build = _flipped if flip else transposed
     bounds = [w.shape[1] * part // parts for part in range(parts + 1)]
-    pieces = [
-        build(k, dy, k.slice(w, [low], [high], [1]), window, group) for low, high in itertools.pairwise(bounds)
-    ]
+    pieces = [build(k, dy, k.slice(w, [low], [high], [1]), window, group) for low, high in itertools.pairwise(bounds)]
     return k.concat(pieces, 1)
 
 

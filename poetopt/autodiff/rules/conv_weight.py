@@ -83,7 +83,10 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     moved = (x.size + dy.size) * (1.0 if n > 1 else 0.0)
     yield Candidate(
         "swap",
-        product / lane + 0.4 * problem.group * w.shape[1] * taps * n * positions + moved + 1.5 * w.size
+        product / lane
+        + 0.4 * problem.group * w.shape[1] * taps * n * positions
+        + moved
+        + 1.5 * w.size
         + 2 * steps_ns(1),
         max(both if n > 1 else 0, w.nbytes + (dy.nbytes if n > 1 else 0)),
         partial(swap, problem=problem),

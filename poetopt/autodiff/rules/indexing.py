@@ -116,9 +116,7 @@ def _gather(dy: Tensor, x: Tensor, indices: Tensor, axis: int) -> Iterator[Candi
         )
 
 
-def _scattered(
-    k: OperatorBuilder, *, dy: Tensor, x: Tensor, indices: Tensor, axis: int, flat: Sequence[int]
-) -> Tensor:
+def _scattered(k: OperatorBuilder, *, dy: Tensor, x: Tensor, indices: Tensor, axis: int, flat: Sequence[int]) -> Tensor:
     column = [indices.size if a == axis else 1 for a in range(len(x.shape))]
     places = k.expand(k.reshape(indices, column), flat)
     return k.scatter_add(k.zeros(x.shape, x.dtype), places, k.reshape(dy, flat), axis)

@@ -25,7 +25,8 @@ def gemm(op: Primal, cotangents: Cotangents) -> Gradients:
         left, right = (dy, a) if tb else (a, dy)
         db = k.gemm(left, right, alpha=alpha, trans_a=tb or not ta, trans_b=tb and ta)
     if op.need(2):
-        dc = dy if beta == 1.0 else op.emit("grad_bias").mul(dy, beta)
+        k = op.emit("grad_bias")
+        dc = k.mul(k.sum_to(dy, op.input(2).shape), beta)
     return da, db, dc
 
 

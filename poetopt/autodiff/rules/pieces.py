@@ -1,0 +1,56 @@
+"""Small constructions that several rules share, each in as few passes over memory as onnxruntime has kernels for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.graph import Tensor
+
+STEEP = 3e38
+"""Near the largest float32: what multiplies any normal positive number beyond one."""
+
+
+def affine(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
+    """scale x + bias in one pass: BatchNormalization of a single channel."""
+    if x.dtype not in {"float32", "float64"}:
+        scaled = k.mul(x, scale)
+        return k.add(scaled, k.graph.scalar(bias, x.dtype)) if bias else scaled
+    if not bias:
+        return k.mul(x, scale)
+    vector = [k.graph.constant(np.full(1, value, x.dtype)) for value in (scale, bias, 0.0, 1.0)]
+    flat = k.reshape(x, (1, 1, x.size))
+    return k.reshape(k.node("BatchNormalization", [flat, *vector], flat.shape, x.dtype, epsilon=0.0), x.shape)
+
+
+def rows_affine(k: OperatorBuilder, x: Tensor, scale: Tensor, bias: Tensor | None, mean: Tensor | None) -> Tensor:
+    """scale (x - mean) + bias in one pass over x [rows, columns]: BatchNormalization whose channels are the rows.
+
+    scale, bias, mean
+        As many elements as x has rows.
+    """
+    rows, columns = x.shape
+    zeros, ones = (k.graph.constant(np.full(rows, value, x.dtype)) for value in (0.0, 1.0))
+    vectors = [zeros if t is None else k.reshape(t, (rows,)) for t in (scale, bias, mean)]
+    wide = k.reshape(x, (1, rows, columns))
+    return k.reshape(k.node("BatchNormalization", [wide, *vectors, ones], wide.shape, x.dtype, epsilon=0.0), x.shape)
+
+
+def positive(k: OperatorBuilder, x: Tensor) -> Tensor:
+    """1 where x > 0, else 0, in one pass: a HardSigmoid so steep that only denormal numbers lie on its slope."""
+    if x.dtype == "float16":
+        return k.cast(k.compare("Greater", x, 0.0), x.dtype)
+    return k.unary("HardSigmoid", x, alpha=STEEP, beta=0.0)
+
+
+def column_sum(k: OperatorBuilder, x: Tensor) -> Tensor:
+    """The sum over the rows of x [rows, columns], as [columns]: a product with ones is the fastest way."""
+    ones = k.graph.constant(np.ones((1, x.shape[0]), x.dtype))
+    return k.reshape(k.gemm(ones, x), (x.shape[1],))
+
+
+def chunk(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """Elements before, along and behind `axis`."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
