@@ -6,7 +6,8 @@ to `resident_bytes`. A storage is resident as soon as one of the tensors that sh
 that is reshaped last is written straight into the resident region.
 
 What an operator needs besides is split: its temporaries are its workspace in the arena; what kernels allocate
-themselves is one reserve beside the arena for the whole step, the most that any kernel does.
+themselves is one reserve beside the arena for the whole step, the most that any kernel does. It comes in pages, the
+unit in which a system hands out memory: a block that starts and ends within a page takes both.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ PARTS: Mapping[Role, str] = {
     Role.LOSS: "loss",
 }
 """What the resident region consists of, by the role of the tensors."""
+
+PAGE = 4096
+"""Bytes of a page of memory."""
 
 
 def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
@@ -102,7 +106,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         paging=device.storage is not None,
         dma=device.dma and device.storage is not None,
         alignment=alignment,
-        reserve_bytes=reserve,
+        reserve_bytes=(-(-reserve // PAGE) + 2) * PAGE,
         resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
         device_ram_bytes=device.ram_bytes,
         graph=graph,

@@ -100,11 +100,16 @@ def execute(
     return _execution(
         chosen, plan, batch, mine, comparison, times, threads,
         fused_bit_identical=fused_same,
-        budget_bytes=simulation.peak_bytes if ram_bytes is None else ram_bytes,
+        budget_bytes=_taken(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
         kernels=kernels,
         bytes_paged=simulation.bytes_paged,
         sessions=len(sessions),
     )  # fmt: skip
+
+
+def _taken(plan: Plan, peak_bytes: int) -> int:
+    """What the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes."""
+    return max(peak_bytes, arena_bytes(plan) + plan.problem.reserve_bytes)
 
 
 def _graph(plan: Plan, graph: TrainingGraph | None) -> TrainingGraph:

@@ -25,7 +25,7 @@ _PR_SET_THP_DISABLE = 41
 Act = Callable[[], object]
 
 
-def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, seconds: float = 8.0) -> int | None:
+def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, seconds: float = 4.0) -> int | None:
     """The most bytes that a step holds at once beyond what is allocated already; None where that can't be measured.
 
     acts
@@ -33,8 +33,8 @@ def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, sec
     prepare
         Called before each pass, unmeasured.
     passes, seconds
-        The least of so many passes counts, for whatever else happens in the process can only add; no more begin after so
-        many seconds.
+        The least of so many passes counts, for whatever else happens in the process can only add. None begins after
+        so many seconds.
     """
     start = time.perf_counter()
     least: int | None = None
@@ -56,7 +56,7 @@ def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, sec
 
 
 def alternate(
-    steps: Mapping[str, Callable[[], Act]], *, seconds: float = 6.0, least: int = 3, most: int = 15
+    steps: Mapping[str, Callable[[], Act]], *, seconds: float = 5.0, least: int = 3, most: int = 15
 ) -> Mapping[str, float]:
     """Median seconds of each of several steps, run in turns so that a slow moment of the machine hits all of them.
 

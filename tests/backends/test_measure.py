@@ -1,0 +1,94 @@
+"""What is measured: bytes that come and go during a step, and runs that take turns."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.measure import alternate, peak_beside_bytes
+from poetopt.backends.ort.sessions import Sessions
+from tests.backends.support import problem
+
+PAGE = 4096
+
+
+def allocating(*sizes: int) -> Callable[[], object]:
+    """Take blocks of these sizes from the C library, use them all, and give them back."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def act() -> None:
+        blocks = [libc.memset(libc.malloc(size), 1, size) for size in sizes]
+        for block in blocks:
+            libc.free(block)
+
+    return act
+
+
+def nothing() -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("acts", "expected"),
+    [
+        ([()], 0),
+        ([(30_000,)], 30_000),
+        ([(100_000,), (700_000, 300_000), (400_000, 10)], 1_000_000),
+        ([(40_000_000,)], 40_000_000),
+    ],
+)
+def test_the_peak_of_the_worst_act(acts: list[tuple[int, ...]], expected: int) -> None:
+    peak = peak_beside_bytes([allocating(*sizes) for sizes in acts], nothing, passes=5)
+    if peak is None:
+        pytest.skip("this platform doesn't say what is resident")
+    assert expected - 2 * PAGE <= peak <= expected + 4 * PAGE
+
+
+def test_each_step_is_prepared_and_run_in_turns() -> None:
+    log: list[str] = []
+
+    def step(name: str) -> Callable[[], Callable[[], object]]:
+        def prepare() -> Callable[[], object]:
+            log.append(f"prepare {name}")
+            return lambda: log.append(name)
+
+        return prepare
+
+    times = alternate({"a": step("a"), "b": step("b")}, seconds=0, least=2)
+    assert log == ["prepare a", "a", "prepare b", "b", "prepare b", "b", "prepare a", "a"]
+    assert times.keys() == {"a", "b"}
+    assert all(seconds >= 0 for seconds in times.values())
+
+
+def test_comparison_is_by_bits() -> None:
+    nan, zero = np.array([np.nan, 1.0], np.float32), np.array([0.0, 2.0], np.float32)
+    mine = {"same": nan, "sign": zero, "far": np.array([1.0, 2.0])}
+    theirs = {"same": nan.copy(), "sign": np.array([-0.0, 2.0], np.float32), "far": np.array([1.0, 5.0])}
+    assert compare(mine, theirs, ("same",)).identical
+    found = compare(mine, theirs, ("same", "sign"))
+    assert (found.different, found.max_abs_diff) == (("sign",), 0.0)
+    assert compare(mine, theirs, ("same", "sign", "far")).max_abs_diff == 3.0
+    assert compare({"x": nan}, {"x": zero}, ("x",)).max_abs_diff == np.inf
+    assert compare({"x": zero}, {"x": zero.astype(np.float64)}, ("x",)).different == ("x",)
+
+
+def test_alike_nodes_share_a_session() -> None:
+    graph = problem("residual").graph
+    assert graph is not None
+    sessions = Sessions(graph)
+    nodes = [node for operator in graph.operators if not operator.view for node in operator.nodes]
+    for node in nodes:
+        sessions.get(node)
+    made = len(sessions)
+    assert made < len(nodes) / 2
+    for node in nodes:
+        sessions.get(node)
+    assert len(sessions) == made
