@@ -140,13 +140,13 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
     import poetopt as po
-    from poetopt.report.execution import execution_lines
+    from poetopt.report.execution import execution_text
 
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     loaded = po.load_plan(plan, model=model)
     execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
     write_json(execution.to_dict(), json)
-    say("\n".join(execution_lines(loaded.plan, execution)), unless=json)
+    say(execution_text(loaded.plan, execution), unless=json)
     if not execution.ok:
         raise ExecutionError(execution.message)
     return 0

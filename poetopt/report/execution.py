@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from poetopt.backends.ort import Execution
 from poetopt.plan.instructions import Plan
+from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
 
 
-def execution_lines(plan: Plan, execution: Execution) -> list[str]:
+def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
     if execution.bytes_paged:
         rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
-    width = max(len(label) for label, _ in rows)
-    problem = plan.problem
-    return [
-        f"{problem.model_ref or problem.name}: {len(plan.instructions)} instructions executed on onnxruntime",
-        *(f"  {label:<{width}}  {text}" for label, text in rows),
-    ]
+    name = plan.problem.model_ref or plan.problem.name
+    return table(f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows)
 
 
 def _sameness(execution: Execution) -> str:

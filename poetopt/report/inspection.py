@@ -13,6 +13,7 @@ from poetopt.errors import ModelError
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
+from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 SHOWN_TENSORS = 6
@@ -197,8 +198,7 @@ class Inspection:
             if self.device is not None:
                 rows += _device_rows(self.needs)
         rows += [("note", str(note)) for note in _list(self.contents.get("notes"))]
-        width = max(len(label) for label, _ in rows)
-        return "\n".join([str(self.contents["name"]), *(f"  {label:<{width}}  {text}" for label, text in rows)])
+        return table(str(self.contents["name"]), rows)
 
     def _unsupported_rows(self) -> list[tuple[str, str]]:
         rows = [

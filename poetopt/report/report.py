@@ -10,6 +10,7 @@ from functools import cached_property
 from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
+from poetopt.report.layout import table
 from poetopt.report.words import proof_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -132,9 +133,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(label) for label, _ in rows)
-        return "\n".join([self.title(), *(f"  {label:<{width}}  {text}" for label, text in rows)])
+        return table(self.title(), self.rows())
 
     def _repr_html_(self) -> str:
         """A small table for notebooks."""

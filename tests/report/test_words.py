@@ -1,0 +1,70 @@
+"""What is said of a solution: 'optimal' only of a proof, and remedies for what failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.storeall import store_all
+from poetopt.plan.simulate import Simulation, simulate
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.report.layout import table
+from poetopt.report.words import failure_words, proof_words, scope_words
+
+PROBLEM = Problem(
+    name="one",
+    device="a72",
+    operators=(ProblemOperator("f", (0,), (1,), 1.0, 2.0),),
+    tensors=(ProblemTensor("x", 10, -1), ProblemTensor("y", 20, 0)),
+)
+
+
+def solution(status: Status, overhead: float, bound: float | None, scope: str = "depth<=4") -> Solution:
+    found: Simulation = replace(simulate(store_all(PROBLEM)), overhead_j=overhead, energy_j=2.0 + overhead)
+    return Solution(
+        status=status, scope=scope, options=Options(ram_bytes=100), simulation=found, overhead_bound_j=bound
+    )
+
+
+@pytest.mark.parametrize("status", [Status.WITHIN_GAP, Status.FEASIBLE])
+@pytest.mark.parametrize("bound", [0.0, 0.5, 0.999])
+def test_a_gap_is_never_called_optimal(status: Status, bound: float) -> None:
+    assert "optimal" not in proof_words(solution(status, 1.0, bound))
+
+
+def test_optimal_names_its_space() -> None:
+    text = proof_words(solution(Status.OPTIMAL, 1.0, 1.0))
+    assert text == "optimal among schedules whose recomputation chains have at most 4 operators"
+
+
+def test_a_gap_says_how_much_could_be_saved() -> None:
+    assert "at most 25 % of the overhead" in proof_words(solution(Status.FEASIBLE, 1.0, 0.75))
+    assert "0.1 %" in proof_words(solution(Status.WITHIN_GAP, 1.0, 0.9995))
+    assert "no bound" in proof_words(solution(Status.FEASIBLE, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("scope", ["depth<=0", "depth<=1", "depth<=12", "forward", "full", "store-all"])
+def test_every_scope_has_words(scope: str) -> None:
+    assert scope not in scope_words(scope)
+
+
+def test_failures_carry_what_would_help() -> None:
+    failed = Solution(status=Status.INFEASIBLE, scope="full", options=Options(ram_bytes=10), reason="too little.")
+    assert failure_words(PROBLEM, failed).startswith("one on a72: too little; give more --ram")
+    helped = replace(failed, least_ram_bytes=3000, ram_bound_bytes=2000, least_deadline_s=1.5)
+    text = failure_words(PROBLEM, helped)
+    assert all(figure in text for figure in ("3,000", "2,000", "1.5 s"))
+    said = replace(helped, reason="needs 3,000 and 2,000 and 1.5")
+    assert failure_words(PROBLEM, said) == "one on a72: needs 3,000 and 2,000 and 1.5"
+    assert "--time-limit" in failure_words(PROBLEM, replace(failed, status=Status.UNKNOWN))
+
+
+def test_tables_wrap_under_their_text_and_keep_units() -> None:
+    text = table("title", [("a", "word " * 30 + "12 kB"), ("long label", "x")], width=40)
+    lines = text.splitlines()
+    assert all(len(line) <= 40 for line in lines)
+    assert all(line.startswith(" " * 14) for line in lines[2:-1])
+    assert text.replace("\n", " ").count("12 kB") == 1
+    assert "12\n" not in text

@@ -1,0 +1,40 @@
+"""The README's Python works as it stands, its commands exist, and what it shows was really printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from poetopt.cli import invoke
+
+PAGE = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def test_python() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert "nothing to save" not in str(names["report"])
+    assert getattr(names["execution"], "bit_identical", False)
+
+
+def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in sorted(set(re.findall(r"(?:`|\$ |, )poetopt ([a-z]+)\b", PAGE))):
+        assert invoke([command, "--help"]) == 0, command
+    shown = re.findall(r"<!-- output: poetopt (\w+) .*? -->\n```\n\$ poetopt \1", PAGE)
+    assert shown == ["inspect", "solve", "run", "solve"]
+    invoke(["solve", "--help"])
+    offered = capsys.readouterr().out
+    for option in set(re.findall(r"solve \.\.\. (--[a-z-]+)", PAGE)):
+        assert option in offered
+
+
+def test_paths_exist() -> None:
+    root = Path(__file__).resolve().parents[1]
+    for name in re.findall(r"^      ([a-z]+/) ", PAGE, flags=re.MULTILINE):
+        assert (root / "poetopt" / name).is_dir(), name
+    for name in ("CONTRIBUTING.md", "docs/decisions.md", "tests", "benchmarks"):
+        assert name in PAGE
+        assert (root / name).exists()
