@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import highspy
@@ -242,13 +242,14 @@ class HighsSession:
         Returns whether it was interrupted, or raises KeyboardInterrupt once the solver has stopped.
         """
         self._stop.clear()
-        future = _worker.submit(solver.run)
+        future: Future[object] | None = None
         interrupted = False
-        while True:
+        while future is None or not future.done():
+            # whatever line a Ctrl-C arrives at, the solver is told to stop, and waited for
             try:
-                done, _ = wait([future], timeout=0.1)
-                if done:
-                    break
+                if future is None:
+                    future = _worker.submit(solver.run)
+                wait([future], timeout=0.1)
                 if deadline is not None and time.monotonic() > deadline:
                     self._stop.set()  # HiGHS overruns its own limit inside long steps
             except KeyboardInterrupt:

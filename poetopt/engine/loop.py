@@ -6,22 +6,21 @@ own reading of a point. Whatever it finds counts only after simulation.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from poetopt.backends.solver import Backend, Outcome, Point, Session, backend
+from poetopt.engine.cutting import cut
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import impossible, remedies
+from poetopt.engine.run import Run
 from poetopt.engine.solution import (
     OPTIMAL_GAP,
     DeadlineModel,
     Listener,
     Options,
-    Progress,
     Solution,
     Status,
 )
@@ -38,68 +37,12 @@ WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
 WARM_UP_SHARE = 0.2
 """Share of the remaining time that one of them may take."""
-ROUNDS = 40
-"""At most so many rounds of cuts on one relaxation."""
-STALL = 3
-"""Rounds in which the bound rose by less than STALL_GAIN of the overhead end the cutting."""
-STALL_GAIN = 2e-4
 CUT_SHARE = 0.5
 """Share of the remaining time that cutting may take before the integer search."""
 ATTEMPTS = 5
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
-
-
-@dataclass
-class _Run:
-    """One call of `solve`: the clock, the incumbent and what has been proven."""
-
-    problem: Problem
-    options: Options
-    listener: Listener | None
-    begin: float = field(default_factory=time.monotonic)
-    build_s: float = 0.0
-    scope: str = ""
-    bound: float = 0.0
-    trace: list[Progress] = field(default_factory=list)
-    starts: list[Schedule] = field(default_factory=list)
-    pool: list[tuple[str, Hashable]] = field(default_factory=list)
-    """Cuts that were tight in the last scope, by block and key: the next one starts with them."""
-    interrupted: bool = False
-
-    def __post_init__(self) -> None:
-        self.incumbent = Incumbent(self.problem, self.options)
-        self.until = self.begin + self.options.time_limit_s
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.begin
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds left for the scope at hand."""
-        return self.until - time.monotonic()
-
-    def say(self, phase: str) -> None:
-        progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.overhead_j, self.bound)
-        self.trace.append(progress)
-        if self.listener is not None:
-            self.listener(progress)
-
-    def offer(self, schedule: Schedule, phase: str) -> None:
-        if self.incumbent.offer(schedule):
-            self.say(phase)
-
-    def raise_bound(self, bound: float, phase: str) -> None:
-        if bound > self.bound:
-            self.bound = bound
-            self.say(phase)
-
-    def closed(self, gap: float) -> bool:
-        """Whether the incumbent is proven to within `gap` in the present scope."""
-        overhead = self.incumbent.overhead_j
-        return overhead is not None and overhead - self.bound <= gap * overhead
 
 
 @dataclass(frozen=True)
@@ -128,7 +71,7 @@ def solve(problem: Problem, options: Options, listener: Listener | None = None) 
 
     Raises FormulationError and BackendUnavailableError for options that don't exist.
     """
-    run = _Run(problem, options, listener)
+    run = Run(problem, options, listener)
     chosen = formulation_of(options.formulation)
     solver = backend(options.backend)
     plain = simulate(store_all(problem))
@@ -152,7 +95,7 @@ def solve(problem: Problem, options: Options, listener: Listener | None = None) 
     return _conclude(run, proof, plain.peak_bytes)
 
 
-def _first_schedules(run: _Run, strict: bool) -> None:
+def _first_schedules(run: Run, strict: bool) -> None:
     """Heuristic plans at several targets: the replay is a little optimistic about memory.
 
     A strict formulation takes them as warm starts only: what the solver accepts of them counts.
@@ -183,7 +126,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
 
 
-def _through_scopes(run: _Run, chosen: Formulation, solver: Backend) -> _Proof:
+def _through_scopes(run: Run, chosen: Formulation, solver: Backend) -> _Proof:
     """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
     proven: _Proof | None = None
     last: _Proof | None = None
@@ -233,7 +176,7 @@ def _better_claim(proven: _Proof | None, last: _Proof, gap: float) -> _Proof:
     )
 
 
-def _one_scope(run: _Run, chosen: Formulation, solver: Backend, scope: str) -> _Proof:
+def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _Proof:
     options = run.options
     run.scope = scope.replace("depth:", "depth<=")
     shrink, slower = 0, 0.0
@@ -261,7 +204,7 @@ def _one_scope(run: _Run, chosen: Formulation, solver: Backend, scope: str) -> _
     return _Proof(run.scope, run.bound, infeasible, overhead, run.closed(options.gap))
 
 
-def _build(run: _Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> Any:
+def _build(run: Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> Any:
     options = run.options
     paper = options.deadline_model is DeadlineModel.PAPER
     deadline_s = None if options.deadline_s is None else options.deadline_s - slower
@@ -276,7 +219,7 @@ def _build(run: _Run, chosen: Formulation, scope: str, shrink: int, slower: floa
     )
 
 
-def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> bool:
+def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> bool:
     """Cut, search, simulate, repeat. Says whether the model is proven infeasible.
 
     `exact` is False where the model was tightened for a layout's sake: its bounds then prove nothing.
@@ -289,8 +232,19 @@ def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact:
     def improving(point: Point) -> None:
         run.offer(chosen.schedule(model, point), "search")
 
+    def relaxed(value: float) -> bool:
+        bound(value, "relaxation")
+        return run.closed(run.options.gap)
+
     session.add(chosen.revive(model, run.pool))
-    infeasible = _cut(run, chosen, model, session, bound)
+    infeasible = cut(
+        chosen,
+        model,
+        session,
+        until=time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0),
+        overhead_j=run.incumbent.overhead_j,
+        on_bound=relaxed,
+    )
     run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
     if infeasible:
         return True
@@ -322,33 +276,7 @@ def _search(run: _Run, chosen: Formulation, model: Any, session: Session, exact:
     return False
 
 
-def _cut(run: _Run, chosen: Formulation, model: Any, session: Session, bound: Any) -> bool:
-    """Rounds of violated rows on the relaxation. Says whether it is infeasible."""
-    allowed = time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0)
-    stalled, last = 0, -math.inf
-    for _ in range(ROUNDS):
-        relaxed = session.relax(max(0.1, run.remaining_s))
-        if relaxed.outcome is Outcome.INFEASIBLE:
-            return True
-        if relaxed.point is None:
-            return False
-        bound(relaxed.objective, "relaxation")
-        if run.closed(run.options.gap) or time.monotonic() > allowed:
-            break
-        overhead = run.incumbent.overhead_j or relaxed.objective
-        stalled = stalled + 1 if relaxed.objective - last < STALL_GAIN * overhead else 0
-        last = relaxed.objective
-        if stalled >= STALL:
-            break
-        session.purge()
-        rows = chosen.separate(model, relaxed.point)
-        if not rows:
-            break
-        session.add(rows)
-    return False
-
-
-def _conclude(run: _Run, proof: _Proof, store_all_peak: int) -> Solution:
+def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
     best = run.incumbent.best
     if best is None:
@@ -376,7 +304,7 @@ def _conclude(run: _Run, proof: _Proof, store_all_peak: int) -> Solution:
     return replace(_solution(run, status, store_all_peak), reason=proof.note)
 
 
-def _solution(run: _Run, status: Status, store_all_peak: int) -> Solution:
+def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
     best = run.incumbent.best
     total_s = run.elapsed_s
     return Solution(

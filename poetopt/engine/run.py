@@ -1,0 +1,63 @@
+"""The state of one solve: the clock, the incumbent, and what has been proven in the scope at hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.solution import Listener, Options, Progress
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+@dataclass
+class Run:
+    """One call of `solve`: the clock, the incumbent and what has been proven."""
+
+    problem: Problem
+    options: Options
+    listener: Listener | None
+    begin: float = field(default_factory=time.monotonic)
+    build_s: float = 0.0
+    scope: str = ""
+    bound: float = 0.0
+    trace: list[Progress] = field(default_factory=list)
+    starts: list[Schedule] = field(default_factory=list)
+    pool: list[tuple[str, Hashable]] = field(default_factory=list)
+    """Cuts that were tight in the last scope, by block and key: the next one starts with them."""
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.incumbent = Incumbent(self.problem, self.options)
+        self.until = self.begin + self.options.time_limit_s
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begin
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left for the scope at hand."""
+        return self.until - time.monotonic()
+
+    def say(self, phase: str) -> None:
+        progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.overhead_j, self.bound)
+        self.trace.append(progress)
+        if self.listener is not None:
+            self.listener(progress)
+
+    def offer(self, schedule: Schedule, phase: str) -> None:
+        if self.incumbent.offer(schedule):
+            self.say(phase)
+
+    def raise_bound(self, bound: float, phase: str) -> None:
+        if bound > self.bound:
+            self.bound = bound
+            self.say(phase)
+
+    def closed(self, gap: float) -> bool:
+        """Whether the incumbent is proven to within `gap` in the present scope."""
+        overhead = self.incumbent.overhead_j
+        return overhead is not None and overhead - self.bound <= gap * overhead
