@@ -121,7 +121,7 @@ def _by_pint(number: float, unit: str, target: str, complaint: str, examples: st
     import pint
 
     try:
-        return float((number * pint.get_application_registry().Unit(unit)).to(target).magnitude)
+        return float(pint.UnitRegistry().Quantity(number, unit).to(target).magnitude)
     except (pint.PintError, ValueError, TypeError, AttributeError, AssertionError) as error:
         raise OptionError(f"{complaint}; examples: {examples}") from error
 
