@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from poetopt.backends.ort import check_batch, load_batch, random_batch
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, OptionError
 from poetopt.frontends import load
 from poetopt.graph import TrainingGraph
 from tests.backends.support import embedding, problem_of
@@ -37,6 +37,8 @@ def test_the_same_seed_draws_the_same(graph: TrainingGraph) -> None:
     first, again, other = random_batch(graph, 1), random_batch(graph, 1), random_batch(graph, 2)
     assert all(np.array_equal(first[name], again[name]) for name in graph.inputs)
     assert not np.array_equal(first["input"], other["input"])
+    with pytest.raises(OptionError, match="--seed -1"):
+        random_batch(graph, -1)
 
 
 def test_what_is_given_is_taken(graph: TrainingGraph) -> None:
@@ -59,6 +61,7 @@ def test_what_is_given_is_taken(graph: TrainingGraph) -> None:
         ("ids", np.full((3, 4), 2**63, np.uint64), "'ids' has type uint64"),
         ("labels", np.array([0, 4, 1]), r"holds the label 4; .* must lie in 0\.\.3"),
         ("labels", np.array([0, -1, 1]), "holds the label -1"),
+        ("labels", [[0], [1, 2]], "'labels' is no array"),
     ],
 )
 def test_what_doesn_t_fit_is_named(graph: TrainingGraph, name: str, value: object, message: str) -> None:

@@ -19,7 +19,7 @@ from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.storage import PageFile
-from poetopt.errors import ModelError, OutputError, PlanError
+from poetopt.errors import ModelError, OptionError, OutputError, PlanError
 from poetopt.frontends import load
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Plan
@@ -124,6 +124,15 @@ def test_losses_and_indices(loss: str) -> None:
 def test_the_unscheduled_gradients_are_those_of_one_session() -> None:
     execution = execute(store_all(problem("mlp")))
     assert execution.fused_bit_identical
+
+
+def test_more_threads_compute_the_same() -> None:
+    plan = store_all(problem("residual"))
+    execution = execute(plan, threads=2)
+    assert execution.bit_identical
+    assert execution.threads == 2
+    with pytest.raises(OptionError, match="--threads 0"):
+        execute(plan, threads=0)
 
 
 # --- what must be noticed ------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_each_step_is_prepared_and_run_in_turns() -> None:
 
         return prepare
 
-    times = alternate({"a": step("a"), "b": step("b")}, seconds=0, least=2)
+    times = alternate({"a": step("a"), "b": step("b")}, seconds=60, most=2)
     assert log == ["prepare a", "a", "prepare b", "b", "prepare b", "b", "prepare a", "a"]
     assert times.keys() == {"a", "b"}
     assert all(seconds >= 0 for seconds in times.values())

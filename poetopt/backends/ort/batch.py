@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, OptionError
 from poetopt.graph import VIEW_OPS, Graph, Tensor
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ def random_batch(graph: Graph, seed: int = 0) -> Batch:
     """A batch drawn with `seed`: floats are standard normal, labels and indices within what they choose from.
 
     Booleans are drawn evenly; integers that nothing bounds are 1 (a mask that hides nothing).
-    Raises `ModelError` for an input of a type that has no sensible random value.
+    Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a negative seed.
     """
+    if seed < 0:
+        raise OptionError(f"--seed {seed}: must be 0 or more")
     batch: dict[str, Array] = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
@@ -78,7 +80,7 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
         raise ModelError(f"the data lacks {wanted}; it has {given}")
     batch: dict[str, Array] = {}
     for name in graph.inputs:
-        tensor, array = graph.tensors[name], np.asarray(data[name])
+        tensor, array = graph.tensors[name], _array(name, data[name])
         if array.shape != tensor.shape:
             raise ModelError(f"the data's {name!r} has shape {list(array.shape)}; it must be {_described(tensor)}")
         dtype = numpy_dtype(tensor.dtype)
@@ -93,6 +95,14 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
         _check_range(graph, name, array)
         batch[name] = aligned_copy(array)
     return batch
+
+
+def _array(name: str, value: object) -> Array:
+    try:
+        found: Array = np.asarray(value)
+    except ValueError as error:
+        raise ModelError(f"the data's {name!r} is no array: {error}") from error
+    return found
 
 
 def _described(tensor: Tensor) -> str:

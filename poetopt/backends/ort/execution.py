@@ -48,6 +48,8 @@ class Execution:
         Whether the graph as one session gives the same bits.
     loss
         Its value.
+    threads, sessions, versions
+        Threads of each session, how many distinct ones there were, and the libraries that took part.
     results
         The loss (as `loss`) and each `<parameter>.grad`, as the scheduled step computed them.
     batch

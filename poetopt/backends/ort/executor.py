@@ -24,7 +24,7 @@ from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.reference import Fused, NodeByNode
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
 from poetopt.backends.ort.storage import PageFile
-from poetopt.errors import ExecutionError, PlanError
+from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Plan
@@ -64,6 +64,8 @@ def execute(
     Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ModelError` for data that don't
     fit, `ExecutionError` where a kernel or the storage fails. A failed comparison is no error: see `Execution.ok`.
     """
+    if threads < 1:
+        raise OptionError(f"--threads {threads}: must be at least 1")
     chosen = _graph(plan, graph)
     problem = plan.problem
     check_belongs(chosen, problem, problem.name)

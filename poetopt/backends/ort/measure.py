@@ -63,7 +63,8 @@ def alternate(
     steps
         By name: a function that prepares a run, untimed, and returns what to time.
     seconds
-        About how long all of it may take; each step runs at least `least` and at most `most` times.
+        About how long all of it may take; each step runs at most `most` times, and at least `least` times unless
+        that takes four times as long.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     start = time.perf_counter()
@@ -75,7 +76,7 @@ def alternate(
                 step()
                 times[name].append(time.perf_counter() - begin)
             gone = time.perf_counter() - start
-            if turn + 1 >= least and gone * (turn + 2) / (turn + 1) > seconds:
+            if (turn + 1 >= least or gone > 4 * seconds) and gone * (turn + 2) / (turn + 1) > seconds:
                 break
     return {name: median(found) for name, found in times.items()}
 

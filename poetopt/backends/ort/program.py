@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.backends.ort.batch import Batch
-from poetopt.backends.ort.memory import POISON, Block
+from poetopt.backends.ort.memory import POISON, Block, numpy_dtype
 from poetopt.backends.ort.places import Addresses, Moment, Region, input_offsets, moments
 from poetopt.backends.ort.sessions import NodeSession, Sessions, first_line, is_random, runtime_errors
 from poetopt.backends.ort.storage import PageFile
@@ -170,5 +170,7 @@ class Program:
         return ExecutionError(f"instruction {call.number}: {call.what} failed: {first_line(error)}")
 
 
-def _type(tensor: Tensor) -> tuple[int, list[int]]:
-    return elem_type(tensor.dtype), list(tensor.shape)
+def _type(tensor: Tensor) -> tuple[object, list[int]]:
+    """Element type and shape as a binding takes them: onnx's number where numpy has no such type of its own."""
+    dtype = numpy_dtype(tensor.dtype)
+    return elem_type(tensor.dtype) if dtype.kind == "V" else dtype.type, list(tensor.shape)
