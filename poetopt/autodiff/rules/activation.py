@@ -7,13 +7,14 @@ tensor anyway. Formulas keep at most one temporary of the input's size alive whe
 from __future__ import annotations
 
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.rules.pieces import affine, positive
 
 
 @register_vjp("Relu", since=6)
 def relu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY sign(Y): Y is never negative, and Sign needs no bool mask beside the float one."""
+    """dX = dY where Y > 0."""
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), k.sign(op.y)),)
+    return (k.mul(op.only(cotangents), positive(k, op.y)),)
 
 
 @register_vjp("LeakyRelu", since=6)
@@ -22,11 +23,8 @@ def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     dy = op.only(cotangents)
     alpha = op.attr_float("alpha", 0.01)
     k = op.emit("grad_input")
-    sign = k.sign(op.y if alpha > 0 else op.x)
-    if 0 <= alpha <= 1:
-        return (k.mul(dy, k.binary("Max", sign, k.graph.scalar(alpha, dy.dtype))),)
-    positive = k.binary("Max", sign, k.graph.scalar(0.0, dy.dtype))
-    return (k.mul(dy, k.add(k.mul(positive, 1.0 - alpha), k.graph.scalar(alpha, dy.dtype))),)
+    step = positive(k, op.y if alpha > 0 else op.x)
+    return (k.mul(dy, affine(k, step, 1.0 - alpha, alpha)),)
 
 
 @register_vjp("Clip", since=11)

@@ -6,11 +6,11 @@ With V rows to choose from, N chosen and rows of `inner` elements:
 |---|---|---|
 | indices known, each the last plus one | Pad | 0 |
 | V <= N | product with a one-hot matrix | 5 V N |
-| V > N | the chosen rows that are alike are added up, then every row of X is gathered from those, or from zeros | 5 N N |
+| V > N | alike rows are added up in that way, then every row of dX is gathered from these or from zeros | 5 N N |
 
 The second and third turn to ScatterElements(add) where rows are short and the one-hot matrix would be the larger
-(V or N rows of zeros, and 8 bytes an index). A table of 30,522 words thus costs one pass over its gradient, and no zeros
-of its size. Like elements are always added in the same order.
+(V or N rows of zeros, and 8 bytes an index). A table of 30,522 words thus costs one pass over its gradient, and no
+zeros of its size. Like elements are always added in the same order.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
         return (k.mul(dy, k.add(s, k.mul(rest, s))),)
     density = k.unary("Exp", affine(k, k.mul(x, x), -0.5, -0.5 * math.log(2 * math.pi)))
     weighted = k.mul(x, density)
-    # Erf lies between -1 and 1, where this HardSigmoid is a plain affine map in one pass
-    below = k.unary("HardSigmoid", k.unary("Erf", k.mul(x, math.sqrt(0.5))), alpha=0.5, beta=0.5)
+    below = affine(k, k.unary("Erf", k.mul(x, math.sqrt(0.5))), 0.5, 0.5)
     return (k.mul(dy, k.add(below, weighted)),)
 
 

@@ -67,41 +67,6 @@ def _vector(op: Primal, value: float, like: Tensor) -> Tensor:
     return op.builder.constant(np.full(like.shape, value, like.dtype))
 
 
-@register_vjp("LayerNormalization", since=17)
-def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Per row, with x' = (x - mean) i, i = 1 / sqrt(var + epsilon) and g = dY scale over D elements:
-
-    dX = i (g - mean(g) - x' mean(g x')), dScale = sum over rows of dY x', dB = sum over rows of dY. Row sums of
-    products with scale are products with it as a vector, which write nothing of X's size.
-    """
-    dy, x, scale = op.only(cotangents), op.x, op.input(1)
-    axis = op.attr_int("axis", -1) % len(x.shape)
-    width = math.prod(x.shape[axis:])
-    rows = x.size // max(width, 1)
-    dx = dscale = dbias = None
-    broadcast = math.prod(scale.shape) != width
-    if op.need(2):
-        bias = op.input(2)
-        dbias = op.emit("grad_bias").sum_to(dy, bias.shape)
-    if op.need(1):
-        k = op.emit("grad_weight")
-        mean, inverse = (k.cast(op.output(index), x.dtype) for index in (1, 2))
-        dscale = k.mul(k.mul(k.sub(x, mean), inverse), dy)
-        dscale = k.sum_to(dscale, scale.shape)
-    if op.need(0):
-        k = op.emit("grad_input")
-        mean, inverse = (k.cast(op.output(index), x.dtype) for index in (1, 2))
-        full = k.expand(scale, x.shape[axis:]) if broadcast else scale
-        column, matrix = k.reshape(full, (width, 1)), (rows, width)
-        total = k.reshape(k.matmul(k.reshape(dy, matrix), column), mean.shape)
-        centred = k.sub(x, mean)
-        slope = k.reshape(k.matmul(k.reshape(k.mul(centred, dy), matrix), column), mean.shape)
-        slope = k.mul(k.mul(slope, k.mul(inverse, inverse)), 1.0 / width)
-        inner = k.sub(k.mul(dy, scale), k.mul(centred, slope))
-        dx = k.mul(k.sub(inner, k.mul(total, 1.0 / width)), inverse)
-    return dx, dscale, dbias
-
-
 @register_vjp("Dropout", since=7)
 def dropout(op: Primal, cotangents: Cotangents) -> Gradients:
     """The same mask and scale as forwards; the identity where nothing is dropped."""

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.rules.pieces import positive, sign
 from poetopt.graph import Tensor
-
-
-def _step(k: OperatorBuilder, x: Tensor) -> Tensor:
-    """1 where x > 0, else 0."""
-    return k.binary("Max", k.sign(x), k.graph.scalar(0.0, x.dtype))
 
 
 def _inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
@@ -56,7 +50,7 @@ def reciprocal(op: Primal, cotangents: Cotangents) -> Gradients:
 def absolute(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY sign(X)."""
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), k.sign(op.x)),)
+    return (k.mul(op.only(cotangents), sign(k, op.x)),)
 
 
 @register_vjp("Sin", since=7)
@@ -71,14 +65,6 @@ def cos(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = -dY sin(X)."""
     k = op.emit("grad_input")
     return (k.mul(op.only(cotangents), k.neg(k.unary("Sin", op.x))),)
-
-
-@register_vjp("Erf", since=9)
-def erf(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY 2 / sqrt(pi) exp(-X^2)."""
-    k = op.emit("grad_input")
-    bell = k.unary("Exp", k.neg(k.mul(op.x, op.x)))
-    return (k.mul(k.mul(op.only(cotangents), bell), 2 / math.sqrt(math.pi)),)
 
 
 @register_vjp("Pow", since=7)
@@ -149,24 +135,6 @@ def minimum(op: Primal, cotangents: Cotangents) -> Gradients:
     return _extreme(op, cotangents)
 
 
-@register_vjp("Gelu", since=20)
-def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY (P + X P'), with P the normal distribution or, for approximate=tanh, the logistic formula for it."""
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
-    if op.attr_text("approximate", "none") == "tanh":
-        c, cubic = math.sqrt(2 / math.pi), 0.044715
-        square = k.mul(x, x)
-        t = k.unary("Tanh", k.mul(k.mul(x, _plus(k, k.mul(square, cubic), 1.0)), c))
-        slope = k.mul(_plus(k, k.mul(square, 3 * cubic), 1.0), c / 2)
-        bell = k.mul(slope, k.sub(k.graph.scalar(1.0, x.dtype), k.mul(t, t)))
-        distribution = k.mul(_plus(k, t, 1.0), 0.5)
-    else:
-        bell = k.mul(k.unary("Exp", k.mul(k.mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
-        distribution = k.mul(_plus(k, k.unary("Erf", k.mul(x, math.sqrt(0.5))), 1.0), 0.5)
-    return (k.mul(dy, k.add(k.mul(bell, x), distribution)),)
-
-
 @register_vjp("Elu", since=6)
 def elu(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY where X > 0, else dY (Y + alpha)."""
@@ -185,7 +153,7 @@ def _exponential(op: Primal, cotangents: Cotangents, above: float, offset: float
     k = op.emit("grad_input")
     factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
     if above != offset:
-        factor = k.add(factor, k.mul(_step(k, op.x), above - offset))
+        factor = k.add(factor, k.mul(positive(k, op.x), above - offset))
     return (k.mul(dy, factor),)
 
 
@@ -230,7 +198,7 @@ def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
     if op.need(0):
         k = op.emit("grad_input")
         rest = k.sub(k.graph.scalar(1.0, x.dtype), slope)
-        dx = k.mul(dy, k.add(k.mul(_step(k, x), rest), slope))
+        dx = k.mul(dy, k.add(k.mul(positive(k, x), rest), slope))
     if op.need(1):
         k = op.emit("grad_weight")
         dslope = k.mul(dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
