@@ -218,4 +218,6 @@ class Report:
         notes = []
         if self.solution.interrupted:
             notes.append("interrupted: this is the best schedule so far")
+        if self.plan is not None and self.solution.reason:
+            notes.append(self.solution.reason)
         return [*notes, *self.problem.notes]
