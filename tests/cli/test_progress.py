@@ -1,0 +1,49 @@
+"""The live line: there on a terminal and only there, and never on stdout."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from poetopt.console import live_progress, progress_line
+from poetopt.engine.solution import Progress
+from tests.cli.support import REPORT_KEYS
+from tests.cli.test_commands import PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("overhead", "bound", "text"),
+    [
+        (None, 0.0, "1.5 s  search, depth<=4: no schedule yet"),
+        (0.0117, 0.0, "1.5 s  search, depth<=4: overhead 11.7 mJ"),
+        (0.02, 0.015, "1.5 s  search, depth<=4: overhead 20.0 mJ, bound 15.0 mJ, gap 25 %"),
+        (0.0, 0.0, "1.5 s  search, depth<=4: overhead 0 J"),
+    ],
+)
+def test_the_line(overhead: float | None, bound: float, text: str) -> None:
+    assert progress_line(Progress(1.5, "search", "depth<=4", overhead, bound)) == text
+
+
+def test_there_is_none_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with live_progress() as listener:
+        assert listener is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_it_on_stderr(problem: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = (*PROGRAM, "solve", str(problem), "--device", "a72", "--ram", "80%", "--json", "-")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env={**os.environ, "TERM": "xterm"}
+    ) as p:
+        out, _ = p.communicate()
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "reading the model" in shown
+    assert out.startswith("{")
+    assert all(f'"{key}"' in out for key in REPORT_KEYS)
