@@ -24,7 +24,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary file is gone and what was at `path` before is untouched.
     """
     shown = os.fspath(path)
-    target = Path(os.path.realpath(shown))
+    # What /dev/stdout leads to may have no name of its own: only regular files are followed.
+    target = Path(os.path.realpath(shown)) if os.path.isfile(shown) or not os.path.exists(shown) else Path(shown)
     beside: Path | None = None
     try:
         before = _status(target)

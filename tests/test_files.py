@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poetopt.errors import OutputError
-from poetopt.files import replacing, write_atomically
+from poetopt.files import check_writable, replacing, write_atomically
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -62,3 +62,22 @@ def test_a_full_disk_is_reported_and_a_device_survives() -> None:
     with pytest.raises(OutputError, match="No space left"):
         write_atomically("/dev/full", b"x")
     assert Path("/dev/full").is_char_device()
+
+
+def test_a_pipe_without_a_name_is_written_to() -> None:
+    read, write = os.pipe()
+    write_atomically(f"/proc/self/fd/{write}", "text")
+    os.close(write)
+    with open(read, encoding="utf-8") as file:
+        assert file.read() == "text"
+
+
+def test_check_writable_leaves_nothing_behind(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("before")
+    check_writable(there)
+    check_writable(tmp_path / "new.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+    assert there.read_text() == "before"
+    with pytest.raises(OutputError, match=r"none.*new\.json"):
+        check_writable(tmp_path / "none" / "new.json")
