@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from pyomo.common.gc_manager import PauseGC
 from pyomo.core.base import Objective
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
+from scipy.sparse import csc_matrix, csr_matrix
 
-from poetopt.backends.solver import Floats, Outcome, Point, Relaxation, Search
+from poetopt.backends.solver import DualProof, Floats, Outcome, Point, Relaxation, Search
 from poetopt.errors import PoetError
 from poetopt.formulations.language import Row
 
@@ -54,7 +55,8 @@ class HighsSession:
         rhs = np.asarray(form.rhs, dtype=float)
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = n, m
-        lp.col_cost_ = np.asarray(form.c.todense(), dtype=float).reshape(-1)[:n] * scale if n else np.zeros(0)
+        self._costs = np.asarray(form.c.todense(), dtype=float).reshape(-1)[:n] if n else np.zeros(0)
+        lp.col_cost_ = self._costs * scale
         lp.col_lower_ = np.array([-np.inf if v.lb is None else v.lb for v in form.columns], dtype=float)
         lp.col_upper_ = np.array([np.inf if v.ub is None else v.ub for v in form.columns], dtype=float)
         lp.row_lower_ = np.where(kinds <= 0, rhs, -np.inf)
@@ -143,6 +145,23 @@ class HighsSession:
             np.array(values, dtype=float),
         )
         self._added += rows
+
+    def dual_proof(self) -> DualProof:
+        """The relaxation as it stands, with the multipliers of its last solve."""
+        lp = self._lp.getLp()
+        matrix = csr_matrix_of(lp)
+        return DualProof(
+            constant=self._constant,
+            costs=self._costs.tolist(),
+            lower=list(lp.col_lower_),
+            upper=list(lp.col_upper_),
+            starts=matrix.indptr.tolist(),
+            columns=matrix.indices.tolist(),
+            values=matrix.data.tolist(),
+            row_lower=list(lp.row_lower_),
+            row_upper=list(lp.row_upper_),
+            multipliers=(np.array(self._lp.getSolution().row_dual) / self._scale).tolist(),
+        )
 
     @property
     def added(self) -> Sequence[Row]:
@@ -267,6 +286,16 @@ class HighsSession:
             values[columns[columns >= 0]] = array[columns >= 0]
         known = np.flatnonzero(~np.isnan(values))
         solver.setSolution(len(known), known.astype(np.int32), values[known])
+
+
+def csr_matrix_of(lp: highspy.HighsLp) -> csr_matrix:
+    """The constraint matrix by rows, whichever way HiGHS holds it."""
+    held = lp.a_matrix_
+    shape = (lp.num_row_, lp.num_col_)
+    parts = (np.array(held.value_), np.array(held.index_), np.array(held.start_))
+    if held.format_ == highspy.MatrixFormat.kColwise:
+        return csc_matrix(parts, shape=shape).tocsr()
+    return csr_matrix(parts, shape=shape)
 
 
 class HighsBackend:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -73,6 +73,32 @@ class Search:
     bound: float
 
 
+@dataclass(frozen=True)
+class DualProof:
+    """A relaxation as the solver holds it, with multipliers for its rows: all that a bound's proof needs.
+
+    In the model's own units: `costs` (n,) and `constant` of the objective, `lower` and `upper` (n,) of the
+    variables; rows in compressed form with their sides, and one multiplier a row.
+    """
+
+    constant: float
+    costs: list[float]
+    lower: list[float]
+    upper: list[float]
+    starts: list[int]
+    columns: list[int]
+    values: list[float]
+    row_lower: list[float]
+    row_upper: list[float]
+    multipliers: list[float]
+
+    def rows(self) -> Iterator[tuple[float, float, float, list[int], list[float]]]:
+        """(multiplier, lower, upper, columns, values) of each row."""
+        for x, y in enumerate(self.multipliers):
+            begin, end = self.starts[x], self.starts[x + 1]
+            yield y, self.row_lower[x], self.row_upper[x], self.columns[begin:end], self.values[begin:end]
+
+
 class Session(Protocol):
     """One model, open in a solver."""
 
@@ -82,6 +108,10 @@ class Session(Protocol):
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
+        ...
+
+    def dual_proof(self) -> DualProof:
+        """The relaxation as it stands, with the multipliers of its last solve."""
         ...
 
     @property

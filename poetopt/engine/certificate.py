@@ -1,0 +1,154 @@
+"""A bound that doesn't rest on a solver's tolerances: the relaxation's dual, summed in exact arithmetic.
+
+For the relaxation  min c x  subject to  l <= A x <= u,  0 <= x <= 1  and any multipliers y with y_i > 0
+only where l_i is finite and y_i < 0 only where u_i is,
+
+    sum_i (y_i l_i if y_i > 0 else y_i u_i) + sum_j min(0, d_j),     d = c - A^T y
+
+is a lower bound on c x, whatever y is: a bad y only makes it weak. So the solver's y is taken as it is,
+every float as the rational number that it denotes, and the sum is done over the rationals. What
+remains to be trusted is that each row holds of every schedule: the model's own rows are its mathematics, and
+each cut is derived again here from its path, by code that shares nothing with the separator.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from poetopt.backends.solver import DualProof, backend
+from poetopt.engine.cutting import cut
+from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.errors import FormulationError, PoetError
+from poetopt.formulations import formulation
+from poetopt.formulations.language import Row
+from poetopt.formulations.retention.chain_cuts import Chain
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.problem import Problem
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certified lower bound on the overhead of every schedule in a scope.
+
+    bound_j
+        Joules, rounded down from the exact sum.
+    relaxation_j
+        What the solver says that the same relaxation's optimum is.
+    rows, cuts
+        How many rows carry the proof, and how many of them are cuts that were derived again.
+    """
+
+    scope: str
+    bound_j: float
+    relaxation_j: float
+    rows: int
+    cuts: int
+    seconds: float
+
+
+def certify(problem: Problem, options: Options, scope: str) -> Certificate:
+    """Prove a bound in `scope` for `problem` within the budget and deadline of `options`.
+
+    Raises FormulationError where the formulation or the backend offers nothing to certify, and PoetError
+    for a cut that its path does not support.
+    """
+    begin = time.monotonic()
+    chosen = formulation(options.formulation)
+    if chosen.name != "retention":
+        raise FormulationError(f"certificates exist for the formulation 'retention', not for '{chosen.name}'")
+    paper = options.deadline_model is DeadlineModel.PAPER
+    model = chosen.build(
+        problem,
+        ram_bytes=options.ram_bytes,
+        compute_s=options.deadline_s if paper else None,
+        makespan_s=None if paper else options.deadline_s,
+        scope=scope,
+        paging=options.paging,
+        remat=options.remat,
+    )
+    scale = 1e4 / (problem.baseline_energy_j or 1.0)
+    session = backend(options.backend).open(model, threads=options.threads, scale=scale)
+    until = time.monotonic() + options.time_limit_s
+    cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False)
+    relaxed = session.relax(max(1.0, until - time.monotonic()))
+    proof = session.dual_proof()
+    cuts = 0
+    for row in session.added:
+        if row.key is not None:
+            rederive(model, row)
+            cuts += 1
+    return Certificate(
+        scope=model.space.name,
+        bound_j=_down(exact_bound(proof)),
+        relaxation_j=relaxed.objective,
+        rows=len(proof.multipliers),
+        cuts=cuts,
+        seconds=time.monotonic() - begin,
+    )
+
+
+def exact_bound(proof: DualProof) -> Fraction:
+    """The bound of the module's docstring, over the rationals."""
+    reduced = [Fraction(c) for c in proof.costs]
+    total = Fraction(proof.constant)
+    for y, lower, upper, columns, values in proof.rows():
+        side = lower if y > 0 else upper
+        if y == 0 or math.isinf(side):
+            continue
+        multiplier = Fraction(y)
+        total += multiplier * Fraction(side)
+        for column, value in zip(columns, values, strict=True):
+            reduced[column] -= multiplier * Fraction(value)
+    for d, lower, upper in zip(reduced, proof.lower, proof.upper, strict=True):
+        if d:
+            total += d * Fraction(lower if d > 0 else upper)
+    return total
+
+
+def _down(value: Fraction) -> float:
+    """The largest float that is not above `value`."""
+    rounded = float(value)
+    return math.nextafter(rounded, -math.inf) if Fraction(rounded) > value else rounded
+
+
+def rederive(model: Any, row: Row) -> None:
+    """Check a chain cut from its path alone: the proof of `chain_cuts`, step by step.
+
+    Raises PoetError where the row claims more than the path proves.
+    """
+    space: RetentionSpace = model.space
+    problem = space.problem
+    chain = row.key
+    if not isinstance(chain, Chain) or (row.lower, row.upper) != (1.0, math.inf):
+        raise PoetError(f"a row of the block '{row.block}' can't be derived again")
+    s, b, path, by_page = chain
+    if b not in problem.readers[path[0]] or not max(problem.tensors[path[0]].producer, 0) <= s < b:
+        raise PoetError(f"the cut over stages {s}..{b} isn't about a use of '{problem.tensors[path[0]].name}'")
+    for later, earlier in zip(path, path[1:], strict=False):
+        producer = problem.tensors[later].producer
+        if producer < 0 or earlier not in problem.operators[producer].inputs:
+            raise PoetError(f"the cut's path goes from '{problem.tensors[earlier].name}' to no reader of it")
+    allowed: set[int] = set()
+    first = problem.tensors[path[-1]].producer
+    for x, (j, t) in enumerate(zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)):
+        if j == first and s < t <= b:
+            allowed.add(id(model.recompute.r[x]))
+    on_path = dict(zip(path, by_page, strict=True))
+    for e, i in enumerate(space.point_tensor.tolist()):
+        if i not in on_path:
+            continue
+        if int(space.point_previous[e]) <= s < int(space.point_stage[e]):
+            allowed.add(id(model.residency.k[e]))
+        if on_path[i] and space.page_index[e] >= 0 and s < int(space.point_stage[e]) <= b:
+            allowed.add(id(model.paging.p[int(space.page_index[e])]))
+    for i, paged in on_path.items():
+        if not paged and space.paging and i in model.paging.o_index:
+            allowed.add(id(model.paging.o[model.paging.o_index[i]]))
+    # every term that the proof needs must stand in the row, with a coefficient of at least one
+    present = {id(v) for v, c in zip(row.variables, row.coefficients, strict=True) if c >= 1.0}
+    if not allowed <= present:
+        raise PoetError(f"the cut over stages {s}..{b} leaves out a term that its path needs")
