@@ -23,8 +23,10 @@ LAYERS = (
     ("autodiff",),
     ("devices",),
     ("formulations", "plan"),
-    ("backends", "baselines"),
+    ("backends",),
     ("engine",),
+    ("baselines",),
+    ("comparison",),
     ("report", "api", "console", "cli", "__init__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""

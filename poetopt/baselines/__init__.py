@@ -1,0 +1,152 @@
+"""The schedulers that poetopt is compared with, and what each one declares.
+
+Every method has the contract `schedule(problem, ram_bytes, settings) -> Plan`: the plan has been simulated and
+laid out within the budget. Where a method has none it raises NoScheduleError (the heuristic found none) or
+InfeasibleError (there is none in its space), saying why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from poetopt.errors import OptionError
+
+if TYPE_CHECKING:
+    from poetopt.baselines.acceptance import Settings
+    from poetopt.engine.solution import Solution
+    from poetopt.plan.instructions import Plan
+    from poetopt.problem import Problem
+    from poetopt.schedule import Schedule
+
+    Solve = Callable[[Problem, int, Settings, tuple[Schedule, ...]], Solution]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a method takes into account: a row of Table 1 of the paper, and paging.
+
+    general_graphs
+        Defined for graphs, not only for chains.
+    compute_aware, memory_aware, power_aware
+        Whether it looks at the cost of computing, at sizes in bytes, at joules.
+    paging
+        Whether it moves tensors to storage.
+    proof
+        Whether its answer comes with a bound.
+    """
+
+    general_graphs: bool = False
+    compute_aware: bool = False
+    memory_aware: bool = False
+    power_aware: bool = False
+    paging: bool = False
+    proof: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One method.
+
+    module, function
+        Where it is, under `poetopt.baselines`; imported when it is first used.
+    source
+        Who it is by.
+    """
+
+    name: str
+    about: str
+    source: str
+    features: Features
+    module: str
+    function: str = "schedule"
+
+    def schedule(self, problem: Problem, ram_bytes: int, settings: Settings | None = None) -> Plan:
+        """The method's plan. Raises NoScheduleError or InfeasibleError where it has none at this budget."""
+        from poetopt.baselines.acceptance import DEFAULTS
+
+        function = cast("Callable[[Problem, int, Settings], Plan]", self._load(self.function))
+        return function(problem, ram_bytes, settings or DEFAULTS)
+
+    @property
+    def solve(self) -> Solve | None:
+        """For a method with a proof: (problem, ram_bytes, settings, starts) -> Solution; else None."""
+        if not self.features.proof:
+            return None
+        return cast("Solve", self._load(self.function.replace("schedule", "solve")))
+
+    def _load(self, function: str) -> object:
+        return getattr(import_module(f"poetopt.baselines.{self.module}"), function)
+
+
+_CHEN = "Chen et al. 2016"
+_DTR = "Kirisame et al. 2021"
+_CHECKMATE = "Jain et al. 2020"
+_POET = "Patil et al. 2022"
+_ONLINE = Features(general_graphs=True, compute_aware=True, memory_aware=True)
+
+_ALL = (
+    Baseline(
+        "checkpoint-all",
+        "keep everything",
+        "PyTorch's default",
+        Features(general_graphs=True),
+        "checkpoint_all",
+    ),
+    Baseline(
+        "chen-sqrtn-ap",
+        "every sqrt(n)-th articulation point",
+        _CHEN,
+        Features(general_graphs=True),
+        "chen_sqrtn",
+        "schedule_ap",
+    ),
+    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, Features(general_graphs=True), "chen_sqrtn"),
+    Baseline(
+        "chen-greedy-ap",
+        "articulation points, b bytes apart",
+        _CHEN,
+        Features(general_graphs=True, memory_aware=True),
+        "chen_greedy",
+        "schedule_ap",
+    ),
+    Baseline(
+        "chen-greedy",
+        "operators, b bytes apart",
+        _CHEN,
+        Features(general_graphs=True, memory_aware=True),
+        "chen_greedy",
+    ),
+    Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", Features(), "revolve"),
+)
+
+_DTRS = tuple(
+    Baseline(name, about, _DTR, _ONLINE, "dtr", function)
+    for name, about, function in (
+        ("dtr", "online, by evicted neighbourhood", "schedule"),
+        ("dtr-eq", "online, by classes of evicted neighbours", "schedule_eq"),
+        ("dtr-local", "online, by own cost", "schedule_local"),
+        ("dtr-msps", "online, by memory saved per second", "schedule_msps"),
+        ("dtr-lru", "online, by staleness", "schedule_lru"),
+    )
+)
+
+METHODS: dict[str, Baseline] = {method.name: method for method in (*_ALL, *_DTRS)}
+"""All methods by name, in the order of tables."""
+
+
+def names() -> tuple[str, ...]:
+    """The names of all methods."""
+    return tuple(METHODS)
+
+
+def method(name: str) -> Baseline:
+    """The method of that name. Raises OptionError, naming the closest ones."""
+    if name not in METHODS:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, METHODS, n=3) or list(METHODS)
+        raise OptionError(f"--methods: no method is called '{name}'; did you mean {', '.join(close)}?")
+    return METHODS[name]
