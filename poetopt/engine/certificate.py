@@ -13,6 +13,7 @@ each cut is derived again here from its path, by code that shares nothing with t
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def rederive(model: Any, row: Row) -> None:
     s, b, path, by_page = chain
     if b not in problem.readers[path[0]] or not max(problem.tensors[path[0]].producer, 0) <= s < b:
         raise PoetError(f"the cut over stages {s}..{b} isn't about a use of '{problem.tensors[path[0]].name}'")
-    for later, earlier in zip(path, path[1:], strict=False):
+    for later, earlier in itertools.pairwise(path):
         producer = problem.tensors[later].producer
         if producer < 0 or earlier not in problem.operators[producer].inputs:
             raise PoetError(f"the cut's path goes from '{problem.tensors[earlier].name}' to no reader of it")

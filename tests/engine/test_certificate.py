@@ -1,0 +1,80 @@
+"""Certified bounds: below every optimum, exact, and refusing what their paths don't prove."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from poetopt.backends.solver import DualProof, backend
+from poetopt.engine.certificate import certify, exact_bound, rederive
+from poetopt.engine.cutting import cut
+from poetopt.engine.solution import Options
+from poetopt.errors import FormulationError, PoetError
+from poetopt.formulations import formulation
+from tests.bruteforce import stage_optimum
+from tests.problems import random_tight
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_certified_bounds_are_below_the_optimum(seed: int) -> None:
+    problem, ram_bytes = random_tight(random.Random(seed), operators=5)
+    best = stage_optimum(problem, ram_bytes)
+    if best is None:
+        pytest.skip("no schedule of Algorithm 1 exists")
+    found = certify(problem, Options(ram_bytes=ram_bytes, time_limit_s=10), "full")
+    assert 0 <= found.bound_j + 1e-9
+    assert found.bound_j <= best.overhead_j
+    assert found.bound_j == pytest.approx(found.relaxation_j, abs=1e-5)
+
+
+def proof(multipliers: list[float]) -> DualProof:
+    """min x + 2 y  subject to  x + y >= 1,  x <= 1/4,  in the unit square: the optimum is 1/4 + 3/2."""
+    return DualProof(
+        constant=0.0,
+        costs=[1.0, 2.0],
+        lower=[0.0, 0.0],
+        upper=[1.0, 1.0],
+        starts=[0, 2, 3],
+        columns=[0, 1, 0],
+        values=[1.0, 1.0, 1.0],
+        row_lower=[1.0, -math.inf],
+        row_upper=[math.inf, 0.25],
+        multipliers=multipliers,
+    )
+
+
+def test_the_right_multipliers_prove_the_optimum() -> None:
+    assert exact_bound(proof([2.0, -1.0])) == Fraction(7, 4)
+
+
+@pytest.mark.parametrize("multipliers", [[0.0, 0.0], [1.9, -0.9], [3.0, -1.0], [2.0, 0.0], [-5.0, 3.0], [1e9, -1e9]])
+def test_wrong_multipliers_only_weaken_the_bound(multipliers: list[float]) -> None:
+    assert exact_bound(proof(multipliers)) <= Fraction(7, 4)
+
+
+def test_a_cut_without_one_of_its_terms_is_refused() -> None:
+    retention = formulation("retention")
+    for seed in range(60):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6)
+        model = retention.build(problem, ram_bytes=ram_bytes)
+        session = backend("highs").open(model, threads=0, scale=1.0)
+        cut(retention, model, session, until=math.inf, overhead_j=None, on_bound=lambda _: False)
+        rows = [row for row in session.added if row.key is not None and row.variables]
+        for row in rows:
+            rederive(model, row)
+        if rows:
+            row = rows[0]
+            with pytest.raises(PoetError, match="leaves out"):
+                rederive(model, replace(row, variables=row.variables[1:], coefficients=row.coefficients[1:]))
+            return
+    raise AssertionError("no problem needed a cut")
+
+
+def test_only_retention_has_certificates() -> None:
+    problem, ram_bytes = random_tight(random.Random(1), operators=4)
+    with pytest.raises(FormulationError, match="retention"):
+        certify(problem, Options(ram_bytes=ram_bytes, formulation="poet"), "full")
