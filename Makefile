@@ -21,7 +21,7 @@ test: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy poetopt tests benchmarks
+	$(BIN)/mypy poetopt tests benchmarks docs
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
