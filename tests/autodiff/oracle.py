@@ -60,7 +60,8 @@ def torch_step(graph: TrainingGraph, feeds: Mapping[str, Array]) -> dict[str, Ar
         for node in operator.nodes:
             if len(operator.nodes) > 1 and node.op_type != operator.kind:
                 continue
-            values[node.outputs[0]] = _TORCH[node.op_type](node, [values.get(name) for name in node.inputs])
+            made = _TORCH[node.op_type](node, [values.get(name) for name in node.inputs])
+            values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
     loss = values[graph.loss]
     loss.backward()
     found = {graph.gradients[name]: values[name].grad.numpy() for name in graph.trained}
@@ -82,7 +83,9 @@ def _functions() -> dict[str, Callable[[Node, list[Any]], Any]]:
 
         kernel: Any = node.attributes["kernel_shape"]
         strides: Any = node.attributes.get("strides", [1, 1])
-        return f.max_pool2d(i[0], kernel, strides)
+        pads: Any = node.attributes.get("pads") or [0, 0, 0, 0]
+        x = f.pad(i[0], (pads[1], pads[3], pads[0], pads[2]), value=-np.inf)
+        return f.max_pool2d(x, kernel, strides)
 
     def gemm(node: Node, i: list[Any]) -> Any:
         a = i[0].T if node.attributes.get("transA") else i[0]
@@ -101,7 +104,42 @@ def _functions() -> dict[str, Callable[[Node, list[Any]], Any]]:
 
         return f.cross_entropy(i[0], i[1])
 
+    def layer_norm(node: Node, i: list[Any]) -> Any:
+        import torch.nn.functional as f
+
+        epsilon: Any = node.attributes.get("epsilon", 1e-5)
+        return f.layer_norm(i[0], i[1].shape, i[1], i[2], epsilon)
+
+    def gelu(node: Node, i: list[Any]) -> Any:
+        import torch.nn.functional as f
+
+        return f.gelu(i[0], approximate=str(node.attributes.get("approximate", "none")))
+
+    def gather(node: Node, i: list[Any]) -> Any:
+        axis: Any = node.attributes.get("axis", 0)
+        return i[0][(slice(None),) * axis + (i[1],)]
+
+    def concat(node: Node, i: list[Any]) -> Any:
+        import torch
+
+        axis: Any = node.attributes["axis"]
+        return torch.cat(i, axis)
+
     return {
+        "LayerNormalization": layer_norm,
+        "Gelu": gelu,
+        "Gather": gather,
+        "Concat": concat,
+        "Cast": lambda node, i: i[0].float(),
+        "Clip": lambda node, i: i[0].clamp(i[1], i[2]),
+        "Expand": lambda node, i: i[0].expand(i[1].tolist()),
+        "Mul": lambda node, i: i[0] * i[1],
+        "Softmax": lambda node, i: i[0].softmax(node.attributes.get("axis", -1)),
+        "Split": lambda node, i: tuple(i[0].chunk(len(node.outputs), node.attributes.get("axis", 0))),
+        "Sub": lambda node, i: i[0] - i[1],
+        "Tanh": lambda node, i: i[0].tanh(),
+        "Transpose": lambda node, i: i[0].permute(node.attributes["perm"]),
+        "Unsqueeze": lambda node, i: i[0].reshape(*i[0].shape[:1], 1, 1, *i[0].shape[1:]),
         "Conv": conv,
         "MaxPool": pool,
         "Gemm": gemm,
