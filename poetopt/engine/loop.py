@@ -7,6 +7,7 @@ own reading of a point. Whatever it finds counts only after simulation.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,10 +65,15 @@ class _Proof:
         return max(0.0, (self.overhead_j - self.bound) / self.overhead_j)
 
 
-def solve(problem: Problem, options: Options, listener: Listener | None = None) -> Solution:
+def solve(
+    problem: Problem, options: Options, listener: Listener | None = None, *, starts: Sequence[Schedule] = ()
+) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
     Never raises for an infeasible problem or an interrupt: the Solution's status says so.
+
+    starts
+        Schedules found elsewhere, taken like those of the heuristics.
 
     Raises FormulationError and BackendUnavailableError for options that don't exist.
     """
@@ -87,7 +93,7 @@ def solve(problem: Problem, options: Options, listener: Listener | None = None) 
             **refusal,
         )
     try:
-        _first_schedules(run, chosen.strict)
+        _first_schedules(run, chosen.strict, starts)
         proof = _through_scopes(run, chosen, solver)
     except KeyboardInterrupt:
         run.interrupted = True
@@ -95,12 +101,17 @@ def solve(problem: Problem, options: Options, listener: Listener | None = None) 
     return _conclude(run, proof, plain.peak_bytes)
 
 
-def _first_schedules(run: Run, strict: bool) -> None:
+def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> None:
     """Heuristic plans at several targets: the replay is a little optimistic about memory.
 
     A strict formulation takes them as warm starts only: what the solver accepts of them counts.
     """
     trial = Incumbent(run.problem, run.options) if strict else run.incumbent
+    for known in given:
+        if trial.offer(known):
+            run.starts.insert(0, known)
+            if not strict:
+                run.say("start")
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     for paging, remat in dict.fromkeys(modes):
