@@ -21,7 +21,7 @@ from pyomo.core.base import Objective
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 from scipy.sparse import csc_matrix, csr_matrix
 
-from poetopt.backends.solver import DualProof, Floats, Outcome, Point, Relaxation, Search
+from poetopt.backends.solver import DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.errors import PoetError
 from poetopt.formulations.language import Row
 
@@ -210,6 +210,7 @@ class HighsSession:
         start: Sequence[tuple[Any, Floats]] | None,
         on_point: Callable[[Point], None],
         on_bound: Callable[[float], None],
+        frozen: Sequence[Frozen] = (),
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         if not self._variables:
@@ -223,6 +224,11 @@ class HighsSession:
         solver.setOptionValue("time_limit", max(0.1, time_limit_s))
         solver.setOptionValue("mip_rel_gap", gap)
         solver.setOptionValue("mip_abs_gap", 1e-9)
+        for part in frozen:
+            columns = self._columns_of(part.variable)
+            held = part.mask & (columns >= 0)
+            values = part.values[held]
+            solver.changeColsBounds(len(values), columns[held].astype(np.int32), values, values)
         if start is not None:
             self._give(solver, start)
 
@@ -231,7 +237,7 @@ class HighsSession:
 
         def interrupt(event: Any) -> None:
             bound = self._objective(event.data_out.mip_dual_bound)
-            if math.isfinite(bound) and bound > self._bound:
+            if not frozen and math.isfinite(bound) and bound > self._bound:
                 self._bound = bound
                 on_bound(bound)
             if self._stop.is_set():
@@ -243,7 +249,7 @@ class HighsSession:
         info, status = solver.getInfo(), solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
-        if math.isfinite(info.mip_dual_bound):
+        if not frozen and math.isfinite(info.mip_dual_bound):
             self._bound = max(self._bound, self._objective(info.mip_dual_bound))
         found = None
         if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:

@@ -74,6 +74,15 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """Part of an indexed variable, held at values: `mask` (n,) says where, `values` (n,) at what."""
+
+    variable: Any
+    mask: NDArray[np.bool_]
+    values: Floats
+
+
+@dataclass(frozen=True)
 class DualProof:
     """A relaxation as the solver holds it, with multipliers for its rows: all that a bound's proof needs.
 
@@ -144,8 +153,12 @@ class Session(Protocol):
         start: Sequence[tuple[Any, Floats]] | None,
         on_point: Callable[[Point], None],
         on_bound: Callable[[float], None],
+        frozen: Sequence[Frozen] = (),
     ) -> Search:
         """Solve to integrality within the relative `gap`.
+
+        Variables in `frozen` keep the given values; the bound is then one of that neighbourhood only, and
+        neither told nor remembered.
 
         `on_point` is called with each improving solution, `on_bound` with the bound as it rises.
         An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped.

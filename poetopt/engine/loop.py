@@ -16,6 +16,7 @@ from poetopt.engine.cutting import cut
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import impossible, remedies
+from poetopt.engine.neighbourhood import improve
 from poetopt.engine.run import Run
 from poetopt.engine.solution import (
     OPTIMAL_GAP,
@@ -36,12 +37,14 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
-WARM_UP_SHARE = 0.2
+WARM_UP_SHARE = 0.35
 """Share of the remaining time that one of them may take."""
 CUT_SHARE = 0.5
 """Share of the remaining time that cutting may take before the integer search."""
 ATTEMPTS = 5
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
+IMPROVE_SHARE = 0.3
+"""Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
 TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
 
@@ -259,6 +262,8 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: 
     run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
     if infeasible:
         return True
+    if not (exact and run.closed(run.options.gap)):
+        improve(run, chosen, model, session, time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0))
     while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
         best = run.incumbent.best
         if exact and best is not None:

@@ -175,6 +175,9 @@ class Formulation:
         In building order.
     space
         (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope it hasn't.
+    stages
+        Optional: model -> for each integer variable, the stage of each of its entries. With it the solve loop
+        can search the neighbourhood of a schedule, a few adjacent stages at a time.
     deepening
         Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
     depth
@@ -195,6 +198,7 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool], Space]
     schedule: Callable[[Any, PointLike], Schedule]
     start: Callable[[Any, Schedule], list[tuple[Any, Floats]] | None]
+    stages: Callable[[Any], list[tuple[Any, Ints]]] | None = None
     deepening: bool = False
     depth: Callable[[str], float] = _no_depth
     strict: bool = False
@@ -253,9 +257,7 @@ class Formulation:
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
         makers = {block.name: block.revive for block in self.blocks if block.revive is not None}
-        return [
-            replace(makers[name](model.component(name), key), block=name) for name, key in keys if name in makers
-        ]
+        return [replace(makers[name](model.component(name), key), block=name) for name, key in keys if name in makers]
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The violated rows of all blocks at `point`."""

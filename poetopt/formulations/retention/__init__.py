@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.deadline import deadline
-from poetopt.formulations.language import Floats, Formulation, PointLike
+from poetopt.formulations.language import Floats, Formulation, Ints, PointLike
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
@@ -77,6 +77,14 @@ def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
     return k
 
 
+def _stages(model: Any) -> list[tuple[Any, Ints]]:
+    space: RetentionSpace = model.space
+    stages = [(model.recompute.r, space.recompute_stage), (model.residency.k, space.point_stage)]
+    if space.paging:
+        stages.append((model.paging.p, space.point_stage[space.page_point]))
+    return stages
+
+
 retention = Formulation(
     name="retention",
     doc=__doc__,
@@ -84,6 +92,7 @@ retention = Formulation(
     space=retention_space,
     schedule=_schedule,
     start=_start,
+    stages=_stages,
     deepening=True,
     depth=scope_depth,
 )

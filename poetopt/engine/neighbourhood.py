@@ -1,0 +1,71 @@
+"""Better schedules near a good one: everything is held but a few adjacent stages, which are solved exactly.
+
+What a schedule decides in one stage touches few others, so that a window of stages is a small problem,
+and sliding it over the step finds in seconds what a search over the whole model may take minutes for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from poetopt.backends.solver import Frozen, Outcome, Point, Session
+from poetopt.engine.run import Run
+from poetopt.formulations.language import Formulation
+
+WINDOWS = (6, 4)
+"""The decided stages are divided into so many windows, which overlap by half; first the narrower ones."""
+WINDOW_S = 4.0
+"""At most so many seconds a window."""
+
+
+def improve(run: Run, chosen: Formulation, model: Any, session: Session, until: float) -> None:
+    """Slide windows over the incumbent until a whole sweep brings nothing, it is proven, or the time is up."""
+    if chosen.stages is None or run.incumbent.best is None:
+        return
+    staged = chosen.stages(model)
+    decided = np.unique(np.concatenate([stages for _, stages in staged[:1]]))
+    if len(decided) < 2 * max(WINDOWS):
+        return
+    for count in WINDOWS:
+        better = True
+        while better:
+            better = False
+            width = len(decided) // count
+            for begin in range(0, len(decided) - width // 2, max(1, width // 2)):
+                if time.monotonic() > until or run.closed(run.options.gap):
+                    return
+                window = decided[begin : begin + width]
+                better |= _solve(run, chosen, model, session, int(window[0]), int(window[-1]), until)
+
+
+def _solve(run: Run, chosen: Formulation, model: Any, session: Session, first: int, last: int, until: float) -> bool:
+    """Free the stages first..last around the incumbent; whether something better was found there."""
+    assert run.incumbent.best is not None
+    assert chosen.stages is not None
+    before = run.incumbent.best
+    start = chosen.start(model, before.schedule)
+    if start is None:
+        return False
+    values = {id(variable): array for variable, array in start}
+    frozen = [
+        Frozen(variable, (stages < first) | (stages > last), values[id(variable)])
+        for variable, stages in chosen.stages(model)
+    ]
+
+    def improving(point: Point) -> None:
+        run.offer(chosen.schedule(model, point), "neighbourhood")
+
+    found = session.search(
+        time_limit_s=min(WINDOW_S, until - time.monotonic()),
+        gap=run.options.gap,
+        start=start,
+        on_point=improving,
+        on_bound=lambda _: None,
+        frozen=frozen,
+    )
+    if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
+        session.add([row for row in chosen.separate(model, found.point) if row.core])
+    return run.incumbent.best is not before
