@@ -208,8 +208,8 @@ def _costs(source: str, value: object, nodes: tuple[_Node, ...]) -> dict[str, di
                     or number < 0
                 ):
                     raise ModelError(
-                        f"{source}: costs['{device}'].{key}[{index}] ({nodes[index].name}) must be a finite number >= 0, "
-                        f"not {number!r}"
+                        f"{source}: costs['{device}'].{key}[{index}] ({nodes[index].name}) must be "
+                        f"a finite number >= 0, not {number!r}"
                     )
             tables[device][key] = tuple(float(number) for number in column)
     return tables
