@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from poetopt.backends.solver import Backend, Outcome, Point, Session, backend
@@ -41,12 +42,22 @@ WARM_UP_SHARE = 0.35
 """Share of the remaining time that one of them may take."""
 CUT_SHARE = 0.5
 """Share of the remaining time that cutting may take before the integer search."""
-ATTEMPTS = 5
+ATTEMPTS = 6
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
+SHRINK = 400
+"""The first such time with this fraction of the budget less, then with twice as much each time."""
 IMPROVE_SHARE = 0.3
 """Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
 TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
+
+
+class _Outcome(Enum):
+    """How the search of one model ended."""
+
+    FINISHED = "solved within the gap"
+    STOPPED = "out of time"
+    INFEASIBLE = "proven to have no schedule"
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class _Proof:
     infeasible: bool
     overhead_j: float | None
     closed: bool
+    finished: bool = False
+    """Whether the model was solved to the end: what is open then is the layout's or the clock's doing."""
     note: str = ""
 
     @property
@@ -168,7 +181,7 @@ def _through_scopes(run: Run, chosen: Formulation, solver: Backend) -> _Proof:
             proven = last
             if settled:
                 break
-        elif not last.infeasible:
+        elif not last.infeasible and not last.finished:
             break
     if last is None:
         raise AssertionError("no scope was tried")
@@ -191,31 +204,48 @@ def _better_claim(proven: _Proof | None, last: _Proof, gap: float) -> _Proof:
 
 
 def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _Proof:
-    options = run.options
+    """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans."""
     run.scope = scope.replace("depth:", "depth<=")
+    exact = _attempt(run, chosen, solver, scope, 0, 0.0)
     shrink, slower = 0, 0.0
-    infeasible = False
-    for attempt in range(ATTEMPTS):
-        started = time.monotonic()
-        model = _build(run, chosen, scope, shrink, slower)
-        overhead = run.incumbent.overhead_j
-        scale = TARGET / (overhead or run.problem.baseline_energy_j or 1.0)
-        session = solver.open(model, threads=options.threads, scale=scale)
-        run.build_s += time.monotonic() - started
-        exact = shrink == 0 and not slower
-        run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
-        infeasible = _search(run, chosen, model, session, exact)
-        if run.closed(options.gap) or infeasible or run.remaining_s < 0.5:
+    step = max(1, run.options.ram_bytes // SHRINK)
+    for _ in range(ATTEMPTS):
+        refused, late = run.incumbent.arena_excess, run.incumbent.makespan_excess_s
+        if exact is _Outcome.INFEASIBLE or run.closed(run.options.gap) or run.remaining_s < 0.5:
             break
-        if run.incumbent.arena_excess is not None:
-            shrink += max(run.incumbent.arena_excess, options.ram_bytes >> (12 - 2 * attempt))
-        elif run.incumbent.makespan_excess_s is not None:
-            slower += run.incumbent.makespan_excess_s
+        if refused is not None:
+            shrink, step = step, 2 * step
+        elif late is not None:
+            slower += late
         else:
             break
-    overhead = run.incumbent.overhead_j
-    infeasible = infeasible and shrink == 0 and not slower
-    return _Proof(run.scope, run.bound, infeasible, overhead, run.closed(options.gap))
+        if _attempt(run, chosen, solver, scope, shrink, slower) is _Outcome.INFEASIBLE:
+            # too tight: halfway between what was refused and what is impossible
+            shrink, slower = shrink // 2, slower / 2
+            step = (3 * shrink) // 2
+            if shrink < run.options.ram_bytes // (8 * SHRINK) and not slower:
+                break
+            _attempt(run, chosen, solver, scope, shrink, slower)
+            break
+    return _Proof(
+        run.scope,
+        run.bound,
+        exact is _Outcome.INFEASIBLE,
+        run.incumbent.overhead_j,
+        run.closed(run.options.gap),
+        exact is _Outcome.FINISHED,
+    )
+
+
+def _attempt(run: Run, chosen: Formulation, solver: Backend, scope: str, shrink: int, slower: float) -> _Outcome:
+    """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
+    started = time.monotonic()
+    model = _build(run, chosen, scope, shrink, slower)
+    scale = TARGET / (run.incumbent.overhead_j or run.problem.baseline_energy_j or 1.0)
+    session = solver.open(model, threads=run.options.threads, scale=scale)
+    run.build_s += time.monotonic() - started
+    run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
+    return _search(run, chosen, model, session, exact=not shrink and not slower)
 
 
 def _build(run: Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> Any:
@@ -233,8 +263,8 @@ def _build(run: Run, chosen: Formulation, scope: str, shrink: int, slower: float
     )
 
 
-def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> bool:
-    """Cut, search, simulate, repeat. Says whether the model is proven infeasible.
+def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> _Outcome:
+    """Cut, search, simulate, repeat. Says how it ended.
 
     `exact` is False where the model was tightened for a layout's sake: its bounds then prove nothing.
     """
@@ -261,7 +291,7 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: 
     )
     run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
     if infeasible:
-        return True
+        return _Outcome.INFEASIBLE
     if not (exact and run.closed(run.options.gap)):
         improve(run, chosen, model, session, time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0))
     while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
@@ -279,17 +309,17 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: 
         )
         if found.outcome is Outcome.INFEASIBLE:
             if best is None or not session.tightened:
-                return True
+                return _Outcome.INFEASIBLE
             bound(best.simulation.overhead_j, "search")  # nothing that is left is better
-            return False
+            return _Outcome.FINISHED
         bound(found.bound if best is None else min(found.bound, best.simulation.overhead_j), "search")
         if found.point is None:
-            return False
+            return _Outcome.STOPPED
         rows = [row for row in chosen.separate(model, found.point) if row.core]
         if not rows:
-            return False
+            return _Outcome.FINISHED if found.outcome is Outcome.OPTIMAL else _Outcome.STOPPED
         session.add(rows)
-    return False
+    return _Outcome.FINISHED if exact and run.closed(run.options.gap) else _Outcome.STOPPED
 
 
 def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
