@@ -132,8 +132,79 @@ _DTRS = tuple(
         ("dtr-lru", "online, by staleness", "schedule_lru"),
     )
 )
+_REST = (
+    Baseline(
+        "h-revolve",
+        "checkpointing of a chain in RAM and on storage",
+        "Herrmann & Pallez 2020",
+        Features(compute_aware=True, power_aware=True, paging=True),
+        "h_revolve",
+    ),
+    Baseline(
+        "checkmate",
+        "optimal rematerialization, least time",
+        _CHECKMATE,
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, proof=True),
+        "checkmate",
+    ),
+    Baseline(
+        "checkmate-energy",
+        "optimal rematerialization, least energy",
+        _CHECKMATE,
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, proof=True),
+        "checkmate",
+        "schedule_energy",
+    ),
+    Baseline("checkmate-lp-rounding", "its relaxation, rounded", _CHECKMATE, _ONLINE, "checkmate_lp"),
+    *_DTRS,
+    Baseline(
+        "capuchin",
+        "swap what is hidden, then the cheaper of swap and recompute",
+        "Peng et al. 2020",
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, paging=True),
+        "capuchin",
+    ),
+    Baseline(
+        "capuchin-paging-first",
+        "page until that is no longer possible, then recompute",
+        "Peng et al. 2020, as read by Patil et al. 2022",
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, paging=True),
+        "capuchin",
+        "schedule_paging_first",
+    ),
+    Baseline(
+        "pofo",
+        "rematerialization and offloading of a chain",
+        "Beaumont et al. 2021",
+        Features(compute_aware=True, memory_aware=True, paging=True),
+        "pofo",
+    ),
+    Baseline(
+        "poet-paging-only",
+        "optimal paging",
+        _POET,
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, paging=True, proof=True),
+        "poet",
+        "schedule_paging_only",
+    ),
+    Baseline(
+        "poet-remat-only",
+        "optimal rematerialization",
+        _POET,
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, proof=True),
+        "poet",
+        "schedule_remat_only",
+    ),
+    Baseline(
+        "poet",
+        "optimal rematerialization and paging",
+        _POET,
+        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, paging=True, proof=True),
+        "poet",
+    ),
+)
 
-METHODS: dict[str, Baseline] = {method.name: method for method in (*_ALL, *_DTRS)}
+METHODS: dict[str, Baseline] = {method.name: method for method in (*_ALL, *_REST)}
 """All methods by name, in the order of tables."""
 
 

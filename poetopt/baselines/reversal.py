@@ -17,8 +17,8 @@ its last read, and held: then a last segment whose tape is its state need not ru
 forward graph costs nothing and has no gradient beside it; it is the same recurrence for j = l, with C = H = 0 on its
 way.
 
-Bytes are rounded up to `unit`s. On chains of operators with one output the bytes of each step are exact; elsewhere they are
-estimates, and the simulator decides.
+Bytes are rounded up to `unit`s. On chains of operators with one output the bytes of each step are exact; elsewhere
+they are estimates, and the simulator decides.
 """
 
 from __future__ import annotations

@@ -118,12 +118,16 @@ class Reversal:
         """Sum of the lengths of the steps that reversing the whole chain takes, beyond one in each reversal."""
         return float(self.steps[slots - 1, 0, self.count])
 
-    def restarts(self, slots: int) -> list[tuple[int, int]]:
-        """The intervals (first, end) that run again, in order: from state `first` to the reversal of step end - 1."""
+    def restarts(self, slots: int, interval: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+        """The intervals (first, end) that run again, in order: from state `first` to the reversal of step end - 1.
+
+        interval
+            Of the chain; by default all of it. The run that comes to its end for the first time is not in the list.
+        """
         if not self.count:
             return []
         found: list[tuple[int, int]] = []
-        todo = [(0, self.count, slots, False)]
+        todo = [(*(interval or (0, self.count)), slots, False)]
         while todo:
             first, end, free, again = todo.pop()
             if again:

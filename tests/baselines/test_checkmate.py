@@ -1,0 +1,105 @@
+"""Checkmate against the formulations that claim the same space, and its rounding against it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from poetopt.baselines import method
+from poetopt.baselines.acceptance import Settings
+from poetopt.baselines.checkmate import in_seconds, proportional, solve, solve_energy
+from poetopt.baselines.checkmate_lp import relaxation, rounded
+from poetopt.baselines.keeping import repaired
+from poetopt.engine.loop import solve as search
+from poetopt.engine.solution import Options, Status
+from poetopt.errors import NoScheduleError
+from poetopt.plan.simulate import simulate
+from tests.baselines.chains import chain
+
+EXACT = Settings(time_limit_s=30, gap=0.0, threads=1, scope="full")
+
+
+def test_equals_retention_and_algorithm_1_without_paging() -> None:
+    rng = random.Random(4)
+    compared = 0
+    for _ in range(4):
+        layers = rng.choice((3, 4))
+        problem = chain(
+            layers,
+            sizes=[rng.randint(1, 3) for _ in range(layers)],
+            costs=[float(rng.randint(1, 4)) for _ in range(layers)],
+            paging=True,
+        )
+        for ram in (problem.least_ram_bytes, problem.least_ram_bytes + 2):
+            found = solve_energy(problem, ram, EXACT)
+            values = [found.simulation and found.simulation.overhead_j]
+            for formulation in ("retention", "poet"):
+                options = Options(
+                    ram_bytes=ram, formulation=formulation, scope="full", paging=False, gap=0.0, threads=1
+                )
+                other = search(problem, options)
+                values.append(other.simulation and other.simulation.overhead_j)
+            assert values[0] == pytest.approx(values[1])
+            assert values[0] == pytest.approx(values[2])
+            compared += values[0] is not None
+    assert compared >= 4
+
+
+def test_least_time_is_not_least_energy() -> None:
+    """Two layers to choose from: one is dear in joules, the other in seconds."""
+    base = chain(5, costs=[9.0] * 5)
+    operators = list(base.operators)
+    operators[1] = replace(operators[1], time_s=1.0, energy_j=9.0)
+    operators[2] = replace(operators[2], time_s=9.0, energy_j=1.0)
+    problem = replace(base, operators=tuple(operators))
+    assert not proportional(problem)
+    assert proportional(base)
+    fast = solve(problem, 6, EXACT)
+    frugal = solve_energy(problem, 6, EXACT)
+    assert fast.simulation is not None
+    assert frugal.simulation is not None
+    assert fast.status is frugal.status is Status.OPTIMAL
+    assert fast.simulation.makespan_s < frugal.simulation.makespan_s
+    assert fast.simulation.overhead_j > frugal.simulation.overhead_j
+    assert fast.overhead_bound_j is None
+    assert fast.plan is not None
+    assert fast.plan.problem is problem
+
+
+def test_in_seconds_changes_the_objective_only() -> None:
+    problem = chain(3, costs=[2.0, 3.0, 4.0], paging=True)
+    timed = in_seconds(problem)
+    assert [op.energy_j for op in timed.operators] == [op.time_s for op in problem.operators]
+    assert not timed.paging
+    assert timed.tensors == problem.tensors
+
+
+def test_rounding_is_close_to_the_optimum() -> None:
+    rng = random.Random(6)
+    ratios = []
+    for _ in range(3):
+        layers = 10
+        problem = chain(layers, sizes=[rng.randint(2, 5) for _ in range(layers)])
+        store_all = sum(t.nbytes for t in problem.tensors[1 : layers + 1])
+        for share in (0.5, 0.7):
+            ram = int(store_all * share)
+            try:
+                found = simulate(method("checkmate-lp-rounding").schedule(problem, ram, EXACT), ram_bytes=ram)
+            except NoScheduleError:
+                continue
+            best = simulate(method("checkmate-energy").schedule(problem, ram, EXACT))
+            assert found.overhead_j >= best.overhead_j - 1e-9
+            ratios.append(found.energy_j / best.energy_j)
+    assert len(ratios) >= 5
+    assert sum(ratios) / len(ratios) < 1.06
+
+
+def test_a_relaxation_that_is_integral_rounds_to_itself() -> None:
+    problem = chain(6)
+    relaxed = relaxation(problem, 100, EXACT)
+    assert relaxed is not None
+    schedules = set(rounded(problem, relaxed))
+    assert schedules == {repaired(problem, relaxed > 0.5)}
+    assert all(not schedule.recomputes for schedule in schedules)
