@@ -73,4 +73,21 @@ class Gelu(OpRun):
         return (np.asarray(0.5 * x * (1 + inner)).astype(x.dtype),)
 
 
-NEW_OPS = [ConvTranspose, Erf, Gelu]
+class LRN(OpRun):
+    """Replaces the evaluator's own, which leaves out the last channel of a window."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
+        size = attributes["size"]
+        alpha, beta, bias = (attributes[name] or default for name, default in LRN_DEFAULTS.items())
+        squares = np.zeros_like(x)
+        for channel in range(x.shape[1]):
+            low, high = max(0, channel - (size - 1) // 2), channel + size // 2 + 1
+            squares[:, channel] = (x[:, low:high] ** 2).sum(1)
+        return (np.asarray(x / (bias + alpha / size * squares) ** beta),)
+
+
+LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+
+NEW_OPS = [ConvTranspose, Erf, Gelu, LRN]

@@ -23,7 +23,7 @@ class Spec:
     """One operator to check.
 
     inputs
-        Arrays by position; `None` is an absent optional input. Floats are float64.
+        Arrays by position; `None` is an absent optional input. Floats are float64 (float32 stays so: settings).
     trained
         Positions that get gradients.
     torch
@@ -79,7 +79,7 @@ def graph_of(spec: Spec, dtype: str = "float64") -> Graph:
     operators: list[Operator] = []
 
     def value(name: str, array: Array, role: Role) -> str:
-        typed = array.astype(dtype) if array.dtype.kind == "f" else array
+        typed = array.astype(dtype) if array.dtype == np.float64 else array
         values[name] = typed
         tensors[name] = Tensor(name, typed.shape, typed.dtype.name, role)
         return name
@@ -131,7 +131,9 @@ def evaluate(node: Node, values: Mapping[str, Array], opset: int) -> list[Array]
     options.log_severity_level = 4
     try:
         return [np.asarray(y) for y in ort.InferenceSession(model.SerializeToString(), options).run(None, {})]
-    except ort.capi.onnxruntime_pybind11_state.NotImplemented:
+    except (ort.capi.onnxruntime_pybind11_state.NotImplemented, ort.capi.onnxruntime_pybind11_state.InvalidGraph):
+        if not any(v.dtype == np.float64 for v in values.values()):
+            raise
         single = {name: v.astype(np.float32) if v.dtype == np.float64 else v for name, v in values.items()}
         results = evaluate(node, single, opset)
         return [y.astype(np.float64) if y.dtype == np.float32 else y for y in results]

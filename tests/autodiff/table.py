@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.autodiff import table_network
+from tests.autodiff import table_more, table_network
 from tests.autodiff.specs import Spec, distinct, ints, normal, positive
 
 CONV: dict[str, object] = {"kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
@@ -178,4 +178,5 @@ ROWS: tuple[Spec, ...] = (
          torch=lambda x, y, w: _f().cross_entropy(x, y, w, reduction="none"), attributes={"reduction": "none"},
          label="none"),
     *table_network.ROWS,
+    *table_more.ROWS,
 )  # fmt: skip

@@ -39,11 +39,10 @@ def test_a_step_equals_torchs(name: str) -> None:
     assert max(worst) <= 0.1, worst
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
-def test_deep_networks_come_close(name: str) -> None:
+def test_deep_networks_come_close() -> None:
     """Fifty layers of batch statistics amplify each flipped sign: torch's own float32 is 2 % from its float64 here."""
     pytest.importorskip("torch")
-    graph = load(name, batch=2)
+    graph = load("mobilenetv2", batch=2)
     assert isinstance(graph, Graph)
     step = differentiate(graph)
     feeds = batch(step, 3)

@@ -1,10 +1,30 @@
-"""Inputs of differentiable ops that are settings or positions: nothing flows back through these."""
+"""Inputs of differentiable ops that are settings or positions, and ops of steps: nothing flows back through these."""
 
 from poetopt.autodiff.registry import declare_nondifferentiable
 
 for _op, _inputs in {
+    "Attention": (3,),
+    "CastLike": (1,),
+    "CumSum": (1,),
     "GatherElements": (1,),
     "GatherND": (1,),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceLogSum": (1,),
+    "ReduceLogSumExp": (1,),
+    "ReduceProd": (1,),
+    "ReduceSumSquare": (1,),
+    "Resize": (1, 2, 3),
+    "RotaryEmbedding": (1, 2, 3),
+    "ScatterElements": (1,),
+    "ScatterND": (1,),
     "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
 }.items():
     declare_nondifferentiable(_op, inputs=_inputs)
+
+for _op in (
+    "Bernoulli", "BitCast", "Hardmax", "Multinomial", "NonMaxSuppression", "QuantizeLinear",
+):  # fmt: skip
+    declare_nondifferentiable(_op)

@@ -1,0 +1,95 @@
+"""Einsum: each operand's gradient is a product of dY with the other operands, as transposes and MatMuls.
+
+Never an Einsum: its kernel permutes copies of all it reads. Reads dY and the other operands; temporaries are
+their transposes (where axes move), and partial products where there are more than two operands.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import MissingVjpError
+from poetopt.graph import Tensor
+
+
+@register_vjp("Einsum", since=12)
+def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
+    """See above. An operand with a repeated label (a diagonal) has no rule."""
+    dy = op.only(cotangents)
+    operands = [op.input(index) for index in range(len(op.inputs))]
+    terms, result = labels(op.attr_text("equation", ""), [len(t.shape) for t in operands])
+    gradients: list[Tensor | None] = []
+    for index, (operand, term) in enumerate(zip(operands, terms, strict=True)):
+        if not op.need(index):
+            gradients.append(None)
+            continue
+        if any(len(set(t)) < len(t) for t in (*terms, result)):
+            raise MissingVjpError(f"{op.where}: there is no gradient rule for repeated labels; take the diagonal first")
+        k = op.emit("grad_input")
+        others = [pair for at, pair in enumerate(zip(operands, terms, strict=True)) if at != index]
+        found, have = dy, result
+        for at, (other, other_term) in enumerate(others):
+            later = {label for _, t in others[at + 1 :] for label in t} | set(term)
+            found, have = contract(k, (found, have), (other, other_term), later)
+        gradients.append(_shaped(k, found, have, term, operand))
+    return tuple(gradients)
+
+
+def labels(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """The terms and the result of an equation, with `...` spelt out by unused letters, and an implicit result given."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    free = [c for c in string.ascii_letters if c not in equation]
+    widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+    dots = "".join(free[: max((w for w, t in zip(widths, terms, strict=True) if "..." in t), default=0)])
+    spelt = [t.replace("...", dots[len(dots) - w :] if w else "") for t, w in zip(terms, widths, strict=True)]
+    if not arrow:
+        once = sorted(c for c in set("".join(terms)) - {"."} if "".join(terms).count(c) == 1)
+        right = ("..." if dots else "") + "".join(once)
+    return spelt, right.replace("...", dots)
+
+
+def contract(
+    k: OperatorBuilder, left: tuple[Tensor, str], right: tuple[Tensor, str], kept: set[str]
+) -> tuple[Tensor, str]:
+    """The product of two tensors with labelled axes, summed over the labels that are not `kept`: one MatMul."""
+    (a, ta), (b, tb) = _summed(k, left, kept | set(right[1])), _summed(k, right, kept | set(left[1]))
+    size = {**dict(zip(tb, b.shape, strict=True)), **{c: d for c, d in zip(ta, a.shape, strict=True) if d != 1}}
+    size = {c: size.get(c, 1) for c in dict.fromkeys(ta + tb)}
+    shared = [c for c in ta if c in tb and c in kept]
+    gone = [c for c in ta if c in tb and c not in kept]
+    rows, columns = [c for c in ta if c not in tb], [c for c in tb if c not in ta]
+    # an axis of length one that stands for a longer one (broadcasting dots) is repeated
+    a = k.expand(a, [size[c] for c in ta])
+    b = k.expand(b, [size[c] for c in tb])
+
+    def product(group: list[str]) -> int:
+        return math.prod(size[c] for c in group)
+
+    batch = [product(shared)] if shared else []
+    a = k.transpose(a, [ta.index(c) for c in (*shared, *rows, *gone)])
+    b = k.transpose(b, [tb.index(c) for c in (*shared, *gone, *columns)])
+    a = k.reshape(a, (*batch, product(rows), product(gone)))
+    b = k.reshape(b, (*batch, product(gone), product(columns)))
+    term = "".join((*shared, *rows, *columns))
+    return k.reshape(k.matmul(a, b), [size[c] for c in term]), term
+
+
+def _summed(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> tuple[Tensor, str]:
+    x, term = pair
+    axes = [axis for axis, label in enumerate(term) if label not in needed]
+    if not axes:
+        return pair
+    return k.reduce_sum(x, axes, keepdims=False), "".join(label for label in term if label in needed)
+
+
+def _shaped(k: OperatorBuilder, x: Tensor, have: str, term: str, like: Tensor) -> Tensor:
+    """x in the axis order of `term`; labels that nothing else had are repeated, broadcast ones summed."""
+    x = k.transpose(x, [have.index(label) for label in term if label in have])
+    sizes = dict(zip((label for label in term if label in have), x.shape, strict=True))
+    x = k.reshape(x, [sizes.get(label, 1) for label in term])
+    x = k.sum_to(x, [1 if d == 1 else x.shape[axis] for axis, d in enumerate(like.shape)])
+    return k.expand(x, like.shape)

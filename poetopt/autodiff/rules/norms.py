@@ -1,0 +1,53 @@
+"""LpNormalization and LRN."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.rules.pieces import sign
+
+TINY = float(np.finfo(np.float32).tiny)
+
+
+@register_vjp("LpNormalization", since=1)
+def lp_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With Y = X / |X| along the axis: dX = (dY - N sum(dY Y)) / |X|, N = Y for p = 2 and sign(X) for p = 1.
+
+    Reads X and Y; two temporaries of X's size.
+    """
+    dy, x, y = op.only(cotangents), op.x, op.y
+    axis = op.attr_int("axis", -1) % len(x.shape)
+    k = op.emit("grad_input")
+    shape = tuple(1 if a == axis else d for a, d in enumerate(x.shape))
+    first = op.attr_int("p", 2) == 1
+    norm = k.node("ReduceL1" if first else "ReduceL2", [x, k.graph.ints([axis])], shape, x.dtype)
+    total = k.reduce_sum(k.mul(dy, y), [axis])
+    slope = k.mul(sign(k, x) if first else y, total)
+    return (k.div(k.sub(dy, slope), k.binary("Max", norm, k.graph.scalar(TINY, x.dtype))),)
+
+
+@register_vjp("LRN", since=1)
+def local_response(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With D = bias + alpha / size (sum of squares of the nearest channels) and Y = X D^-beta:
+
+    dX = dY D^-beta - 2 alpha beta / size X (sum over the channels that X reaches of dY Y / D). The sums over
+    channels are products with a band matrix. Reads X and Y; three temporaries of X's size.
+    """
+    dy, x, y = op.only(cotangents), op.x, op.y
+    size, beta = op.attr_int("size", 1), op.attr_float("beta", 0.75)
+    share = op.attr_float("alpha", 1e-4) / size
+    channels, positions = x.shape[1], math.prod(x.shape[2:])
+    flat = (x.shape[0], channels, positions)
+    away = np.arange(channels)[None, :] - np.arange(channels)[:, None]
+    band = np.asarray((away >= -((size - 1) // 2)) & (away <= size // 2), np.float64)
+    k = op.emit("grad_input")
+    squares = k.matmul(k.graph.constant((band * share).astype(x.dtype)), k.reshape(k.mul(x, x), flat))
+    denominator = k.add(squares, k.graph.scalar(op.attr_float("bias", 1.0), x.dtype))
+    pulled = k.div(k.mul(k.reshape(dy, flat), k.reshape(y, flat)), denominator)
+    turned = np.ascontiguousarray(band.T) * (-2.0 * beta * share)
+    reach = k.mul(k.matmul(k.graph.constant(turned.astype(x.dtype)), pulled), k.reshape(x, flat))
+    power = k.binary("Pow", denominator, k.graph.scalar(-beta, x.dtype))
+    return (k.reshape(k.add(k.mul(power, k.reshape(dy, flat)), reach), x.shape),)

@@ -1,0 +1,152 @@
+"""Rows for normalizations, reductions, scattering, resizing, contractions and fused attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.autodiff.specs import Spec, distinct, ints, normal, positive
+
+
+def _f() -> Any:
+    import torch.nn.functional as f
+
+    return f
+
+
+def _t() -> Any:
+    import torch
+
+    return torch
+
+
+def _grid(shape: tuple[int, ...], seed: int = 0) -> np.ndarray[Any, Any]:
+    """Numbers between -0.9 and 0.9."""
+    return np.asarray(np.random.default_rng([seed, *shape]).uniform(-0.9, 0.9, shape))
+
+
+def _rotated(x: Any, cos: Any, sin: Any) -> Any:
+    """Halves of the last axis turned against each other."""
+    a, b = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return _t().cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def _attention(q: Any, k: Any, v: Any, mask: Any = None, *, causal: bool = False, scale: Any = None) -> Any:
+    return _f().scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=True)
+
+
+def _split(x: Any, heads: int) -> Any:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+EINSUMS = (
+    ("ij,jk->ik", (3, 4), (4, 5)), ("bhqd,bhkd->bhqk", (2, 2, 3, 4), (2, 2, 5, 4)),
+    ("bqhd,bkhd->bhqk", (2, 3, 2, 4), (2, 5, 2, 4)), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 2)),
+    ("abc,cd", (2, 3, 4), (4, 2)), ("ij,j->i", (3, 4), (4,)), ("i,j->ij", (3,), (4,)), ("ij,kj->k", (3, 4), (2, 4)),
+)  # fmt: skip
+
+RESIZES: tuple[tuple[str, dict[str, object], tuple[float, ...]], ...] = (
+    ("double", {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, (2, 2)),
+    ("nearest", {"mode": "nearest"}, (1.5, 0.6)),
+    ("linear", {"mode": "linear"}, (2, 1.5)),
+    ("corners", {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (2, 0.5)),
+    ("cubic", {"mode": "cubic"}, (2, 1.6)),
+    ("antialias", {"mode": "linear", "antialias": 1}, (0.5, 0.6)),
+)
+
+ROWS: tuple[Spec, ...] = (
+    # normalization
+    Spec("InstanceNormalization", (normal(2, 3, 4, 5), normal(3), normal(3)), (0, 1, 2),
+         lambda x, s, b: _f().instance_norm(x, weight=s, bias=b, eps=1e-3), {"epsilon": 1e-3}),
+    Spec("InstanceNormalization", (normal(2, 3, 7), normal(3), normal(3)), (0,),
+         lambda x, s, b: _f().instance_norm(x, weight=s, bias=b), label="frozen"),
+    Spec("GroupNormalization", (normal(2, 6, 3, 2), normal(6), normal(6)), (0, 1, 2),
+         lambda x, s, b: _f().group_norm(x, 3, s, b), {"num_groups": 3, "stash_type": 11}, opset=21),
+    Spec("GroupNormalization", (normal(2, 6, 5), normal(2), normal(2)), (0, 1, 2),
+         lambda x, s, b: _f().group_norm(x, 2, s.repeat_interleave(3), b.repeat_interleave(3)), {"num_groups": 2},
+         opset=18, label="opset18"),
+    Spec("LpNormalization", (normal(3, 4),), torch=lambda x: _f().normalize(x, 2, 1), attributes={"p": 2}),
+    Spec("LpNormalization", (normal(3, 4, 2),), torch=lambda x: _f().normalize(x, 1, 1),
+         attributes={"p": 1, "axis": 1}, label="p1"),
+    Spec("LRN", (normal(2, 7, 3, 2),), torch=lambda x: _f().local_response_norm(x, 3, 0.3, 0.7, 1.5),
+         attributes={"size": 3, "alpha": 0.3, "beta": 0.7, "bias": 1.5}),
+    # reductions
+    Spec("ReduceSumSquare", (normal(2, 3, 4), ints(1)), torch=lambda x, a: (x * x).sum(1, keepdim=True)),
+    Spec("ReduceL1", (normal(2, 3, 4), ints(0, 2)), torch=lambda x, a: x.abs().sum((0, 2)), attributes={"keepdims": 0}),
+    Spec("ReduceL2", (normal(2, 3, 4), ints(-1)), torch=lambda x, a: x.norm(dim=-1, keepdim=True)),
+    Spec("ReduceLogSum", (positive(2, 3, 4), ints(1)), torch=lambda x, a: x.sum(1, keepdim=True).log()),
+    Spec("ReduceLogSumExp", (normal(2, 3, 4), ints(1)), torch=lambda x, a: x.logsumexp(1), attributes={"keepdims": 0}),
+    Spec("ReduceProd", (normal(2, 3, 4), ints(1)), torch=lambda x, a: x.prod(1, keepdim=True)),
+    Spec("ReduceProd", (np.array([[0.0, 2.0, -3.0], [0.0, 1.0, 0.0], [1.5, 2.0, 1.0]]), ints(1)),
+         torch=lambda x, a: x.prod(1, keepdim=True), label="zeros"),
+    Spec("ReduceProd", (normal(2, 3),), torch=lambda x: x.prod(), attributes={"keepdims": 0, "axes": [0, 1]},
+         opset=17, label="attribute"),
+    Spec("GlobalMaxPool", (distinct(2, 3, 4, 5),), torch=lambda x: x.amax((2, 3), keepdim=True)),
+    Spec("CumSum", (normal(3, 4), np.array(1)), torch=lambda x, a: x.cumsum(1)),
+    Spec("CumSum", (normal(3, 4), np.array(-2)), torch=lambda x, a: x.flip(0).cumsum(0).flip(0) - x,
+         attributes={"exclusive": 1, "reverse": 1}, label="exclusive-reverse"),
+    # scattering
+    Spec("ScatterElements", (normal(3, 4), np.array([[0, 2], [1, -1]]), normal(2, 2)), (0, 2),
+         lambda x, i, u: x.scatter(1, i % 4, u), {"axis": 1}),
+    Spec("ScatterElements", (normal(3, 4), np.array([[0, 0], [1, 1]]), normal(2, 2)), (0, 2),
+         lambda x, i, u: x.scatter_add(1, i, u), {"axis": 1, "reduction": "add"}, label="add"),
+    Spec("ScatterND", (normal(4, 3), np.array([[2], [0]]), normal(2, 3)), (0, 2),
+         lambda x, i, u: x.index_put((i[:, 0],), u)),
+    Spec("ScatterND", (normal(4, 3), np.array([[2, 1], [0, 0], [2, 1]]), normal(3)), (0, 2),
+         lambda x, i, u: x.index_put((i[:, 0], i[:, 1]), u, accumulate=True), {"reduction": "add"}, label="add"),
+    Spec("TopK", (distinct(3, 5), ints(2)), torch=lambda x, k: x.topk(2, 1), outputs=2, ignored=(1,)),
+    Spec("Trilu", (normal(2, 4, 5), np.array(1)), torch=lambda x, k: x.triu(1)),
+    Spec("Trilu", (normal(4, 5),), torch=lambda x: x.tril(), attributes={"upper": 0}, label="lower"),
+    # resizing
+    *(
+        Spec("Resize", (normal(2, 3, 4, 5), None, np.array([1.0, 1.0, *scales], np.float32)), attributes=settings,
+             opset=19, label=label)
+        for label, settings, scales in RESIZES
+    ),
+    Spec("Resize", (normal(1, 2, 4, 5), None, None, ints(1, 2, 8, 3)), attributes={"mode": "linear"}, opset=19,
+         torch=lambda x, *a: _f().interpolate(x, (8, 3), mode="bilinear"), label="sizes"),
+    # contractions
+    *(
+        Spec("Einsum", (normal(*a), normal(*b, seed=1)), (0, 1), lambda x, y, e=e: _t().einsum(e, x, y),
+             {"equation": e}, label=e)
+        for e, a, b in EINSUMS
+    ),
+    Spec("Einsum", (normal(2, 3), normal(3, 4), normal(4, 2)), (0, 1, 2),
+         lambda a, b, c: _t().einsum("ij,jk,kl->il", a, b, c), {"equation": "ij,jk,kl->il"}, label="three"),
+    Spec("Einsum", (normal(2, 3, 4),), torch=lambda x: x.sum(1).T, attributes={"equation": "abc->ca"}, label="one"),
+    # attention
+    Spec("Attention", (normal(2, 2, 3, 4), normal(2, 2, 5, 4, seed=1), normal(2, 2, 5, 3, seed=2)), (0, 1, 2),
+         _attention, opset=23),
+    Spec("Attention", (normal(1, 4, 3, 4), normal(1, 2, 3, 4, seed=1), normal(1, 2, 3, 4, seed=2)), (0, 1, 2),
+         lambda q, k, v: _attention(q, k, v, causal=True, scale=0.3), {"is_causal": 1, "scale": 0.3}, opset=23,
+         label="grouped-causal"),
+    Spec("Attention", (normal(2, 3, 8), normal(2, 5, 8, seed=1), normal(2, 5, 6, seed=2), normal(3, 5, seed=3)),
+         (0, 1, 2),
+         lambda q, k, v, m: _attention(_split(q, 2), _split(k, 2), _split(v, 2), m).transpose(1, 2).flatten(2),
+         {"q_num_heads": 2, "kv_num_heads": 2}, opset=23, label="flat-mask"),
+    Spec("Attention", (normal(1, 2, 3, 4), normal(1, 2, 3, 4, seed=1), normal(1, 2, 3, 4, seed=2)), (0, 1, 2),
+         lambda q, k, v: (2 * ((q @ k.mT / 2) / 2).tanh()).softmax(-1) @ v, {"softcap": 2.0}, opset=23,
+         label="softcap"),
+    Spec("RotaryEmbedding", (normal(2, 2, 3, 4), normal(2, 3, 2, seed=1), normal(2, 3, 2, seed=2)),
+         torch=_rotated, opset=23),
+    Spec("RotaryEmbedding", (normal(1, 3, 8), normal(9, 2, seed=1), normal(9, 2, seed=2), np.array([[4, 0, 8]])),
+         attributes={"num_heads": 2, "interleaved": 1}, opset=23, label="positions"),
+    # functions
+    Spec("Tan", (_grid((3, 4)),), torch=lambda x: x.tan()),
+    Spec("Sinh", (normal(3, 4),), torch=lambda x: x.sinh()),
+    Spec("Cosh", (normal(3, 4),), torch=lambda x: x.cosh()),
+    Spec("Atan", (normal(3, 4),), torch=lambda x: x.atan()),
+    Spec("Atanh", (_grid((3, 4)),), torch=lambda x: x.atanh()),
+    Spec("Asin", (_grid((3, 4)),), torch=lambda x: x.asin()),
+    Spec("Acos", (_grid((3, 4)),), torch=lambda x: x.acos()),
+    Spec("Asinh", (normal(3, 4),), torch=lambda x: x.asinh()),
+    Spec("Acosh", (1 + positive(3, 4),), torch=lambda x: x.acosh()),
+    Spec("Softsign", (normal(3, 4),), torch=lambda x: _f().softsign(x)),
+    Spec("ThresholdedRelu", (2 * normal(4, 5) + 0.01,), torch=lambda x: x * (x > 0.7), attributes={"alpha": 0.7}),
+    Spec("Celu", (normal(3, 4),), torch=lambda x: _f().celu(x, 0.7), attributes={"alpha": 0.7}),
+    Spec("Swish", (normal(3, 4),), torch=lambda x: x * (1.5 * x).sigmoid(), attributes={"alpha": 1.5}, opset=24),
+    Spec("Mean", (normal(2, 3), normal(3), normal(2, 1)), (0, 1, 2), lambda a, b, c: (a + b + c) / 3),
+    Spec("CastLike", (normal(2, 3), normal(1)), torch=lambda x, y: x * 1),
+)  # fmt: skip
