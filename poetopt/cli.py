@@ -153,6 +153,24 @@ def run(
 
 
 @app.command()
+def verify(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")],
+    bound: Annotated[bool, typer.Option("--bound", help="Prove its bound again, in exact arithmetic.")] = False,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="For the bound.")] = "60s",
+    json: JsonOption = None,
+) -> int:
+    """Check a plan again, and with --bound its proof, trusting neither the solver nor the file."""
+    from poetopt.report.verification import verify as check
+    from poetopt.units import parse_time
+
+    check_outputs([plan], {"--json": json})
+    found = check(plan, bound=bound, time_limit_s=parse_time(time_limit, option="--time-limit"))
+    write_json(found.to_dict(), json)
+    say(str(found), unless=json)
+    return 0
+
+
+@app.command()
 def inspect(
     model: ModelArgument,
     device: Annotated[
