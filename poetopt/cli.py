@@ -81,6 +81,7 @@ def solve(
         str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
     ] = "0.1%",
     threads: Annotated[int, typer.Option(metavar="N", help="Of the solver; 0: it chooses.", min=0)] = 0,
+    timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
     out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
     json: JsonOption = None,
 ) -> int:
@@ -117,6 +118,8 @@ def solve(
         report.save(out)
     write_json(report.to_dict(), json)
     say(str(report), unless=json)
+    if timing:
+        say(report.timing_text(), unless=json)
     return 0
 
 

@@ -70,7 +70,7 @@ class Incumbent:
                 excess_s = time_s - self.options.deadline_s
                 self.makespan_excess_s = min(excess_s, self.makespan_excess_s or excess_s)
                 return False
-        laid_out = lay_out(plan, ram_bytes=self.options.ram_bytes)
+        laid_out = lay_out(plan, ram_bytes=self.options.ram_bytes - self.problem.reserve_bytes)
         arena = arena_bytes(laid_out) + self.problem.reserve_bytes
         if arena > self.options.ram_bytes:
             self._seen[schedule] = arena - self.options.ram_bytes

@@ -7,7 +7,7 @@ own reading of a point. Whatever it finds counts only after simulation.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -109,7 +109,8 @@ def solve(
             **refusal,
         )
     try:
-        _first_schedules(run, chosen.strict, starts)
+        with run.timed("heuristics"):
+            _first_schedules(run, chosen.strict, starts)
         proof = _through_scopes(run, chosen, solver)
     except KeyboardInterrupt:
         run.interrupted = True
@@ -239,11 +240,10 @@ def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _P
 
 def _attempt(run: Run, chosen: Formulation, solver: Backend, scope: str, shrink: int, slower: float) -> _Outcome:
     """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
-    started = time.monotonic()
-    model = _build(run, chosen, scope, shrink, slower)
-    scale = TARGET / (run.incumbent.overhead_j or run.problem.baseline_energy_j or 1.0)
-    session = solver.open(model, threads=run.options.threads, scale=scale)
-    run.build_s += time.monotonic() - started
+    with run.timed("build"):
+        model = _build(run, chosen, scope, shrink, slower)
+        scale = TARGET / (run.incumbent.overhead_j or run.problem.baseline_energy_j or 1.0)
+        session = solver.open(model, threads=run.options.threads, scale=scale)
     run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     return _search(run, chosen, model, session, exact=not shrink and not slower)
 
@@ -273,27 +273,38 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: 
         if exact:
             run.raise_bound(value, phase)
 
-    def improving(point: Point) -> None:
-        run.offer(chosen.schedule(model, point), "search")
-
     def relaxed(value: float) -> bool:
         bound(value, "relaxation")
         return run.closed(run.options.gap)
 
-    session.add(chosen.revive(model, run.pool))
-    infeasible = cut(
-        chosen,
-        model,
-        session,
-        until=time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0),
-        overhead_j=run.incumbent.overhead_j,
-        on_bound=relaxed,
-    )
+    with run.timed("relaxation"):
+        session.add(chosen.revive(model, run.pool))
+        infeasible = cut(
+            chosen,
+            model,
+            session,
+            until=time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0),
+            overhead_j=run.incumbent.overhead_j,
+            on_bound=relaxed,
+        )
     run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
     if infeasible:
         return _Outcome.INFEASIBLE
     if not (exact and run.closed(run.options.gap)):
-        improve(run, chosen, model, session, time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0))
+        with run.timed("neighbourhoods"):
+            improve(run, chosen, model, session, time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0))
+    with run.timed("search"):
+        return _integer(run, chosen, model, session, exact, bound)
+
+
+def _integer(
+    run: Run, chosen: Formulation, model: Any, session: Session, exact: bool, bound: Callable[[float, str], None]
+) -> _Outcome:
+    """The integer search, again for as long as its answer breaks rows that come late."""
+
+    def improving(point: Point) -> None:
+        run.offer(chosen.schedule(model, point), "search")
+
     while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
         best = run.incumbent.best
         if exact and best is not None:
@@ -362,8 +373,9 @@ def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
         overhead_bound_j=run.bound if best is None else min(run.bound, best.simulation.overhead_j),
         arena_bytes=None if best is None else best.arena_bytes,
         store_all_peak_bytes=store_all_peak,
-        build_s=run.build_s,
-        solve_s=total_s - run.build_s,
+        build_s=run.timing.get("build", 0.0),
+        solve_s=total_s - run.timing.get("build", 0.0),
+        timing=dict(run.timing),
         total_s=total_s,
         interrupted=run.interrupted,
         trace=tuple(run.trace),

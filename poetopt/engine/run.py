@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from poetopt.engine.incumbent import Incumbent
@@ -20,7 +21,8 @@ class Run:
     options: Options
     listener: Listener | None
     begin: float = field(default_factory=time.monotonic)
-    build_s: float = 0.0
+    timing: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase, in the order in which the phases first began."""
     scope: str = ""
     bound: float = 0.0
     trace: list[Progress] = field(default_factory=list)
@@ -41,6 +43,15 @@ class Run:
     def remaining_s(self) -> float:
         """Seconds left for the scope at hand."""
         return self.until - time.monotonic()
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count the time inside the block as the phase's, also when it is interrupted."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timing[phase] = self.timing.get(phase, 0.0) + time.monotonic() - begin
 
     def say(self, phase: str) -> None:
         progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.overhead_j, self.bound)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,8 @@ class Solution:
         For an infeasible problem: the smallest that is feasible, where it was found.
     ram_bound_bytes
         A proven lower bound on the RAM of any schedule.
+    timing
+        Seconds by phase: heuristics, build, relaxation, neighbourhoods, search.
     reason
         For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
     """
@@ -107,6 +109,7 @@ class Solution:
     build_s: float = 0.0
     solve_s: float = 0.0
     total_s: float = 0.0
+    timing: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     trace: tuple[Progress, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -123,6 +124,8 @@ class Report:
             "build_s": solution.build_s,
             "solve_s": solution.solve_s,
             "total_s": solution.total_s,
+            "timing": dict(solution.timing),
+            "process_peak_bytes": peak_memory_bytes(),
             "interrupted": solution.interrupted,
             "paging": problem.paging and options.paging,
             "remat": options.remat,
@@ -204,6 +207,17 @@ class Report:
         text = f"{simulation.recomputes} recomputes, {simulation.page_outs} page-outs, {simulation.page_ins} page-ins"
         return f"{text} ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else text
 
+    def timing_text(self) -> str:
+        """Seconds by phase, and the most memory that this process has had, for people."""
+        solution = self.solution
+        known = sum(solution.timing.values())
+        rows = [(phase, show_seconds(seconds)) for phase, seconds in solution.timing.items()]
+        rows += [("other", show_seconds(max(0.0, solution.total_s - known))), ("all", show_seconds(solution.total_s))]
+        peak = peak_memory_bytes()
+        if peak is not None:
+            rows.append(("memory", f"{show_bytes(peak)} at most, of this process"))
+        return table("timing", rows)
+
     def _solved(self) -> str:
         solution = self.solution
         total = show_seconds(solution.total_s)
@@ -221,3 +235,13 @@ class Report:
         if self.plan is not None and self.solution.reason:
             notes.append(self.solution.reason)
         return [*notes, *self.problem.notes]
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory that this process has had resident, or None where the system doesn't say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
