@@ -20,13 +20,18 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | GlobalAveragePool, GlobalMaxPool | x + n, x |
 | BatchNormalization | inference 2 x + 5 C; training 6 x + 13 C |
 | LayerNormalization | x (7, or 8 with a bias) + 5 a row |
+| RMSNormalization | 4 x + 4 a row |
 | InstanceNormalization, GroupNormalization | 8 x + 5 a row |
+| LpNormalization | 3 x |
 | Softmax, LogSoftmax | x (4 + exp), + log a row |
 | SoftmaxCrossEntropyLoss | x (4 + exp) + (log + 2) a label |
 | NegativeLogLikelihoodLoss | 2 a label |
 | LRN | x (size + 4 + pow) |
 | Dropout | 2 x in training, else 0 |
 | ScatterElements, ScatterND | an element of the updates with a reduction, else 0 |
+| Attention | a score 2 (width of a key + of a value) + 6 + exp |
+| RotaryEmbedding | 3 x |
+| LSTM, GRU | a step and gate: 2 (inputs + hidden) + 2; a state 6 + 5 exp, or 6 + 3 exp |
 | Resize | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = scaled axes |
 | moving data (`MOVES`) | 0 |
 | anything else | n: one an element |
@@ -63,6 +68,7 @@ ELEMENTWISE: Mapping[str, int] = {
     "Erf": 2 * _T,
     "Softplus": 2 * _T + 1,
     "Mish": 3 * _T,
+    "Swish": _T + 5,
     "Gelu": 2 * _T + 4,
 }
 """FLOPs an element of the output."""
@@ -260,6 +266,31 @@ def _group_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return 8 * x + 5 * inputs[0][0] * groups
 
 
+def _rms_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape = inputs[0]
+    return 4 * x + 4 * math.prod(shape[: _integer(node, "axis", -1) % len(shape) if shape else 0])
+
+
+def _three_each(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 3 * x
+
+
+def _attention(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    queries, keys, values = inputs[:3]
+    flat = len(queries) == 3
+    heads = _integer(node, "q_num_heads", 1) if flat else queries[1]
+    shared = _integer(node, "kv_num_heads", 1) if flat else 1
+    depth = queries[-1] // (heads if flat else 1) + values[-1] // shared
+    return queries[0] * heads * queries[-2] * keys[-2] * (2 * depth + 6 + _T)
+
+
+def _recurrent(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # W is [directions, gates hidden, inputs], R [directions, gates hidden, hidden]
+    (steps, batch), (directions, gates, width), hidden = inputs[0][:2], inputs[1], inputs[2][2]
+    state = hidden * (6 + _T * (5 if node.op_type == "LSTM" else 3))
+    return directions * steps * batch * (gates * (2 * (width + hidden) + 2) + state)
+
+
 def _softmax(node: Node, inputs: Shapes, n: int, x: int) -> int:
     shape = inputs[0]
     length = shape[_integer(node, "axis", -1)] if shape else 1
@@ -313,6 +344,12 @@ _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "LayerNormalization": _layer_normalization,
     "InstanceNormalization": _group_normalization,
     "GroupNormalization": _group_normalization,
+    "RMSNormalization": _rms_normalization,
+    "LpNormalization": _three_each,
+    "RotaryEmbedding": _three_each,
+    "Attention": _attention,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "SoftmaxCrossEntropyLoss": _cross_entropy,

@@ -19,7 +19,9 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | BatchNormalization | 8 a channel in training | batch sums |
 | LRN | the input, and one padded image | squares and their sums |
 | GroupNormalization, MeanVarianceNormalization | 3 x the input | expanded into others (partly *heap*) |
-| HardSwish, Mish | the output | expanded into others |
+| HardSwish, Mish, Swish | the output | expanded into others |
+| Attention | the scores of all heads; causal adds one mask | they are written out |
+| LSTM, GRU | the gates of all steps; a reversed direction adds what it reads and writes | inputs times weights |
 | Dropout without its mask | 1 an element | *heap*: the mask |
 | Resize | a position along each axis: 8 (nearest), 16 or 24 (linear), 256 (cubic) | *heap*: positions, weights |
 | anything else | 0 | |
@@ -184,6 +186,23 @@ def _mean_variance(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> i
     return 3 * _round(_nbytes(inputs, 0))
 
 
+def _attention(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    queries, keys = _shape(inputs, 0), _shape(inputs, 1)
+    heads = queries[1] if len(queries) == 4 else _integer(node, "q_num_heads", 1)
+    plane = 4 * queries[-2] * keys[-2]
+    return _round(queries[0] * heads * plane) + (_round(plane) if _integer(node, "is_causal", 0) else 0)
+
+
+def _recurrent(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    data, recurrent = _shape(inputs, 0), _shape(inputs, 2)
+    directions, gates, hidden = recurrent
+    rows = math.prod(data[:-1])
+    states = 8 * _round(4 * data[1] * gates) * directions
+    turned = str(node.attributes.get("direction", "forward")) != "forward"
+    again = _round(_nbytes(inputs, 0)) + _round(4 * rows * hidden) if turned else 0
+    return directions * _round(4 * rows * gates) + again + states
+
+
 def _dropout(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     # a mask that nobody asked for is made all the same
     return 0 if len(outputs) > 1 else _round(outputs[0].size)
@@ -226,6 +245,10 @@ _RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
     "Mean": _variadic,
     "HardSwish": _expanded_once,
     "Mish": _expanded_once,
+    "Swish": _expanded_once,
+    "Attention": _attention,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
     "GroupNormalization": _group_normalization,
     "MeanVarianceNormalization": _mean_variance,
     "Dropout": _dropout,

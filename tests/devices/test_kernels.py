@@ -51,7 +51,7 @@ def peak(case):
         [helper.make_tensor_value_info(f"o{k}", helper.np_dtype_to_tensor_dtype(o.dtype), o.shape)
          for k, o in enumerate(outputs)],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -154,6 +154,25 @@ CASES = [
     Case("Sum", floats(BIG, BIG, BIG), [(BIG, F)]),
     Case("Erf", floats(BIG), [(BIG, F)]),
     Case("Dropout", floats(BIG), [(BIG, F)]),
+    Case("Gelu", floats(BIG), [(BIG, F)]),
+    Case("Gelu", floats(BIG), [(BIG, F)], {"approximate": "tanh"}),
+    Case("Swish", floats(BIG), [(BIG, F)]),
+    Case("Attention", floats(*[(2, 8, 512, 64)] * 3), [((2, 8, 512, 64), F)], {"is_causal": 1}),
+    Case("Attention", floats(*[(2, 512, 512)] * 3), [((2, 512, 512), F)], {"q_num_heads": 8, "kv_num_heads": 8}),
+    Case(
+        "LSTM",
+        floats((64, 32, 256), (1, 1024, 256), (1, 1024, 256), (1, 2048)),
+        [((64, 1, 32, 256), F), ((1, 32, 256), F), ((1, 32, 256), F)],
+        {"hidden_size": 256},
+    ),
+    Case(
+        "GRU",
+        floats((64, 32, 256), (2, 768, 256), (2, 768, 256), (2, 1536)),
+        [((64, 2, 32, 256), F), ((2, 32, 256), F)],
+        {"hidden_size": 256, "direction": "bidirectional", "linear_before_reset": 1},
+    ),
+    Case("Gather", [*floats((30_000, 256)), ((4096,), L, 30_000)], [((4096, 256), F)]),
+    Case("RMSNormalization", floats((4096, 512), (512,)), [((4096, 512), F)]),
 ]
 
 
