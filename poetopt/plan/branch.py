@@ -1,0 +1,101 @@
+"""The best order of a plan's events by branch and bound, within a number of nodes.
+
+A node is a moment of the `Clock`. What is left takes at least the computes that are left and the transfers that are
+left, and for each compute k: the page-ins that are still due by k, one after the other, and then all from k on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poetopt.plan.clock import Clock
+from poetopt.plan.instructions import Action
+from poetopt.plan.stays import Moves
+
+TOLERANCE = 1e-12
+"""Makespans that differ by less than this fraction are the same: sums of floats depend on their order."""
+
+
+class Branching:
+    """Depth first from the start of the plan, the most promising event first.
+
+    order, makespan_s
+        The best order so far, and when it is over.
+    proven
+        Whether no order is better; False where the nodes ran out.
+    """
+
+    def __init__(self, moves: Moves, ram_bytes: int, order: Sequence[int], makespan_s: float, nodes: int) -> None:
+        self.moves = moves
+        self.order = list(order)
+        self.makespan_s = makespan_s
+        self._left = nodes
+        self._seen: dict[tuple[int, frozenset[int], tuple[int, ...]], list[tuple[float, ...]]] = {}
+        self._due = sorted((moves.first_use(event), event) for event in moves.page_ins())
+        start = Clock(moves, ram_bytes)
+        self.bound_s = self.bound(start)
+        # An explicit stack of (moment, events so far): plans are longer than Python's recursion.
+        stack: list[tuple[Clock, tuple[int, ...]]] = [(start, ())] if self._promising(start) else []
+        while stack and self._left > 0:
+            self._left -= 1
+            clock, path = stack.pop()
+            if len(path) == len(self.order):
+                if clock.makespan_s < self.makespan_s * (1 - TOLERANCE):
+                    self.order, self.makespan_s = list(path), clock.makespan_s
+                continue
+            if not self._promising(clock) or self._dominated(clock):
+                continue
+            branches = []
+            for rank, event in enumerate(self._next(clock)):
+                after = clock.copy()
+                if after.step(event) and self._promising(after):
+                    branches.append((self.bound(after), after.cpu, rank, after, event))
+            branches.sort(key=lambda branch: branch[:3], reverse=True)
+            stack += [(after, (*path, event)) for _, _, _, after, event in branches]
+        self.proven = not stack
+
+    def bound(self, clock: Clock) -> float:
+        """No way to go on from `clock` is over earlier."""
+        moves, queued = self.moves, clock.queued
+        left = sum(
+            transfer.seconds for event, transfer in enumerate(moves.transfers, start=moves.count) if event not in queued
+        )
+        free = max(clock.cpu, clock.channel)
+        found = max(clock.cpu + moves.tail_s[clock.done], clock.channel, free + left if left else 0.0)
+        due = free
+        for place, event in self._due:
+            if event not in queued:
+                due += moves.transfers[event - moves.count].seconds
+                found = max(found, due + moves.tail_s[place])
+        return found
+
+    def _promising(self, clock: Clock) -> bool:
+        return self.bound(clock) < self.makespan_s * (1 - TOLERANCE)
+
+    def _next(self, clock: Clock) -> list[int]:
+        """The events that may come now."""
+        moves = self.moves
+        found = []
+        blocked = clock.done
+        for event, transfer in enumerate(moves.transfers, start=moves.count):
+            if event in clock.queued:
+                continue
+            if clock.done in transfer.before:
+                blocked = moves.count
+            if all(other < clock.done if other < moves.count else other in clock.queued for other in transfer.after):
+                found.append(event)
+        # Page-outs first: they take no room.
+        found.sort(key=lambda event: moves.transfers[event - moves.count].action is Action.PAGE_IN)
+        return [clock.done, *found] if blocked < moves.count else found
+
+    def _dominated(self, clock: Clock) -> bool:
+        """Whether a moment like this one was seen no later in any respect; else remember it."""
+        held = tuple(index for index in clock.resident if index >= 0)
+        times = (clock.cpu, clock.channel, *clock.arrived, *clock.settled)
+        # What has settled by now is settled: only what is still under way can matter.
+        times = tuple(max(time, clock.cpu) for time in times)
+        seen = self._seen.setdefault((clock.done, frozenset(clock.queued), held), [])
+        if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in seen):
+            return True
+        seen.append(times)
+        return False

@@ -1,0 +1,165 @@
+"""A plan seen as computes in a fixed order, and transfers that can move between them.
+
+A *stay* is a tensor's time in RAM, from what makes it (a compute, a page-in, or the start) to its FREE. Computes keep
+their order, every read its stay and every transfer too; when a transfer is queued is open. Events are numbered: the
+k-th compute is event k, and transfers follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from poetopt.plan.instructions import Action, Instruction
+from poetopt.problem import Problem
+
+START = -1
+"""The moment before the first event."""
+
+
+@dataclass
+class Stay:
+    """A tensor's time in RAM.
+
+    made_by
+        The event that begins it, or `START`.
+    touched
+        First and last compute that reads or writes it, or None where none does.
+    page_out
+        The page-out that belongs to it, or None.
+    """
+
+    tensor: int
+    made_by: int
+    touched: tuple[int, int] | None = None
+    page_out: int | None = None
+
+
+@dataclass
+class Transfer:
+    """A page-in or page-out, the stay that it is of, and the events that it must follow and precede."""
+
+    action: Action
+    tensor: int
+    stay: int
+    seconds: float
+    after: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+
+class Moves:
+    """What can move in a plan that `simulate` passes and `normalize` has cleaned.
+
+    computes
+        The operator of each compute.
+    order
+        The events as they stand in the plan.
+    begins
+        For each event the stays that it makes.
+    ends
+        For each compute the stays that it is the last to touch.
+    tail_s
+        Seconds of all computes from each one on.
+    """
+
+    def __init__(self, problem: Problem, steps: Sequence[Instruction]) -> None:
+        self.problem = problem
+        self.computes = [step.target for step in steps if step.action is Action.COMPUTE]
+        self.count = len(self.computes)
+        self.stays: list[Stay] = []
+        self.transfers: list[Transfer] = []
+        self.order: list[int] = []
+        self.begins: list[list[int]] = [[] for _ in range(self.count)]
+        self._current: dict[int, int] = {}
+        self._latest: dict[int, int] = {}
+        self._page_outs: dict[int, int] = {}
+        self._place = -1
+        for i in problem.inputs:
+            self._begin(i, START)
+        for step in steps:
+            self._read(step)
+        self.ends: list[list[int]] = [[] for _ in range(self.count)]
+        for index, stay in enumerate(self.stays):
+            if stay.touched is not None:
+                self.ends[stay.touched[1]].append(index)
+                if stay.made_by >= self.count:
+                    self.transfers[stay.made_by - self.count].before.append(stay.touched[0])
+        self.tail_s = [0.0] * (self.count + 1)
+        for place in range(self.count - 1, -1, -1):
+            self.tail_s[place] = self.tail_s[place + 1] + problem.operators[self.computes[place]].time_s
+
+    def transfer(self, event: int) -> Transfer | None:
+        """The transfer that an event is, or None for a compute."""
+        return self.transfers[event - self.count] if event >= self.count else None
+
+    def places(self, order: Sequence[int], event: int) -> range:
+        """Where the transfer `event` could stand in `order` once it is taken out of it."""
+        transfer = self.transfers[event - self.count]
+        low, high, place = 0, len(order) - 1, 0
+        for other in order:
+            if other == event:
+                continue
+            if other in transfer.after:
+                low = place + 1
+            elif other in transfer.before:
+                high = min(high, place)
+            place += 1
+        return range(low, high + 1)
+
+    def page_ins(self) -> Iterator[int]:
+        """The events that are page-ins."""
+        return (self.count + k for k, transfer in enumerate(self.transfers) if transfer.action is Action.PAGE_IN)
+
+    def first_use(self, event: int) -> int:
+        """The compute that a page-in must precede; the end where none reads what it brings."""
+        touched = self.stays[self.transfers[event - self.count].stay].touched
+        return touched[0] if touched else self.count
+
+    def _read(self, step: Instruction) -> None:
+        if step.action is Action.FREE:
+            del self._current[step.target]
+        elif step.action is Action.COMPUTE:
+            place = self._place = self._place + 1
+            self.order.append(place)
+            operator = self.problem.operators[step.target]
+            for i in operator.outputs:
+                if i not in self._current:
+                    self._begin(i, place)
+            for i in (*operator.inputs, *operator.outputs):
+                stay = self.stays[self._current[i]]
+                stay.touched = (stay.touched[0] if stay.touched else place, place)
+        else:
+            event = self.count + len(self.transfers)
+            self.order.append(event)
+            self.begins.append([])
+            if step.action is Action.PAGE_OUT:
+                self._page_out(step.target, event)
+            else:
+                self._page_in(step.target, event)
+
+    def _page_out(self, tensor: int, event: int) -> None:
+        index = self._current[tensor]
+        stay = self.stays[index]
+        stay.page_out = self._page_outs[tensor] = event
+        after = [] if stay.made_by == START else [stay.made_by]
+        seconds = self.problem.tensors[tensor].page_out_s
+        self.transfers.append(Transfer(Action.PAGE_OUT, tensor, index, seconds, after))
+
+    def _page_in(self, tensor: int, event: int) -> None:
+        before = self.stays[self._latest[tensor]]
+        after = [self._page_outs[tensor], *(before.touched[1:] if before.touched else ())]
+        self.transfers[self._page_outs[tensor] - self.count].before.append(event)
+        seconds = self.problem.tensors[tensor].page_in_s
+        self.transfers.append(Transfer(Action.PAGE_IN, tensor, len(self.stays), seconds, after))
+        self._begin(tensor, event)
+
+    def _begin(self, tensor: int, event: int) -> None:
+        if tensor in self._latest:
+            page_out = self.stays[self._latest[tensor]].page_out
+            if page_out is not None and event < self.count:
+                self.transfers[page_out - self.count].before.append(event)
+        index = len(self.stays)
+        self.stays.append(Stay(tensor, event))
+        self._current[tensor] = self._latest[tensor] = index
+        if event != START:
+            self.begins[event].append(index)

@@ -1,0 +1,262 @@
+"""When to queue each transfer, so that the CPU waits least: the paper's section 5.5.
+
+On a device with DMA a transfer costs no time while the CPU computes. `plan_transfers` keeps the computes in their
+order and every transfer in its stay, and moves page-ins earlier where memory allows, page-outs where the channel is
+idle, and frees of what is under way later. Transfers share one channel, so that earlier is not always better:
+what is queued too early is in the way of what is due first. Several simple orders are tried, the best is improved
+where the CPU waits, and a branch and bound finishes small cases exactly. Last, page-ins are put off again as long as
+that costs nothing: just in time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from poetopt.plan.branch import TOLERANCE, Branching
+from poetopt.plan.clock import Clock
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.normalize import normalize
+from poetopt.plan.simulate import Simulation, simulate
+from poetopt.plan.stays import Moves
+
+TRIALS = 1500
+"""Orders tried while improving."""
+NODES = 4000
+"""Nodes of the branch and bound."""
+LEADS = (1.0, 1.5, 2.0, 4.0, 16.0, float("inf"))
+"""How far ahead of just in time page-ins are queued in the simple orders, in units of their own duration."""
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """How much of a plan's transfers happens while the CPU computes.
+
+    transfer_s, hidden_s
+        Seconds of all transfers, and those of them during which the CPU computes.
+    transfer_bytes, hidden_bytes
+        Bytes of all transfers, and those that move while the CPU computes (at a steady rate each).
+    """
+
+    transfer_s: float
+    hidden_s: float
+    transfer_bytes: int
+    hidden_bytes: int
+
+    @property
+    def share(self) -> float:
+        """The part of the transfers' time that is hidden; 1 where there is nothing to hide."""
+        return self.hidden_s / self.transfer_s if self.transfer_s else 1.0
+
+
+def hiding(plan: Plan, simulation: Simulation | None = None) -> Hiding:
+    """What `plan` hides. Raises PlanError for one that is not valid.
+
+    The CPU stands still only while the channel is busy, so the hidden seconds are those of all transfers less what the
+    makespan exceeds the computes by.
+    """
+    found = simulate(plan) if simulation is None else simulation
+    busy = [
+        (found.start_s[k], found.end_s[k])
+        for k, step in enumerate(plan.instructions)
+        if step.action is Action.COMPUTE and found.end_s[k] > found.start_s[k]
+    ]
+    ends = [end for _, end in busy]
+    moved = 0.0
+    for k, step in enumerate(plan.instructions):
+        start, end = found.start_s[k], found.end_s[k]
+        if step.action not in (Action.PAGE_IN, Action.PAGE_OUT) or end <= start or not plan.problem.dma:
+            continue
+        covered = 0.0
+        place = bisect_right(ends, start)
+        while place < len(busy) and busy[place][0] < end:
+            covered += min(end, busy[place][1]) - max(start, busy[place][0])
+            place += 1
+        moved += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
+    hidden = found.transfer_s - (found.makespan_s - found.compute_s)
+    return Hiding(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
+
+
+def plan_transfers(plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: int = NODES) -> Plan:
+    """The same computes and transfers, queued so that the plan is over as early as can be found.
+
+    plan
+        One that `simulate` passes with `ram_bytes`.
+    ram_bytes
+        The budget that the new plan keeps as well; it may use more of it than the old one.
+    trials, nodes
+        How much effort: orders tried, and nodes of the exact search.
+
+    Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, and
+    on a device without DMA, the result is `plan` itself. A new plan has no offsets. Raises PlanError for a plan that
+    is not valid.
+    """
+    before = simulate(plan, ram_bytes=ram_bytes)
+    if not plan.problem.dma or not before.page_ins + before.page_outs:
+        return plan
+    moves = Moves(plan.problem, normalize(plan).instructions)
+    if not moves.transfers:
+        return plan
+    search = _Search(moves, ram_bytes, trials)
+    search.try_simple_orders()
+    if search.makespan_s > search.least_s * (1 + TOLERANCE):
+        search.improve()
+        exact = Branching(moves, ram_bytes, search.order, search.makespan_s, nodes)
+        search.order, search.makespan_s = exact.order, exact.makespan_s
+    if search.makespan_s >= before.makespan_s * (1 - TOLERANCE):
+        return plan
+    search.put_off(trials)
+    clock = search.run(search.order, written=True)
+    if clock is None or clock.steps is None:
+        return plan
+    clock.finish()
+    return replace(plan, instructions=tuple(clock.steps), offsets=())
+
+
+class _Search:
+    """The best order so far, and ways to a better one."""
+
+    def __init__(self, moves: Moves, ram_bytes: int, trials: int) -> None:
+        self.moves = moves
+        self.ram_bytes = ram_bytes
+        self.trials = trials
+        self.order = moves.order
+        clock = self.run(moves.order)
+        self.makespan_s = float("inf") if clock is None else clock.makespan_s
+        self.least_s = moves.tail_s[0]
+
+    def run(self, order: Sequence[int], *, written: bool = False) -> Clock | None:
+        """The clock after all events, or None where they don't fit in RAM."""
+        clock = Clock(self.moves, self.ram_bytes, written=written)
+        for event in order:
+            if not clock.step(event):
+                return None
+        return clock
+
+    def consider(self, order: list[int]) -> bool:
+        """Take `order` if it is over earlier than the best."""
+        self.trials -= 1
+        clock = self.run(order)
+        if clock is None or clock.makespan_s >= self.makespan_s * (1 - TOLERANCE):
+            return False
+        self.order, self.makespan_s = order, clock.makespan_s
+        return True
+
+    def try_simple_orders(self) -> None:
+        """Page-outs as soon as their tensor is made, or where they are; page-ins more or less ahead of time."""
+        for early in (True, False):
+            for lead in LEADS:
+                self.consider(self._simple(lead, early))
+
+    def _simple(self, lead: float, early: bool) -> list[int]:
+        moves = self.moves
+        slots: dict[int, int] = {}
+        place = 0
+        for event in moves.order:
+            if event < moves.count:
+                place = event + 1
+                continue
+            transfer = moves.transfers[event - moves.count]
+            if transfer.action is Action.PAGE_OUT:
+                slots[event] = moves.stays[transfer.stay].made_by + 1 if early else place
+        room = self._room()
+        # When each compute starts at the earliest, and, from the end backwards, when the channel must begin.
+        head = [moves.tail_s[0] - tail for tail in moves.tail_s]
+        channel = float("inf")
+        page_ins = sorted((moves.first_use(event), event) for event in moves.page_ins())
+        for due, event in reversed(page_ins):
+            transfer = moves.transfers[event - moves.count]
+            channel = min(channel, head[due]) - transfer.seconds
+            wanted = channel - (lead - 1) * transfer.seconds if transfer.seconds else channel
+            first = max(slots[other] if other >= moves.count else other + 1 for other in transfer.after)
+            nbytes = moves.problem.tensors[transfer.tensor].nbytes
+            place = due
+            while place > first and head[place] > wanted and room[place - 1] >= nbytes:
+                place -= 1
+                room[place] -= nbytes
+            slots[event] = place
+        queues: list[list[int]] = [[] for _ in range(moves.count + 1)]
+        for event, place in slots.items():
+            if moves.transfers[event - moves.count].action is Action.PAGE_OUT:
+                queues[place].append(event)
+        for _, event in page_ins:
+            queues[slots[event]].append(event)
+        order = [*queues[0]]
+        for place in range(moves.count):
+            order += [place, *queues[place + 1]]
+        return order
+
+    def _room(self) -> list[int]:
+        """Bytes that are free during each compute when nothing is in RAM longer than it must be."""
+        moves, problem = self.moves, self.moves.problem
+        change = [0] * (moves.count + 1)
+        for stay in moves.stays:
+            if stay.touched:
+                first = 0 if stay.made_by < 0 else stay.touched[0]
+                change[first] += problem.tensors[stay.tensor].nbytes
+                change[stay.touched[1] + 1] -= problem.tensors[stay.tensor].nbytes
+        live = problem.reserve_bytes
+        room = []
+        for place, operator in enumerate(moves.computes):
+            live += change[place]
+            room.append(self.ram_bytes - live - problem.operators[operator].workspace_bytes)
+        return room
+
+    def improve(self) -> None:
+        """Move transfers around the longest waits until nothing helps or the trials are over."""
+        gained = True
+        while gained and self.trials > 0 and self.makespan_s > self.least_s * (1 + TOLERANCE):
+            gained = any(
+                self.trials > 0 and self.consider(moved)
+                for event in self._suspects()
+                for moved in self._moved(self.order, event)
+            )
+
+    def _suspects(self) -> list[int]:
+        """Transfers that something waited for, or that were on the channel before one of those, longest waits first."""
+        clock = self.run(self.order)
+        if clock is None:
+            return []
+        place = {event: k for k, event in enumerate(self.order)}
+        found: dict[int, None] = {}
+        for _, waiting, tensor in sorted(clock.waits, reverse=True):
+            until = place.get(waiting, len(self.order))
+            transfers = [event for event in self.order[:until] if event >= self.moves.count]
+            own = [
+                k
+                for k, event in enumerate(transfers)
+                if self.moves.transfers[event - self.moves.count].tensor == tensor
+            ]
+            last = own[-1] if own else len(transfers) - 1
+            found.update(dict.fromkeys(reversed(transfers[max(last - 4, 0) : last + 2])))
+        found.update(dict.fromkeys(event for event in reversed(self.order) if event >= self.moves.count))
+        return list(found)
+
+    def _moved(self, order: list[int], event: int) -> Iterator[list[int]]:
+        """`order` with one transfer elsewhere: near first, then farther by doubling distances."""
+        here = order.index(event)
+        places = self.moves.places(order, event)
+        rest = [other for other in order if other != event]
+        step = 1
+        while here - step >= places.start or here + step < places.stop:
+            for place in (here - step, here + step):
+                if place in places:
+                    yield [*rest[:place], event, *rest[place:]]
+            step = step + 1 if step < 4 else 2 * step
+
+    def put_off(self, trials: int) -> None:
+        """Queue each page-in as late as the makespan allows, the last first."""
+        for event in sorted(self.moves.page_ins(), key=self.order.index, reverse=True):
+            here = self.order.index(event)
+            rest = [other for other in self.order if other != event]
+            low, high = here, self.moves.places(self.order, event).stop - 1
+            while low < high and trials > 0:
+                trials -= 1
+                middle = (low + high + 1) // 2
+                clock = self.run([*rest[:middle], event, *rest[middle:]])
+                if clock is not None and clock.makespan_s <= self.makespan_s * (1 + TOLERANCE):
+                    low = middle
+                else:
+                    high = middle - 1
+            self.order = [*rest[:low], event, *rest[low:]]
