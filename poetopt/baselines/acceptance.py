@@ -72,8 +72,8 @@ def cheapest(
             continue
         found.append((simulation.overhead_j, simulation.makespan_s, simulation.peak_bytes, index, plan))
     for _, _, _, _, plan in sorted(found, key=lambda entry: entry[:4])[:LAYOUTS]:
-        laid_out = lay_out(plan, ram_bytes=ram_bytes)
-        if arena_bytes(laid_out) <= ram_bytes:
+        laid_out = lay_out(plan, ram_bytes=ram_bytes - problem.reserve_bytes)
+        if arena_bytes(laid_out) + problem.reserve_bytes <= ram_bytes:
             return laid_out
     if leanest is None:
         raise NoScheduleError(f"it made no valid plan: {refusal}" if refusal else "it made no plan")

@@ -5,6 +5,9 @@ read nothing from before it but its own outputs and graph inputs. These are the 
 that lie on every path, and its first operator. Between two cuts lies a *segment*, one unit
 of a chain; the tensors that cross a cut are the *boundary* of the segment behind it. The backward operators follow in
 contiguous runs, each run the backward pass of one segment.
+
+A small tensor that many segments read (an attention mask) would tie them all into one. Such *shared* tensors do not
+count as flow: they stay in RAM from their making to their last read.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ class Chain:
 
     segments
         The forward operators of each.
+    shared
+        Tensors that are held throughout.
     """
 
     problem: Problem
     segments: tuple[tuple[int, ...], ...]
+    shared: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -46,6 +52,8 @@ class Chain:
         for operator, k in self.segment_of.items():
             for i in self.problem.operators[operator].inputs:
                 producer = self.problem.tensors[i].producer
+                if i in self.shared:
+                    continue
                 if producer < 0 and k == 0:
                     found[0].add(i)
                 elif producer >= 0 and self.segment_of.get(producer, k) < k:
@@ -70,6 +78,8 @@ class Chain:
             inner, edges = [], []
             for i in operator.inputs:
                 producer = problem.tensors[i].producer
+                if i in self.shared:
+                    continue
                 if i in behind:
                     edges.append(behind[i])
                 elif producer in self.segment_of and producer != last:
@@ -101,7 +111,7 @@ class Chain:
             its last read.
         """
         stage = self.backward_start[end - 1] if stage is None else stage
-        held = set(self.boundary[end]) if hold_last else set()
+        held = self.shared.union(self.boundary[end] if hold_last else ())
         return [
             (stage, operator)
             for segment in self.segments[first:end]
@@ -112,14 +122,37 @@ class Chain:
         ]
 
 
+SHARED_READERS = 4
+SHARED_REACH = 0.25
+SHARED_BYTES = 1 / 64
+"""A tensor is shared that has so many forward readers, over such a share of the forward operators, and no more than
+such a share of all activations' bytes."""
+
+
+def shared_tensors(problem: Problem) -> frozenset[int]:
+    """The small tensors that the whole forward graph reads."""
+    forward = forward_operators(problem)
+    able = set(forward)
+    total = sum(tensor.nbytes for tensor in problem.tensors if tensor.producer in able)
+    found = set()
+    for i, (tensor, readers) in enumerate(zip(problem.tensors, problem.readers, strict=True)):
+        reads = [reader for reader in readers if reader in able]
+        if tensor.producer not in able or len(reads) < SHARED_READERS or tensor.nbytes > SHARED_BYTES * total:
+            continue
+        if reads[-1] - tensor.producer >= SHARED_REACH * len(forward):
+            found.add(i)
+    return frozenset(found)
+
+
 def chain_of(problem: Problem) -> Chain:
     """Cut the forward graph. A graph with no place to cut is one segment."""
     forward = forward_operators(problem)
     place = {operator: position for position, operator in enumerate(forward)}
     # For each position, the last forward position that reads something from before or at it, from another operator.
     reach = [0] * len(forward)
-    for tensor, readers in zip(problem.tensors, problem.readers, strict=True):
-        if tensor.producer in place:
+    shared = shared_tensors(problem)
+    for i, (tensor, readers) in enumerate(zip(problem.tensors, problem.readers, strict=True)):
+        if tensor.producer in place and i not in shared:
             ends = [place[reader] for reader in readers if reader in place]
             at = place[tensor.producer]
             reach[at] = max(reach[at], max(ends, default=at))
@@ -134,4 +167,4 @@ def chain_of(problem: Problem) -> Chain:
         furthest = max(furthest, reach[position])
     if current:
         segments.append(tuple(current))
-    return Chain(problem, tuple(segments))
+    return Chain(problem, tuple(segments), shared)

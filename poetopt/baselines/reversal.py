@@ -74,7 +74,7 @@ def tape_of(chain: Chain, k: int) -> frozenset[int]:
         for operator in chain.segments[k]
         if operator != last
         for i in problem.operators[operator].outputs
-        if problem.readers[i] and problem.readers[i][-1] >= chain.backward_start[k]
+        if i not in chain.shared and problem.readers[i] and problem.readers[i][-1] >= chain.backward_start[k]
     )
 
 
@@ -86,7 +86,7 @@ def needed(chain: Chain, k: int, wanted: Collection[int]) -> tuple[int, ...]:
         op = chain.problem.operators[operator]
         if missing.intersection(op.outputs) and op.recomputable:
             found.append(operator)
-            missing.update(op.inputs)
+            missing.update(i for i in op.inputs if i not in chain.shared)
     return tuple(reversed(found))
 
 
@@ -322,6 +322,6 @@ def room_of(chain: Chain, ram_bytes: int) -> int:
         for operator in problem.operators
         if not operator.backward
         for i in operator.outputs
-        if irreplaceable(problem, i) and problem.readers[i]
+        if (irreplaceable(problem, i) or i in chain.shared) and problem.readers[i]
     ]
     return ram_bytes - problem.reserve_bytes - problem.nbytes(stays)

@@ -27,8 +27,8 @@ def overhead_of(name: str, problem: Problem, ram_bytes: int) -> float | None:
         plan = method(name).schedule(problem, ram_bytes, SETTINGS)
     except (NoScheduleError, InfeasibleError):
         return None
-    check_layout(plan, ram_bytes)
-    assert arena_bytes(plan) <= ram_bytes
+    check_layout(plan, ram_bytes - problem.reserve_bytes)
+    assert arena_bytes(plan) + problem.reserve_bytes <= ram_bytes
     assert plan.problem is problem
     found = simulate(plan, ram_bytes=ram_bytes)
     if not METHODS[name].features.paging:
