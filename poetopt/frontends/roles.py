@@ -20,6 +20,7 @@ from poetopt.frontends.read import Document, array_of, check_size, tensor_array
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 _NOT_TRAINED: Mapping[str, frozenset[int]] = {
+    "Attention": frozenset({3}),
     "BatchNormalization": frozenset({3, 4}),
     "Clip": frozenset({1, 2}),
     "ConstantOfShape": frozenset({0}),
@@ -34,6 +35,7 @@ _NOT_TRAINED: Mapping[str, frozenset[int]] = {
     "Pad": frozenset({2}),
     "Range": frozenset({0, 1, 2}),
     "Resize": frozenset({1, 2, 3}),
+    "RotaryEmbedding": frozenset({1, 2}),
     "Shape": frozenset({0}),
     "Size": frozenset({0}),
     "SoftmaxCrossEntropyLoss": frozenset({2}),

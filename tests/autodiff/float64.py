@@ -88,6 +88,69 @@ class LRN(OpRun):
         return (np.asarray(x / (bias + alpha / size * squares) ** beta),)
 
 
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def lstm_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attributes: dict[str, Any]) -> list[Array]:
+    """One step of an LSTM: the states are h and c."""
+    wb, rb = np.split(b, 2)
+    i, o, f, g = np.split(x @ w.T + states[0] @ r.T + wb + rb, 4, -1)
+    c = _sigmoid(f) * states[1] + _sigmoid(i) * np.tanh(g)
+    return [_sigmoid(o) * np.tanh(c), c]
+
+
+def gru_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attributes: dict[str, Any]) -> list[Array]:
+    """One step of a GRU: the state is h."""
+    (h,), hidden = states, r.shape[1]
+    wb, rb = np.split(b, 2)
+    left, right = x @ w.T + wb, h @ r.T + rb
+    z, reset = np.split(_sigmoid((left + right)[:, : 2 * hidden]), 2, -1)
+    if attributes["linear_before_reset"]:
+        candidate = np.tanh(left[:, 2 * hidden :] + reset * right[:, 2 * hidden :])
+    else:
+        candidate = np.tanh(left[:, 2 * hidden :] + (reset * h) @ r[2 * hidden :].T + rb[2 * hidden :])
+    return [(1 - z) * candidate + z * h]
+
+
+def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | None, first: list[Array | None],
+             attributes: dict[str, Any]) -> tuple[Array, ...]:  # fmt: skip
+    """Y and the last states of a recurrent layer with `count` states."""
+    sequences, lasts = [], []
+    for d in range(r.shape[0]):
+        turned = d == 1 or attributes["direction"] == "reverse"
+        zeros = np.zeros((x.shape[1], r.shape[2]), x.dtype)
+        states = [zeros if s is None else s[d] for s in first]
+        bias = np.zeros(2 * r.shape[1], x.dtype) if b is None else b[d]
+        found = []
+        for piece in x[::-1] if turned else x:
+            states = step(piece, states, w[d], r[d], bias, attributes)
+            found.append(states[0])
+        sequences.append(np.stack(found[::-1] if turned else found))
+        lasts.append(states)
+    return (np.stack(sequences, 1), *(np.stack([last[s] for last in lasts]) for s in range(count)))
+
+
+class LSTM(OpRun):
+    """Replaces the evaluator's own, which has one direction."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        b, _, h, c = (*rest, None, None, None, None)[:4]
+        return unrolled(lstm_step, 2, x, w, r, b, [h, c], attributes)
+
+
+class GRU(OpRun):
+    """Replaces the evaluator's own, which has one direction."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        b, _, h = (*rest, None, None, None)[:3]
+        return unrolled(gru_step, 1, x, w, r, b, [h], attributes)
+
+
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [ConvTranspose, Erf, Gelu, LRN]
+NEW_OPS = [ConvTranspose, Erf, Gelu, GRU, LRN, LSTM]

@@ -129,9 +129,10 @@ def evaluate(node: Node, values: Mapping[str, Array], opset: int) -> list[Array]
     )  # fmt: skip
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    errors = ort.capi.onnxruntime_pybind11_state
     try:
         return [np.asarray(y) for y in ort.InferenceSession(model.SerializeToString(), options).run(None, {})]
-    except (ort.capi.onnxruntime_pybind11_state.NotImplemented, ort.capi.onnxruntime_pybind11_state.InvalidGraph):
+    except (errors.NotImplemented, errors.InvalidGraph, errors.RuntimeException):
         if not any(v.dtype == np.float64 for v in values.values()):
             raise
         single = {name: v.astype(np.float32) if v.dtype == np.float64 else v for name, v in values.items()}

@@ -41,6 +41,38 @@ def _split(x: Any, heads: int) -> Any:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def _lstm(x: Any, w: Any, r: Any, b: Any, _: Any = None, h: Any = None, c: Any = None) -> Any:
+    t = _t()
+    zeros = t.zeros(x.shape[1], r.shape[2], dtype=x.dtype)
+    h, c = (zeros if s is None else s[0] for s in (h, c))
+    wb, rb = b[0].chunk(2)
+    found = []
+    for step in x:
+        i, o, f, g = (step @ w[0].T + h @ r[0].T + wb + rb).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        found.append(h)
+    return t.stack(found)[:, None], h[None], c[None]
+
+
+def _gru(x: Any, w: Any, r: Any, b: Any) -> Any:
+    """As torch's module has it: the reset gate acts after the product."""
+    t = _t()
+    hidden = r.shape[2]
+
+    def turned(m: Any) -> Any:
+        z, reset, h = m.chunk(3)
+        return t.cat([reset, z, h])
+
+    wb, rb = b[0].chunk(2)
+    h = t.zeros(x.shape[1], hidden, dtype=x.dtype)
+    found = []
+    for step in x:
+        h = t.gru_cell(step, h, turned(w[0]), turned(r[0]), turned(wb), turned(rb))
+        found.append(h)
+    return t.stack(found)[:, None], h[None]
+
+
 EINSUMS = (
     ("ij,jk->ik", (3, 4), (4, 5)), ("bhqd,bhkd->bhqk", (2, 2, 3, 4), (2, 2, 5, 4)),
     ("bqhd,bkhd->bhqk", (2, 3, 2, 4), (2, 5, 2, 4)), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 2)),
@@ -123,7 +155,7 @@ ROWS: tuple[Spec, ...] = (
          lambda q, k, v: _attention(q, k, v, causal=True, scale=0.3), {"is_causal": 1, "scale": 0.3}, opset=23,
          label="grouped-causal"),
     Spec("Attention", (normal(2, 3, 8), normal(2, 5, 8, seed=1), normal(2, 5, 6, seed=2), normal(3, 5, seed=3)),
-         (0, 1, 2),
+         (0, 1, 2, 3),
          lambda q, k, v, m: _attention(_split(q, 2), _split(k, 2), _split(v, 2), m).transpose(1, 2).flatten(2),
          {"q_num_heads": 2, "kv_num_heads": 2}, opset=23, label="flat-mask"),
     Spec("Attention", (normal(1, 2, 3, 4), normal(1, 2, 3, 4, seed=1), normal(1, 2, 3, 4, seed=2)), (0, 1, 2),
@@ -133,6 +165,23 @@ ROWS: tuple[Spec, ...] = (
          torch=_rotated, opset=23),
     Spec("RotaryEmbedding", (normal(1, 3, 8), normal(9, 2, seed=1), normal(9, 2, seed=2), np.array([[4, 0, 8]])),
          attributes={"num_heads": 2, "interleaved": 1}, opset=23, label="positions"),
+    # recurrent layers
+    Spec("LSTM", (normal(4, 2, 3), normal(1, 20, 3), normal(1, 20, 5), normal(1, 40), None, normal(1, 2, 5),
+                  normal(1, 2, 5, seed=1)),
+         (0, 1, 2, 3, 5, 6), _lstm, {"hidden_size": 5}, outputs=3),
+    Spec("LSTM", (normal(3, 2, 3), normal(1, 8, 3), normal(1, 8, 2), normal(1, 16)), (0, 1, 2, 3),
+         lambda *a: _lstm(*a)[0], {"hidden_size": 2}, label="sequence"),
+    Spec("LSTM", (normal(3, 2, 3), normal(1, 8, 3), normal(1, 8, 2), normal(1, 16)), (0, 1, 2, 3), _lstm,
+         {"hidden_size": 2}, outputs=3, ignored=(0, 2), label="last"),
+    Spec("LSTM", (normal(4, 2, 3), normal(2, 8, 3), normal(2, 8, 2)), (0, 1, 2), None,
+         {"hidden_size": 2, "direction": "bidirectional"}, outputs=3, label="bidirectional"),
+    Spec("GRU", (normal(4, 2, 3), normal(1, 15, 3), normal(1, 15, 5), normal(1, 30)), (0, 1, 2, 3), _gru,
+         {"hidden_size": 5, "linear_before_reset": 1}, outputs=2),
+    Spec("GRU", (normal(4, 2, 3), normal(1, 15, 3), normal(1, 15, 5), normal(1, 30), None, normal(1, 2, 5)),
+         (0, 1, 2, 3, 5), None, {"hidden_size": 5, "direction": "reverse"}, outputs=2, label="reverse"),
+    Spec("GRU", (normal(4, 2, 3), normal(2, 6, 3), normal(2, 6, 2), normal(2, 12)), (0, 1, 2, 3), None,
+         {"hidden_size": 2, "direction": "bidirectional", "linear_before_reset": 1}, outputs=2, ignored=(0,),
+         label="bidirectional-last"),
     # functions
     Spec("Tan", (_grid((3, 4)),), torch=lambda x: x.tan()),
     Spec("Sinh", (normal(3, 4),), torch=lambda x: x.sinh()),

@@ -14,7 +14,7 @@ from poetopt.graph import Tensor
 @register_vjp("Attention", since=23)
 def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     """Y = P V, P = softmax(scale Q K' + mask): dV = P' dY, dP = dY V', dS = P (dP - sum(dP P)), dQ = scale dS K,
-    dK = scale dS' Q; with softcap c, dS is also multiplied by 1 - tanh^2.
+    dK = scale dS' Q, dMask = dS; with softcap c, dS is multiplied by 1 - tanh^2 for Q and K.
 
     P is computed again from Q and K, in the same operator as all three gradients. Heads that share keys and values
     are summed. Three temporaries of the size of the scores. No rule for a past of keys, nor for the outputs behind Y.
@@ -43,6 +43,7 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     dv = k.matmul(k.transpose(p, [0, 1, 3, 2]), d) if op.need(2) else None
     dp = k.matmul(d, k.transpose(value, [0, 1, 3, 2]))
     ds = k.mul(k.sub(dp, k.reduce_sum(k.mul(dp, p), [3])), p)
+    dmask = k.sum_to(k.reshape(ds, (batch, count, queries, length)), op.input(3).shape) if op.need(3) else None
     if bent is not None:
         ds = k.mul(ds, affine(k, k.mul(bent, bent), -1.0, 1.0))
     dq = k.mul(k.matmul(ds, key), scale) if op.need(0) else None
@@ -50,7 +51,7 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     if dq is not None:
         dq = k.reshape(dq, (batch, count, queries, depth))
     gradients = zip((dq, dk, dv), range(3), strict=True)
-    return tuple(None if g is None else _joined(k, g, op.input(i)) for g, i in gradients)
+    return (*(None if g is None else _joined(k, g, op.input(i)) for g, i in gradients), dmask)
 
 
 def _heads(k: OperatorBuilder, x: Tensor, count: int) -> Tensor:

@@ -3,11 +3,12 @@
 from poetopt.autodiff.registry import declare_nondifferentiable
 
 for _op, _inputs in {
-    "Attention": (3,),
     "CastLike": (1,),
     "CumSum": (1,),
+    "GRU": (4,),
     "GatherElements": (1,),
     "GatherND": (1,),
+    "LSTM": (4,),
     "ReduceL1": (1,),
     "ReduceL2": (1,),
     "ReduceLogSum": (1,),
