@@ -1,0 +1,144 @@
+"""What `poetopt show` does: one plan in the form that was asked for, written or printed, and a browser for the page."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from poetopt.errors import OptionError, OutputError
+from poetopt.files import check_writable, write_atomically
+from poetopt.plan.codec import load
+from poetopt.report.view import View
+
+
+class Form(StrEnum):
+    """What a plan can be shown as."""
+
+    HTML = "html"
+    PNG = "png"
+    SVG = "svg"
+    TXT = "txt"
+    TRACE = "trace"
+
+
+SUFFIXES = {
+    ".html": Form.HTML,
+    ".htm": Form.HTML,
+    ".png": Form.PNG,
+    ".svg": Form.SVG,
+    ".txt": Form.TXT,
+    ".json": Form.TRACE,
+    ".trace": Form.TRACE,
+}
+_ENDINGS = {Form.HTML: "html", Form.PNG: "png", Form.SVG: "svg", Form.TXT: "txt", Form.TRACE: "trace.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Where the form is: a path, or a text to print. `opened`: a browser has been asked to show it."""
+
+    form: Form
+    path: Path | None = None
+    text: str | None = None
+    opened: bool = False
+
+
+def form_of(out: str | None, form: str | None) -> Form:
+    """The form by name, else by the suffix of `out`, else the page. Raises OptionError."""
+    if form is not None:
+        if form not in tuple(Form):
+            raise OptionError(f"--format {form}: not a format; there are {', '.join(Form)}")
+        return Form(form)
+    if out is None:
+        return Form.HTML
+    found = SUFFIXES.get(Path(out).suffix.lower())
+    if found is None:
+        raise OptionError(f"-o {out}: its suffix names no format; say --format {'|'.join(Form)}")
+    return found
+
+
+def show(plan: str, *, out: str | None = None, form: str | None = None, browse: bool = True) -> Shown:
+    """Show the plan file `plan`.
+
+    out
+        Where to write. Without it the text form is returned, and other forms are written beside the plan, or to a
+        temporary file where that can't be.
+    browse
+        Whether a page without an `out` is opened in a browser, if there is a display and a person to see it.
+
+    Raises OptionError, OutputError, PlanError, and BackendUnavailableError for a picture without matplotlib.
+    """
+    wanted = form_of(out, form)
+    view = View.of(load(plan))
+    if out is None and wanted is Form.TXT:
+        return Shown(wanted, text=_text(view, sys.stdout.encoding))
+    content = rendered(view, wanted)
+    if out is not None:
+        write_atomically(out, content)
+        return Shown(wanted, Path(out))
+    path = _beside(plan, wanted)
+    write_atomically(path, content)
+    return Shown(wanted, path, opened=browse and wanted is Form.HTML and _browser(path))
+
+
+def rendered(view: View, form: Form) -> bytes:
+    """The content of a file of that form. Raises PlanError, BackendUnavailableError."""
+    if form is Form.HTML:
+        from poetopt.report.page import page
+
+        return page(view).encode()
+    if form is Form.TXT:
+        from poetopt.report.text import text_form
+
+        return f"{text_form(view)}\n".encode()
+    if form is Form.TRACE:
+        from poetopt.report.trace import trace_text
+
+        return trace_text(view).encode()
+    from poetopt.report.figure import figure_bytes
+
+    return figure_bytes(view, form)
+
+
+def _text(view: View, encoding: str | None) -> str:
+    """The text as wide as the terminal, in characters that it has."""
+    import shutil
+
+    from poetopt.report.layout import WIDTH
+    from poetopt.report.text import ASCII, UNICODE, text_form
+
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    codec = encoding or "utf-8"
+    try:
+        UNICODE.shades.encode(codec)
+    except UnicodeEncodeError:
+        return text_form(view, width, ASCII).encode(codec, "backslashreplace").decode(codec)
+    return text_form(view, width)
+
+
+def _beside(plan: str, form: Form) -> Path:
+    """A path that says whose it is, beside the plan or in the folder for temporary files."""
+    name = f"{Path(plan).stem}.schedule.{_ENDINGS[form]}"
+    beside = Path(plan).parent / name
+    try:
+        check_writable(beside)
+    except OutputError:
+        return Path(tempfile.mkdtemp(prefix="poetopt-")) / name
+    return beside
+
+
+def _browser(path: Path) -> bool:
+    """Open the page where there is a display, and a terminal that a person may sit at."""
+    import webbrowser
+
+    display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not display or not sys.stdout.isatty():
+        return False
+    try:
+        return webbrowser.open(path.resolve().as_uri())
+    except (webbrowser.Error, OSError):
+        return False

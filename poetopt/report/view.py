@@ -1,0 +1,155 @@
+"""A plan made ready to be looked at: its simulation, the stage of each instruction, and names that people can read.
+
+The page, the picture, the text and the trace are all drawn from it, so that they can't disagree.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from poetopt.plan.codec import PlanFile
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.layout import Buffer, arena_bytes, buffers
+from poetopt.plan.simulate import Simulation, simulate
+from poetopt.problem import Problem
+
+_UNSHOWN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+"""Unicode categories that a terminal or a page would obey rather than show."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A plan and what is known of it.
+
+    plan
+        A valid plan, laid out or not.
+    ram_bytes, deadline_s
+        The budgets that it was made for, where there were any.
+    report
+        What the solve loop said of it (`solve --json`); empty where nobody did.
+    """
+
+    plan: Plan
+    ram_bytes: int | None = None
+    deadline_s: float | None = None
+    report: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, file: PlanFile) -> View:
+        """The view of a plan file."""
+        return cls(file.plan, file.ram_bytes, file.deadline_s, file.report)
+
+    @property
+    def problem(self) -> Problem:
+        """What the plan schedules."""
+        return self.plan.problem
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """Bytes, seconds and joules of the plan. Raises PlanError where the plan is not valid."""
+        return simulate(self.plan, ram_bytes=self.ram_bytes)
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Every allocation, in the order of `Plan.offsets`."""
+        return tuple(buffers(self.plan))
+
+    @cached_property
+    def arena_bytes(self) -> int | None:
+        """Size of the arena, or None where the plan has not been laid out."""
+        return arena_bytes(self.plan) if self.plan.offsets else None
+
+    @cached_property
+    def again(self) -> tuple[bool, ...]:
+        """For each instruction, whether it computes an operator that has run before."""
+        seen: set[int] = set()
+        found = []
+        for step in self.plan.instructions:
+            compute = step.action is Action.COMPUTE
+            found.append(compute and step.target in seen)
+            if compute:
+                seen.add(step.target)
+        return tuple(found)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each instruction, never decreasing.
+
+        Stage t ends with the first compute of operator t. What tidies up after a compute (a FREE, a PAGE_OUT)
+        is shown in that compute's stage, not in the next one, which it only makes room for.
+        """
+        coming: list[int] = []
+        ahead = max(len(self.problem.operators) - 1, 0)
+        for step, again in zip(reversed(self.plan.instructions), reversed(self.again), strict=True):
+            if step.action is Action.COMPUTE and not again:
+                ahead = step.target
+            coming.append(ahead)
+        stages: list[int] = []
+        for step, stage in zip(self.plan.instructions, reversed(coming), strict=True):
+            tidying = step.action in (Action.FREE, Action.PAGE_OUT)
+            stages.append((stages[-1] if stages else 0) if tidying else stage)
+        return tuple(stages)
+
+    @cached_property
+    def reached_s(self) -> tuple[float, ...]:
+        """When the CPU reaches each instruction: from then on what it allocates is in RAM."""
+        cpu, found = 0.0, []
+        for index, step in enumerate(self.plan.instructions):
+            found.append(cpu)
+            if not self.beside(step.action):
+                cpu = self.simulation.end_s[index]
+        return tuple(found)
+
+    @cached_property
+    def left_s(self) -> tuple[float, ...]:
+        """When the CPU leaves each instruction for the next one."""
+        cpu = self.reached_s[1:]
+        makespan = self.simulation.makespan_s
+        return (*cpu, makespan) if self.plan.instructions else ()
+
+    def beside(self, action: Action) -> bool:
+        """Whether instructions of that kind run on the transfer channel, beside the CPU."""
+        return self.problem.dma and action in (Action.PAGE_IN, Action.PAGE_OUT)
+
+    @cached_property
+    def operator_names(self) -> tuple[str, ...]:
+        """The operators' names: unique, and without characters that would do something when they are shown."""
+        return _readable(operator.name for operator in self.problem.operators)
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """The same for the tensors."""
+        return _readable(tensor.name for tensor in self.problem.tensors)
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return shown(self.problem.name) or "a model without a name"
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        return shown(self.problem.device)
+
+
+def shown(text: str) -> str:
+    """`text` with control characters, direction marks and the like written out as escapes."""
+    return "".join(_escape(c) if unicodedata.category(c) in _UNSHOWN else c for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _readable(names: Iterable[str]) -> tuple[str, ...]:
+    """Names as they are shown; those that stand for several entries, or for nothing, get their index."""
+    clean = [shown(name) for name in names]
+    count = Counter(clean)
+    return tuple(
+        name if name and count[name] == 1 else f"{name or 'unnamed'} #{index}" for index, name in enumerate(clean)
+    )
