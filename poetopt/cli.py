@@ -174,6 +174,27 @@ def verify(
 
 
 @app.command()
+def show(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")],
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write it there.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="html|png|svg|txt|trace", help="Default: by the suffix of FILE, else html."),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    json: JsonOption = None,
+) -> int:
+    """Show a schedule: as a page for the browser, a picture, a text, or a trace for Perfetto."""
+    from poetopt.report.show import show as display
+
+    check_outputs([plan], {"-o": out, "--json": json})
+    shown = display(plan, out=out, form=form, browse=not no_open)
+    write_json(shown.to_dict(), json)
+    say(str(shown), unless=json)
+    return 0
+
+
+@app.command()
 def inspect(
     model: ModelArgument,
     device: Annotated[

@@ -43,8 +43,9 @@ def facts(view: View) -> tuple[Fact, ...]:
             remark = f"{show_share(view.ram_bytes / store_all)} of the {show_bytes(int(store_all))} of store-all"
         found.append(Fact("RAM budget", show_bytes(view.ram_bytes), remark))
     found.append(Fact("Peak", show_bytes(simulation.peak_bytes), _peak_remark(view)))
-    share = f"{show_share(simulation.overhead_j / baseline)} over one pass" if baseline else "over one pass"
-    found.append(Fact("Energy", show_joules(simulation.energy_j), f"{show_joules(simulation.overhead_j)}, {share}"))
+    share = f" ({show_share(simulation.overhead_j / baseline)})" if baseline and simulation.overhead_j else ""
+    more = f"{show_joules(simulation.overhead_j)}{share} more than one pass" if simulation.overhead_j else "as one pass"
+    found.append(Fact("Energy", show_joules(simulation.energy_j), more))
     found.append(Fact("Time", show_seconds(simulation.makespan_s), _time_remark(view)))
     found.append(Fact("Recomputes", f"{simulation.recomputes:,}", _recompute_remark(view)))
     moved = f"{show_bytes(simulation.bytes_paged)} moved" if simulation.bytes_paged else "nothing moved"

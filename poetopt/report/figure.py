@@ -34,7 +34,12 @@ LABELS = {
     Kind.PAGE_IN: "page in",
     Kind.WAIT: "wait",
 }
-_SETTINGS = {"svg.hashsalt": "poetopt", "svg.fonttype": "path", "font.size": 8.0, "font.family": "DejaVu Sans"}
+_SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "poetopt",
+    "svg.fonttype": "path",
+    "font.size": 8.0,
+    "font.family": "DejaVu Sans",
+}
 
 
 def figure_bytes(view: View, form: str) -> bytes:
@@ -85,6 +90,7 @@ def _matrix(axes: Any, view: View) -> None:
     _rectangles(axes, [(column, stage, 1, height) for column, stage, height in resident], RESIDENT, "in RAM")
     marks: dict[Kind, list[tuple[int, int]]] = {kind: [] for kind in Kind}
     written: dict[int, int] = {}
+    thin = max(0.3, operators / 900)
     stored = []
     for step, stage, again in zip(view.plan.instructions, stages, view.again, strict=True):
         if step.action is Action.COMPUTE:
@@ -94,7 +100,7 @@ def _matrix(axes: Any, view: View) -> None:
         elif step.action is not Action.FREE and producer[step.target] >= 0:
             column = producer[step.target]
             if step.action is Action.PAGE_IN and step.target in written:
-                stored.append((column + 0.35, written[step.target] + 0.5, 0.3, stage - written[step.target]))
+                stored.append((column + 0.5 - thin / 2, written[step.target] + 0.5, thin, stage - written[step.target]))
             written[step.target] = stage
             marks[Kind.PAGE_IN if step.action is Action.PAGE_IN else Kind.PAGE_OUT].append((column, stage))
     _rectangles(axes, stored, STORED, "on storage")

@@ -18,17 +18,8 @@ from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, timeline
 from poetopt.report.view import View, shown
 
-SCRIPTS = (
-    "base.js",
-    "axis.js",
-    "inspector.js",
-    "matrix.js",
-    "memory.js",
-    "lanes.js",
-    "energy.js",
-    "tables.js",
-    "main.js",
-)
+_PARTS = ("base", "axis", "inspector", "matrix", "memory", "lanes", "energy", "tables", "main")
+"""The scripts, in the order in which they need each other."""
 _ACTIONS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN, Action.FREE)
 
 
@@ -43,7 +34,7 @@ def page(view: View) -> str:
         "NOTES": _notes(view),
         "STYLE": _asset("page.css"),
         "DATA": _embedded(page_data(view)),
-        "SCRIPT": "\n".join(_asset(name) for name in SCRIPTS),
+        "SCRIPT": "\n".join(_asset(f"{part}.js") for part in _PARTS),
     }
     # In one pass, so that nothing that is filled in can hold a hole of its own.
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: holes[match[1]], _asset("page.html"))
@@ -131,8 +122,8 @@ def _subtitle(view: View) -> str:
     backward = sum(operator.backward for operator in problem.operators)
     forward = len(problem.operators) - backward
     return (
-        f"One training step: {forward:,} forward and {backward:,} backward operators, {len(problem.tensors):,} tensors, "
-        f"{len(view.plan.instructions):,} instructions"
+        f"One training step: {forward:,} forward and {backward:,} backward operators, {len(problem.tensors):,} "
+        f"tensors, {len(view.plan.instructions):,} instructions"
     )
 
 

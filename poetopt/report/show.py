@@ -13,6 +13,7 @@ from poetopt.errors import OptionError, OutputError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plan.codec import load
 from poetopt.report.view import View
+from poetopt.units import show_bytes
 
 
 class Form(StrEnum):
@@ -35,16 +36,45 @@ SUFFIXES = {
     ".trace": Form.TRACE,
 }
 _ENDINGS = {Form.HTML: "html", Form.PNG: "png", Form.SVG: "svg", Form.TXT: "txt", Form.TRACE: "trace.json"}
+_CONTENTS = {
+    Form.HTML: "a page for any browser",
+    Form.PNG: "a picture",
+    Form.SVG: "a picture",
+    Form.TXT: "a text",
+    Form.TRACE: "a trace for ui.perfetto.dev or chrome://tracing",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Where the form is: a path, or a text to print. `opened`: a browser has been asked to show it."""
+    """Where a plan can be looked at now.
+
+    path
+        The file, or None where it is a text to print.
+    text
+        That text, or None.
+    nbytes
+        Size of the file or of the text.
+    opened
+        Whether a browser has been asked to show it.
+    """
 
     form: Form
+    nbytes: int
     path: Path | None = None
     text: str | None = None
     opened: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `poetopt show --json`."""
+        path = None if self.path is None else str(self.path)
+        return {"format": str(self.form), "path": path, "bytes": self.nbytes, "opened": self.opened}
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return self.text or ""
+        opened = ", opened in the browser" if self.opened else ""
+        return f"{self.path}: {_CONTENTS[self.form]}, {show_bytes(self.nbytes)}{opened}"
 
 
 def form_of(out: str | None, form: str | None) -> Form:
@@ -75,14 +105,15 @@ def show(plan: str, *, out: str | None = None, form: str | None = None, browse: 
     wanted = form_of(out, form)
     view = View.of(load(plan))
     if out is None and wanted is Form.TXT:
-        return Shown(wanted, text=_text(view, sys.stdout.encoding))
+        text = _text(view, sys.stdout.encoding)
+        return Shown(wanted, len(text), text=text)
     content = rendered(view, wanted)
     if out is not None:
         write_atomically(out, content)
-        return Shown(wanted, Path(out))
+        return Shown(wanted, len(content), Path(out))
     path = _beside(plan, wanted)
     write_atomically(path, content)
-    return Shown(wanted, path, opened=browse and wanted is Form.HTML and _browser(path))
+    return Shown(wanted, len(content), path, opened=browse and wanted is Form.HTML and _browser(path))
 
 
 def rendered(view: View, form: Form) -> bytes:
