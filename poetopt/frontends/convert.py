@@ -8,6 +8,8 @@ runtimes execute; beyond it they are converted down where the converter can.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, version_converter
@@ -19,6 +21,7 @@ from poetopt.frontends.structure import describe, first_line
 WORKING_OPSET = 18
 NEWEST_OPSET = 26
 
+_TRAINING_MODE_SINCE = 14
 _SMALL_BYTES = 1024
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
 
@@ -70,6 +73,7 @@ def convert(document: Document) -> str:
     if WORKING_OPSET <= opset <= NEWEST_OPSET:
         return ""
     targets = range(NEWEST_OPSET, opset) if opset > NEWEST_OPSET else range(WORKING_OPSET, opset, -1)
+    training = _training_statistics(document) if opset < _TRAINING_MODE_SINCE else {}
     skeleton = _skeleton(document)
     failure = ""
     for target in targets:
@@ -81,9 +85,36 @@ def convert(document: Document) -> str:
         _adopt(document, converted)
         if opset <= 10:
             _keep_old_resize(document)
+        if target >= _TRAINING_MODE_SINCE:
+            _keep_training(document, training)
         suffix = f" (not {targets[0]}: {failure})" if failure else ""
         return f"converted from opset {opset} to {target}{suffix}"
     return f"kept at opset {opset}, the converter failed: {failure}"
+
+
+def _training_statistics(document: Document) -> dict[str, list[str]]:
+    """Cut BatchNormalization down to its first output; the result has its two statistics, by the first output's name.
+
+    Up to opset 13 a node with five outputs trains and one with a single output does not; the converter knows
+    only the latter.
+    """
+    found: dict[str, list[str]] = {}
+    read = {name for node in document.proto.graph.node for name in node.input}
+    for node in document.proto.graph.node:
+        if node.op_type == "BatchNormalization" and len(node.output) > 1 and not read.intersection(node.output[3:]):
+            found[node.output[0]] = list(node.output[1:3])
+            del node.output[1:]
+    return found
+
+
+def _keep_training(document: Document, training: Mapping[str, list[str]]) -> None:
+    """Give the nodes that train their statistics again, and say that they train."""
+    for node in document.proto.graph.node:
+        if node.op_type == "BatchNormalization" and node.output[0] in training:
+            node.output.extend(training[node.output[0]])
+            kept = [a for a in node.attribute if a.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
 
 
 def _keep_old_resize(document: Document) -> None:

@@ -51,7 +51,6 @@ _WEIGHTS: Mapping[str, frozenset[int]] = {
     "Gemm": frozenset({0, 1, 2}),
     "GroupNormalization": frozenset({1, 2}),
     "GRU": frozenset({1, 2, 3}),
-    "InstanceNormalization": frozenset({1, 2}),
     "LayerNormalization": frozenset({1, 2}),
     "LSTM": frozenset({1, 2, 3}),
     "MatMul": frozenset({0, 1}),
