@@ -12,7 +12,7 @@ unit in which a system hands out memory: a block that starts and ends within a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from poetopt.devices.flops import work
 from poetopt.devices.model import Device
@@ -112,8 +112,22 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         graph=graph,
         model_ref=graph.source,
         model_hash=graph.content_hash,
-        notes=() if device.storage else (f"{device.name} has no storage: schedules can only recompute",),
+        notes=_storage_notes(device, tensors),
     )
+
+
+def _storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str, ...]:
+    """What a schedule on this device must do without, in words."""
+    storage = device.storage
+    if storage is None:
+        return (f"{device.name} has no storage: schedules can only recompute",)
+    everything = sum(storage.moved_bytes(tensor.nbytes) for tensor in tensors)
+    if storage.capacity_bytes is not None and everything > storage.capacity_bytes:
+        return (
+            f"{device.name}'s storage holds {storage.capacity_bytes:,} B and all tensors take {everything:,} B: "
+            "a schedule that pages most of them out would not fit",
+        )
+    return ()
 
 
 def _operator(

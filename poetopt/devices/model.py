@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Flash or an SD card to page to. A transfer takes latency + bytes / rate seconds.
+    """Flash or an SD card to page to. A transfer takes latency + bytes / rate seconds, in whole blocks.
 
     power_w
         Watts of the storage while it transfers.
@@ -57,7 +57,14 @@ class Storage:
         Watts of the CPU that a transfer is charged with: the CPU's active power where it copies byte by byte, 0
         where a DMA engine does it.
     capacity_bytes
-        Size, or None where it is not known; no schedule comes near it.
+        Size, or None where it is not known.
+    block_bytes
+        What it reads and writes at once: a transfer moves whole blocks.
+    bus_bytes_per_s
+        What the bus to it can carry at most, or None where it is not known; the rates are not above it.
+    wake_j
+        Joules of powering it on and off again, for each run of transfers without a pause. The paper (section 5.5) has
+        it dominate; 0 where it is not known.
     """
 
     page_in_latency_s: float
@@ -67,6 +74,13 @@ class Storage:
     power_w: float
     cpu_power_w: float
     capacity_bytes: int | None = None
+    block_bytes: int = 1
+    bus_bytes_per_s: float | None = None
+    wake_j: float = 0.0
+
+    def moved_bytes(self, nbytes: int) -> int:
+        """Bytes that a transfer of `nbytes` moves: whole blocks."""
+        return -(-nbytes // self.block_bytes) * self.block_bytes
 
 
 @dataclass(frozen=True)
@@ -116,12 +130,12 @@ class Device:
     def page_in_s(self, nbytes: int) -> float:
         """Seconds to read `nbytes` from storage; 0 without storage."""
         s = self.storage
-        return s.page_in_latency_s + nbytes / s.page_in_bytes_per_s if s else 0.0
+        return s.page_in_latency_s + s.moved_bytes(nbytes) / s.page_in_bytes_per_s if s else 0.0
 
     def page_out_s(self, nbytes: int) -> float:
         """Seconds to write `nbytes` to storage; 0 without storage."""
         s = self.storage
-        return s.page_out_latency_s + nbytes / s.page_out_bytes_per_s if s else 0.0
+        return s.page_out_latency_s + s.moved_bytes(nbytes) / s.page_out_bytes_per_s if s else 0.0
 
     def page_in_j(self, nbytes: int) -> float:
         """Joules to read `nbytes`: time x (storage power + the CPU power that the transfer is charged with)."""

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 
 from poetopt.devices.model import Device, Figure, Kind, Storage
+from poetopt.devices.sanity import contradictions
 
 PREFIXES = {
     "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
@@ -30,10 +31,15 @@ UNITS = {
     "storage_power_w": "W",
     "transfer_cpu_power_w": "W",
     "storage_bytes": "B",
+    "storage_block_bytes": "B",
+    "storage_bus_bytes_per_s": "B/s",
+    "storage_wake_j": "J",
 }
 """The base unit of each figure."""
 
-MAY_BE_ZERO = frozenset({"page_in_latency_s", "page_out_latency_s", "storage_power_w", "transfer_cpu_power_w"})
+MAY_BE_ZERO = frozenset(
+    {"page_in_latency_s", "page_out_latency_s", "storage_power_w", "transfer_cpu_power_w", "storage_wake_j"}
+)
 STORAGE = (
     "page_in_latency_s",
     "page_in_bytes_per_s",
@@ -43,6 +49,8 @@ STORAGE = (
     "transfer_cpu_power_w",
 )
 """Figures of a storage: all of them, or none."""
+ABOUT_STORAGE = ("storage_bytes", "storage_block_bytes", "storage_bus_bytes_per_s", "storage_wake_j")
+"""What else may be said of a storage."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -83,14 +91,17 @@ class FiguresTable(_Table):
     storage_power_w: FigureTable | None = None
     transfer_cpu_power_w: FigureTable | None = None
     storage_bytes: FigureTable | None = None
+    storage_block_bytes: FigureTable | None = None
+    storage_bus_bytes_per_s: FigureTable | None = None
+    storage_wake_j: FigureTable | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> FiguresTable:
         if self.active_power_w is None and self.flop_per_j is None:
             raise ValueError("the energy of computing is missing: give active_power_w or flop_per_j")
-        given = [name for name in STORAGE if getattr(self, name) is not None]
+        given = [name for name in (*STORAGE, *ABOUT_STORAGE) if getattr(self, name) is not None]
         missing = [name for name in STORAGE if getattr(self, name) is None]
-        if missing and (given or self.storage_bytes is not None):
+        if missing and given:
             raise ValueError(f"a storage needs all its figures, or none: {', '.join(missing)} missing")
         for name, unit in UNITS.items():
             figure: FigureTable | None = getattr(self, name)
@@ -99,6 +110,8 @@ class FiguresTable(_Table):
             _factor(name, figure.unit, unit)
             if figure.value == 0 and name not in MAY_BE_ZERO:
                 raise ValueError(f"{name}: the value must be positive, not 0")
+        if errors := contradictions({figure.name: figure for figure in self.figures()})[0]:
+            raise ValueError("; ".join(errors))
         return self
 
     def figures(self) -> tuple[Figure, ...]:
@@ -125,7 +138,7 @@ class DeviceTable(_Table):
         """The device in base units."""
         figures = self.figures.figures()
         value = {figure.name: float(figure.value) for figure in figures}
-        capacity = value.get("storage_bytes")
+        capacity, block = value.get("storage_bytes"), value.get("storage_block_bytes")
         storage = None
         if "page_in_latency_s" in value:
             storage = Storage(
@@ -136,6 +149,9 @@ class DeviceTable(_Table):
                 power_w=value["storage_power_w"],
                 cpu_power_w=value["transfer_cpu_power_w"],
                 capacity_bytes=None if capacity is None else round(capacity),
+                block_bytes=1 if block is None else round(block),
+                bus_bytes_per_s=value.get("storage_bus_bytes_per_s"),
+                wake_j=value.get("storage_wake_j", 0.0),
             )
         return Device(
             name=self.name,
@@ -148,7 +164,7 @@ class DeviceTable(_Table):
             memory_bytes_per_s=value.get("memory_bytes_per_s"),
             storage=storage,
             figures=(*figures, Figure("dma", self.dma.value, "", self.dma.kind, self.dma.source)),
-            notes=self.notes,
+            notes=(*self.notes, *contradictions({figure.name: figure for figure in figures})[1]),
         )
 
 

@@ -22,9 +22,11 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.stays import Moves
 
 TRIALS = 1500
-"""Orders tried while improving."""
+"""Orders tried while improving, at most."""
 NODES = 4000
-"""Nodes of the branch and bound."""
+"""Nodes of the branch and bound, at most."""
+EFFORT = 400_000
+"""Events looked at while improving, and as many in the branch and bound: long plans get fewer trials and nodes."""
 LEADS = (1.0, 1.5, 2.0, 4.0, 16.0, float("inf"))
 """How far ahead of just in time page-ins are queued in the simple orders, in units of their own duration."""
 
@@ -86,7 +88,7 @@ def plan_transfers(plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: i
     ram_bytes
         The budget that the new plan keeps as well; it may use more of it than the old one.
     trials, nodes
-        How much effort: orders tried, and nodes of the exact search.
+        How much effort at most: orders tried, and nodes of the exact search.
 
     Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, and
     on a device without DMA, the result is `plan` itself. A new plan has no offsets. Raises PlanError for a plan that
@@ -98,6 +100,8 @@ def plan_transfers(plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: i
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not moves.transfers:
         return plan
+    trials = min(trials, EFFORT // len(moves.order))
+    nodes = min(nodes, EFFORT // (10 * len(moves.transfers)))
     search = _Search(moves, ram_bytes, trials)
     search.try_simple_orders()
     if search.makespan_s > search.least_s * (1 + TOLERANCE):

@@ -17,11 +17,12 @@ from poetopt.devices.schema import STORAGE, UNITS
 from poetopt.errors import DeviceError
 
 GROUNDED = ("m0", "m4", "a72", "tx2")
+BEYOND = ("rpi5", "orin-nano", "esp32-s3", "stm32f767", "stm32h743", "rp2040", "rp2350", "phone-a76")
 PAPER = ("paper-m0", "paper-m4", "paper-a72", "paper-a72-nocache", "paper-tx2")
 
 
-def test_the_catalogue_has_the_papers_devices_twice() -> None:
-    assert set(GROUNDED + PAPER) <= set(names())
+def test_the_catalogue_has_the_papers_devices_twice_and_eight_more() -> None:
+    assert set(GROUNDED + BEYOND + PAPER) == set(names())
     assert names() == tuple(sorted(names()))
 
 
@@ -55,15 +56,27 @@ def test_the_authors_constants_are_called_theirs(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_costs_grow_with_size(name: str) -> None:
     found = device(name)
-    assert 0 < found.page_in_s(0) < found.page_in_s(1000) < found.page_in_s(2000)
-    assert found.page_out_s(2000) - found.page_out_s(1000) == pytest.approx(
-        found.page_out_s(1000) - found.page_out_s(0), rel=1e-6
-    )
     storage = found.storage
     assert storage is not None
+    block = storage.block_bytes
+    assert 0 < found.page_in_s(0) < found.page_in_s(10 * block) < found.page_in_s(20 * block)
+    assert found.page_out_s(20 * block) - found.page_out_s(10 * block) == pytest.approx(
+        found.page_out_s(10 * block) - found.page_out_s(0), rel=1e-6
+    )
+    assert found.page_in_s(9 * block + 1) == found.page_in_s(10 * block)
     assert found.page_out_j(1000) == pytest.approx(
         found.page_out_s(1000) * (storage.power_w + storage.cpu_power_w), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("name", GROUNDED + BEYOND)
+def test_storages_of_our_own_are_complete(name: str) -> None:
+    storage = device(name).storage
+    assert storage is not None
+    assert storage.capacity_bytes
+    assert storage.block_bytes in (512, 4096)
+    assert storage.bus_bytes_per_s is not None
+    assert max(storage.page_in_bytes_per_s, storage.page_out_bytes_per_s) <= storage.bus_bytes_per_s
 
 
 def test_a_cpu_that_waits_for_its_transfers_pays_for_them() -> None:
@@ -89,7 +102,7 @@ def test_an_unknown_name_is_told_the_closest(wrong: str, close: str) -> None:
 
 
 def test_an_unknown_name_without_a_close_one_is_told_all() -> None:
-    with pytest.raises(DeviceError, match="unknown device 'zzz': The catalogue has a72, m0"):
+    with pytest.raises(DeviceError, match="unknown device 'zzz': The catalogue has a72, esp32-s3, m0"):
         device("zzz")
 
 
@@ -175,6 +188,66 @@ def test_energy_needs_a_figure(tmp_path: Path) -> None:
     head, _, _ = BOARD.rpartition("[figures.")
     with pytest.raises(DeviceError, match="figures: the energy of computing is missing: give active_power_w"):
         device(write(tmp_path, head))
+
+
+def figure(name: str, value: float, unit: str, kind: str = "estimate") -> str:
+    return f'[figures.{name}]\nvalue = {value}\nunit = "{unit}"\nkind = "{kind}"\nsource = "guess"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            DISK + figure("storage_bus_bytes_per_s", 0.5, "B/s"),
+            r"page_in_bytes_per_s: 1 B/s are more than the storage's bus can carry, 0\.5 B/s",
+        ),
+        (DISK + figure("memory_bytes_per_s", 0.5, "B/s"), r"page_out_bytes_per_s: 1 B/s are more than RAM itself"),
+        (
+            figure("flop_per_j", 1e9, "FLOP/J"),
+            r"flop_per_j: at 1e\+08 FLOP/s it implies 0\.1 W, and active_power_w says 0\.25 W: 2\.5 times apart",
+        ),
+        (figure("flop_per_j", 1e8, "FLOP/J"), r"it implies 1 W, .* 4 times apart, more than 2"),
+        (
+            DISK.replace('unit = "s"', 'unit = "ns"', 1).replace("value = 1", "value = 0.5", 1),
+            "sooner than any storage",
+        ),
+        (DISK + figure("storage_block_bytes", 0.5, "B"), "storage_block_bytes: 0.5 is no whole number of bytes"),
+        (
+            DISK + figure("storage_block_bytes", 4, "KiB") + figure("storage_bytes", 1, "kB"),
+            "a block of 4.1 kB is larger than the storage, 1 kB",
+        ),
+        (figure("storage_block_bytes", 512, "B"), "a storage needs all its figures, or none"),
+    ],
+)
+def test_figures_that_contradict_each_other_are_refused_with_the_reason(
+    tmp_path: Path, more: str, message: str
+) -> None:
+    with pytest.raises(DeviceError, match=message):
+        device(write(tmp_path, BOARD + more))
+
+
+@pytest.mark.parametrize("flop_per_j", [2.01e8, 4e8, 7.99e8])
+def test_figures_within_a_factor_of_two_agree(tmp_path: Path, flop_per_j: float) -> None:
+    found = device(write(tmp_path, BOARD + figure("flop_per_j", flop_per_j, "FLOP/J")))
+    assert found.flop_per_j == flop_per_j
+
+
+def test_the_authors_contradiction_is_a_note() -> None:
+    (note,) = [note for note in device("paper-a72").notes if "times apart" in note]
+    assert "implies 49.9 W, and active_power_w says 3 W: 16.6 times apart" in note
+    assert "kept" in note
+    assert not [note for note in device("paper-a72-nocache").notes if "times apart" in note]
+
+
+def test_blocks_and_waking(tmp_path: Path) -> None:
+    more = figure("storage_block_bytes", 512, "B") + figure("storage_wake_j", 2, "mJ")
+    found = device(write(tmp_path, BOARD + DISK + more))
+    storage = found.storage
+    assert storage is not None
+    assert storage.wake_j == 0.002
+    assert [storage.moved_bytes(count) for count in (0, 1, 512, 513)] == [0, 512, 512, 1024]
+    assert found.page_out_s(1) == found.page_out_s(512) == 513
+    assert found.page_in_s(513) == 1025
 
 
 def test_files_that_can_t_be_read(tmp_path: Path) -> None:

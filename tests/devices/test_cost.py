@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import poetopt as po
 from poetopt.devices import Device, device
 from poetopt.devices.cost import PAGE, cost, resident_breakdown
 from poetopt.devices.flops import work
@@ -278,3 +279,28 @@ def test_any_graph_keeps_its_bytes(found: TrainingGraph) -> None:
         assert list(operator.inputs) == sorted(set(operator.inputs))
         assert all(problem.tensors[i].producer < k for i in operator.inputs)
         assert all(problem.tensors[i].producer == k for i in operator.outputs)
+
+
+def mlp() -> TrainingGraph:
+    model = po.load("mlp")
+    assert isinstance(model, po.Model)
+    return model.differentiate().graph
+
+
+def test_a_storage_too_small_for_all_tensors_is_noted() -> None:
+    graph = mlp()
+    assert A72.storage is not None
+    assert not cost(graph, A72).notes
+    small = replace(A72, storage=replace(A72.storage, capacity_bytes=4096))
+    (note,) = cost(graph, small).notes
+    assert "a72's storage holds 4,096 B and all tensors take" in note
+
+
+def test_transfers_are_charged_by_whole_blocks() -> None:
+    graph = mlp()
+    assert A72.storage is not None
+    coarse = replace(A72, storage=replace(A72.storage, block_bytes=1_000_000))
+    for tensor in cost(graph, coarse).tensors:
+        seconds = A72.storage.page_out_latency_s + 1e6 / A72.storage.page_out_bytes_per_s
+        assert tensor.page_out_s == pytest.approx(seconds)
+        assert tensor.page_in_j == tensor.page_in_s * A72.storage.power_w

@@ -1,0 +1,74 @@
+"""Whether a device's figures can all be true at once, with the reason where they can't.
+
+The authors' constants are kept as they were released, contradictions included: between two figures of kind `paper`
+a contradiction is a note on the device, elsewhere it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from poetopt.devices.model import Figure, Kind
+
+DISAGREEMENT = 2.0
+"""Energy by power x time and energy by FLOPs a joule may differ by this factor."""
+
+SHORTEST_S = 1e-9
+"""No storage answers sooner; a figure under it has the wrong unit."""
+
+
+def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]:
+    """What can't be true together: as errors, and (where the paper says it) as notes."""
+    errors: list[str] = []
+    notes: list[str] = []
+    for involved, reason in _found(figures):
+        verbatim = all(figures[name].kind is Kind.PAPER for name in involved)
+        (notes if verbatim else errors).append(reason + ("; kept, as the authors released it" if verbatim else ""))
+    return errors, notes
+
+
+def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
+    value = {name: float(figure.value) for name, figure in figures.items()}
+    bus = value.get("storage_bus_bytes_per_s")
+    for way in ("page_in_bytes_per_s", "page_out_bytes_per_s"):
+        if bus is not None and way in value and value[way] > bus:
+            yield (
+                (way, "storage_bus_bytes_per_s"),
+                f"{way}: {_bytes(value[way])}/s are more than the storage's bus can carry, {_bytes(bus)}/s "
+                "(storage_bus_bytes_per_s)",
+            )
+        memory = value.get("memory_bytes_per_s")
+        if memory is not None and way in value and value[way] > memory:
+            yield (
+                (way, "memory_bytes_per_s"),
+                f"{way}: {_bytes(value[way])}/s are more than RAM itself can carry, {_bytes(memory)}/s "
+                "(memory_bytes_per_s)",
+            )
+    if "active_power_w" in value and "flop_per_j" in value:
+        implied = value["flop_per_s"] / value["flop_per_j"]
+        factor = implied / value["active_power_w"]
+        apart = max(factor, 1 / factor)
+        if apart > DISAGREEMENT:
+            yield (
+                ("active_power_w", "flop_per_s", "flop_per_j"),
+                f"flop_per_j: at {value['flop_per_s']:.4g} FLOP/s it implies {implied:.3g} W, and active_power_w says "
+                f"{value['active_power_w']:.3g} W: {apart:.3g} times apart, more than {DISAGREEMENT:g}",
+            )
+    for way in ("page_in_latency_s", "page_out_latency_s"):
+        if 0 < value.get(way, 0.0) < SHORTEST_S:
+            yield (way,), f"{way}: {value[way]:.3g} s is sooner than any storage answers; check the unit"
+    block, capacity = value.get("storage_block_bytes"), value.get("storage_bytes")
+    if block is not None and block != int(block):
+        yield ("storage_block_bytes",), f"storage_block_bytes: {block:g} is no whole number of bytes"
+    if block is not None and capacity is not None and block > capacity:
+        yield (
+            ("storage_block_bytes", "storage_bytes"),
+            f"storage_block_bytes: a block of {_bytes(block)} is larger than the storage, {_bytes(capacity)}",
+        )
+
+
+def _bytes(count: float) -> str:
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:g} B"
