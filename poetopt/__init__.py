@@ -28,7 +28,8 @@ from poetopt.api import (
 from poetopt.errors import PoetError
 
 if TYPE_CHECKING:
-    from poetopt import autodiff, backends, devices, formulations, frontends, plan, report
+    from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report
+    from poetopt.comparison.interface import compare, pareto
     from poetopt.devices import Device
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.plan.instructions import Plan
@@ -52,6 +53,8 @@ __all__ = [
     "TrainingGraph",
     "autodiff",
     "backends",
+    "baselines",
+    "compare",
     "device",
     "devices",
     "execute",
@@ -59,6 +62,7 @@ __all__ = [
     "frontends",
     "load",
     "load_plan",
+    "pareto",
     "plan",
     "report",
     "simulate",
@@ -66,8 +70,10 @@ __all__ = [
     "store_all_peak_bytes",
 ]
 
-_SUBPACKAGES = frozenset({"autodiff", "backends", "devices", "formulations", "frontends", "plan", "report"})
-_CLASSES = {
+_SUBPACKAGES = frozenset(
+    {"autodiff", "backends", "baselines", "devices", "formulations", "frontends", "plan", "report"}
+)
+_HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",
     "Operator": "poetopt.graph",
@@ -76,14 +82,16 @@ _CLASSES = {
     "Report": "poetopt.report.report",
     "Tensor": "poetopt.graph",
     "TrainingGraph": "poetopt.graph",
+    "compare": "poetopt.comparison.interface",
+    "pareto": "poetopt.comparison.interface",
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"poetopt.{name}")
-    if name in _CLASSES:
-        return getattr(importlib.import_module(_CLASSES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'poetopt' has no attribute {name!r}")
 
 

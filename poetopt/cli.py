@@ -7,6 +7,19 @@ from typing import Annotated
 
 import typer
 
+from poetopt.commands.compare import compare, pareto
+from poetopt.commands.options import (
+    BatchOption,
+    DeadlineOption,
+    DeviceOption,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OutputOption,
+    ThreadsOption,
+    TrainOption,
+    patterns,
+)
 from poetopt.console import (
     INTERRUPTED,
     check_outputs,
@@ -29,40 +42,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ModelArgument = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`)."),
-]
-BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
-TrainOption = Annotated[
-    list[str] | None,
-    typer.Option("--train", metavar="PATTERN", help="Train only these parameters (fc.*); may be repeated."),
-]
-LossOption = Annotated[str, typer.Option("--loss", metavar="auto|cross-entropy|mse|none", help="The loss to attach.")]
-OutputOption = Annotated[
-    str | None,
-    typer.Option("--output", metavar="NAME", help="The output that the loss is on, where there are several."),
-]
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
-]
-
 
 @app.command()
 def solve(
     model: ModelArgument,
-    device: Annotated[
-        str, typer.Option("--device", metavar="NAME|FILE", help="A device (`poetopt devices`), or a TOML file of one.")
-    ],
+    device: DeviceOption,
     ram: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE|PERCENT", help="Budget: 3MB, 300KiB, 40% of store-all; default: what the device has left."
         ),
     ] = None,
-    deadline: Annotated[
-        str | None, typer.Option(metavar="TIME|FACTOR", help="250ms, 3h, or 1.5x one pass; default: none.")
-    ] = None,
+    deadline: DeadlineOption = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Training steps that the deadline is for.", min=1)] = 1,
     deadline_model: Annotated[
         str, typer.Option(metavar="makespan|paper", help="What the deadline bounds; paper: the sum of compute times.")
@@ -80,7 +71,7 @@ def solve(
     gap: Annotated[
         str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
     ] = "0.1%",
-    threads: Annotated[int, typer.Option(metavar="N", help="Of the solver; 0: it chooses.", min=0)] = 0,
+    threads: ThreadsOption = 0,
     timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
     out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
     json: JsonOption = None,
@@ -91,7 +82,7 @@ def solve(
     check_outputs([model], {"-o": out, "--json": json})
     with live_progress() as listener:
         problem = (
-            po.load(model, batch=batch, train=_patterns(train)).differentiate(loss=loss, output=output).cost(device)
+            po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
         )
         try:
             report = po.solve(
@@ -194,6 +185,10 @@ def show(
     return 0
 
 
+app.command()(compare)
+app.command()(pareto)
+
+
 @app.command()
 def inspect(
     model: ModelArgument,
@@ -211,7 +206,7 @@ def inspect(
     from poetopt.report.inspection import inspect as look
 
     check_outputs([model], {"--json": json})
-    found = look(po.load(model, batch=batch, train=_patterns(train)), device=device, loss=loss, output=output)
+    found = look(po.load(model, batch=batch, train=patterns(train)), device=device, loss=loss, output=output)
     write_json(found.to_dict(), json)
     say(str(found), unless=json)
     return 0
@@ -233,7 +228,7 @@ def grad(
     from poetopt.frontends.summary import summary
 
     check_outputs([model], {"-o": out, "--json": json})
-    training = po.load(model, batch=batch, train=_patterns(train)).differentiate(loss=loss, output=output)
+    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
     if not isinstance(training, po.Training):
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
@@ -318,10 +313,6 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
-
-
-def _patterns(train: list[str] | None) -> str | None:
-    return ",".join(train) if train else None
 
 
 def invoke(arguments: list[str]) -> int:

@@ -1,0 +1,167 @@
+"""`poetopt compare` and `poetopt pareto`: methods side by side, and energy against RAM."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from poetopt.commands.options import (
+    BatchOption,
+    DeadlineOption,
+    DeviceOption,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OutputOption,
+    ThreadsOption,
+    TrainOption,
+    patterns,
+)
+from poetopt.console import check_outputs, say, write_json
+
+if TYPE_CHECKING:
+    from poetopt.comparison.compare import Comparison
+
+PictureOption = Annotated[
+    str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
+]
+CsvOption = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows there as CSV.")]
+GapOption = Annotated[
+    str, typer.Option("--gap", metavar="PERCENT", help="Stop a solve when the overhead is proven to be so close.")
+]
+
+
+def compare(
+    model: ModelArgument,
+    device: DeviceOption,
+    ram: Annotated[
+        str, typer.Option(metavar="BUDGETS", help="20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.")
+    ] = "20%..100%/9",
+    methods: Annotated[str, typer.Option(metavar="all|A,B", help="The methods; all of them by default.")] = "all",
+    deadline: DeadlineOption = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="For one solve of a method with a proof.")] = "12s",
+    gap: GapOption = "0.1%",
+    threads: ThreadsOption = 0,
+    out: PictureOption = None,
+    csv: CsvOption = None,
+    plans: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write every plan there, as METHOD-BUDGET.json, for `run`.")
+    ] = None,
+    json: JsonOption = None,
+) -> int:
+    """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
+    import poetopt as po
+    from poetopt.files import write_atomically
+
+    check_outputs([model], {"-o": out, "--csv": csv, "--json": json})
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
+    with _told() as told:
+        problem = (
+            po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
+        )
+        found = po.compare(
+            problem,
+            ram=ram,
+            methods=methods,
+            deadline=deadline,
+            time_limit=time_limit,
+            gap=gap,
+            threads=threads,
+            told=lambda name, budget: told(f"{name} at {budget:,} B"),
+        )
+    if plans is not None:
+        _save_plans(found, plans)
+    if out is not None:
+        from poetopt.report.plots import save_comparison
+
+        save_comparison(found, out)
+    from poetopt.report.comparison import comparison_csv, comparison_lines
+
+    if csv is not None:
+        write_atomically(csv, comparison_csv(found))
+    write_json(found.to_dict(), json)
+    say("\n".join(comparison_lines(found)), unless=json)
+    return 0
+
+
+def pareto(
+    model: ModelArgument,
+    device: DeviceOption,
+    points: Annotated[int, typer.Option(metavar="N", help="At most so many budgets.", min=2, max=1000)] = 14,
+    deadline: DeadlineOption = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new budget after that.")] = "200s",
+    gap: GapOption = "2%",
+    threads: ThreadsOption = 0,
+    out: PictureOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
+    import poetopt as po
+
+    check_outputs([model], {"-o": out, "--json": json})
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
+    with _told() as told:
+        problem = (
+            po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
+        )
+        front = po.pareto(
+            problem,
+            points=points,
+            deadline=deadline,
+            time_limit=time_limit,
+            gap=gap,
+            threads=threads,
+            told=lambda budget, why: told(f"{budget:,} B: {why}"),
+        )
+    if out is not None:
+        from poetopt.report.plots import save_front
+
+        save_front(front, out)
+    from poetopt.report.comparison import front_lines
+
+    write_json(front.to_dict(), json)
+    say("\n".join(front_lines(front)), unless=json)
+    return 0
+
+
+def _save_plans(found: Comparison, folder: str) -> None:
+    from poetopt.plan import codec
+
+    os.makedirs(folder, exist_ok=True)
+    rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
+    for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
+        path = os.path.join(folder, f"{name}-{budget}.json")
+        codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=found.deadline_s)
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being worked on, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    begin = time.monotonic()
+    with Console(stderr=True).status("reading the model", spinner="dots") as status:
+        yield lambda text: status.update(f"{time.monotonic() - begin:.0f} s  {text}")

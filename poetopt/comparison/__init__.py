@@ -1,0 +1,1 @@
+"""Methods side by side on the same budgets, and the front of energy against RAM."""

@@ -1,0 +1,224 @@
+"""Every method on every budget, judged by one simulator.
+
+Budgets are taken in ascending order, since a plan that fits one fits all larger ones: each method with a
+proof starts from the best plans found so far, of all methods, that lie in its kind of space. A plan that is better than
+POET's own answer becomes it; where it is better than the proven optimum as well, that is a finding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from poetopt.baselines import Baseline, method, names
+from poetopt.baselines.acceptance import Settings
+from poetopt.baselines.checkmate import proportional
+from poetopt.comparison.findings import Finding, moves_outside
+from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
+from poetopt.engine.solution import Solution
+from poetopt.engine.storeall import store_all
+from poetopt.errors import InfeasibleError, NoScheduleError
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+STARTS = 6
+"""So many of the best plans are offered to a solve."""
+BETTER = 1e-9
+"""Relative: overheads are sums of floats."""
+NO_PAGING = ("checkmate", "checkmate-energy", "poet-remat-only")
+PAGING_ONLY = ("poet-paging-only",)
+
+Told = Callable[[str, int], None]
+"""Told the method and the budget that are at hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Rows in the order of budgets, then of methods.
+
+    store_all_peak_bytes
+        What percentages of RAM are of.
+    plans
+        By method and budget.
+    """
+
+    problem: Problem
+    budgets: tuple[int, ...]
+    methods: tuple[str, ...]
+    store_all_peak_bytes: int
+    deadline_s: float | None
+    rows: tuple[Row, ...]
+    findings: tuple[Finding, ...]
+    plans: dict[tuple[str, int], Plan] = field(repr=False)
+    total_s: float = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `poetopt compare --json`."""
+        from poetopt import __version__
+
+        problem = self.problem
+        return {
+            "model": problem.name,
+            "device": problem.device,
+            "operators": len(problem.operators),
+            "tensors": len(problem.tensors),
+            "store_all_peak_bytes": self.store_all_peak_bytes,
+            "resident_bytes": problem.resident_bytes,
+            "baseline_energy_j": problem.baseline_energy_j,
+            "baseline_time_s": problem.baseline_time_s,
+            "deadline_s": self.deadline_s,
+            "rows": [row.to_dict() for row in self.rows],
+            "findings": [finding.to_dict() for finding in self.findings],
+            "total_s": self.total_s,
+            "version": __version__,
+        }
+
+
+def compare(
+    problem: Problem,
+    budgets: Sequence[int],
+    methods: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    told: Told | None = None,
+) -> Comparison:
+    """Run methods at budgets.
+
+    budgets
+        In bytes.
+    methods
+        Their names, all by default.
+    settings
+        Deadline, time limit of one solve, gap.
+
+    Raises OptionError for an unknown method.
+    """
+    begin = time.monotonic()
+    asked = tuple(dict.fromkeys(names() if methods is None else methods))
+    chosen = sorted((method(name) for name in asked), key=lambda found: (found.name == "poet", found.features.proof))
+    run = _Run(problem, settings or Settings(), told or (lambda _name, _ram: None))
+    for ram_bytes in sorted(set(budgets)):
+        for found in chosen:
+            run.one(found, ram_bytes)
+    order = {name: place for place, name in enumerate(asked)}
+    return Comparison(
+        problem=problem,
+        budgets=tuple(sorted(set(budgets))),
+        methods=asked,
+        store_all_peak_bytes=simulate(store_all(problem)).peak_bytes,
+        deadline_s=run.settings.deadline_s,
+        rows=tuple(sorted(run.rows, key=lambda row: (row.ram_budget_bytes, order[row.method]))),
+        findings=tuple(run.findings),
+        plans=run.plans,
+        total_s=time.monotonic() - begin,
+    )
+
+
+@dataclass
+class _Run:
+    """What has been found so far."""
+
+    problem: Problem
+    settings: Settings
+    told: Told
+    rows: list[Row] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    plans: dict[tuple[str, int], Plan] = field(default_factory=dict)
+    known: list[tuple[float, str, Plan]] = field(default_factory=list)
+    """Overhead, method and plan, of all plans so far: they fit all budgets to come."""
+    solved: dict[tuple[str, int], Solution] = field(default_factory=dict)
+
+    def one(self, found: Baseline, ram_bytes: int) -> None:
+        self.told(found.name, ram_bytes)
+        if ram_bytes < self.problem.least_ram_bytes:
+            reason = f"no schedule needs less than {self.problem.least_ram_bytes:,} bytes"
+            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=reason)
+        elif found.solve is None:
+            row = self._heuristic(found, ram_bytes)
+        else:
+            row = self._exact(found, ram_bytes)
+        self.rows.append(row)
+
+    def _heuristic(self, found: Baseline, ram_bytes: int) -> Row:
+        begin = time.monotonic()
+        try:
+            plan = found.schedule(self.problem, ram_bytes, self.settings)
+        except (NoScheduleError, InfeasibleError) as error:
+            # A method with one plan is proven not to fit by that plan.
+            proven = isinstance(error, InfeasibleError) or found.name == "checkpoint-all"
+            return Row(
+                method=found.name,
+                ram_budget_bytes=ram_bytes,
+                status="infeasible" if proven else FAILED,
+                reason=str(error),
+                solve_s=time.monotonic() - begin,
+            )
+        row = row_of_plan(found.name, ram_bytes, plan, time.monotonic() - begin)
+        self._keep(found.name, ram_bytes, plan, row.overhead_j)
+        return row
+
+    def _exact(self, found: Baseline, ram_bytes: int) -> Row:
+        solution = self._solution(found, ram_bytes)
+        row = row_of_solution(found.name, ram_bytes, self.problem, solution)
+        if found.name == "poet":
+            row = self._adopted(row, ram_bytes, solution)
+        elif solution.plan is not None:
+            self._keep(found.name, ram_bytes, solution.plan, row.overhead_j)
+        return row
+
+    def _solution(self, found: Baseline, ram_bytes: int) -> Solution:
+        """The method's, or that of another which solves the same program."""
+        same: tuple[str, ...] = ("checkmate-energy", "poet-remat-only")
+        if proportional(self.problem):
+            same = ("checkmate", *same)
+        twin = method("checkmate-energy") if found.name in same else found
+        if (twin.name, ram_bytes) not in self.solved:
+            solve = twin.solve
+            assert solve is not None
+            self.solved[twin.name, ram_bytes] = solve(self.problem, ram_bytes, self.settings, self._starts(found.name))
+        return self.solved[twin.name, ram_bytes]
+
+    def _starts(self, name: str) -> tuple[Schedule, ...]:
+        found: list[Schedule] = []
+        for _, _, plan in sorted(self.known, key=lambda entry: entry[0]):
+            schedule = schedule_of(plan)
+            if (name in NO_PAGING and schedule.page_ins) or (name in PAGING_ONLY and schedule.recomputes):
+                continue
+            if schedule not in found:
+                found.append(schedule)
+            if len(found) == STARTS:
+                break
+        # The best last: each is taken only where it improves on those before.
+        return tuple(reversed(found))
+
+    def _keep(self, name: str, ram_bytes: int, plan: Plan, overhead_j: float | None) -> None:
+        assert overhead_j is not None
+        self.plans[name, ram_bytes] = plan
+        self.known.append((overhead_j, name, plan))
+
+    def _adopted(self, row: Row, ram_bytes: int, solution: Solution) -> Row:
+        """POET's row, with the best plan that any method has found at this budget or a smaller one."""
+        plan = solution.plan
+        best = min(self.known, key=lambda entry: entry[0], default=None)
+        if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - BETTER)):
+            plan = best[2]
+            taken = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
+            bound = solution.overhead_bound_j or 0.0
+            status, gap = status_of(best[0], bound, self.settings.gap)
+            row = replace(
+                taken,
+                status=status,
+                scope=solution.scope,
+                overhead_bound_j=min(bound, best[0]),
+                overhead_gap=gap,
+                reason=f"the plan is that of {best[1]}",
+            )
+            if best[0] < bound * (1 - BETTER):
+                moves = moves_outside(plan, solution.scope)
+                self.findings.append(Finding(best[1], ram_bytes, solution.scope, bound, best[0], moves))
+        if plan is not None:
+            self._keep("poet", ram_bytes, plan, row.overhead_j)
+        return row

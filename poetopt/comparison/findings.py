@@ -1,0 +1,83 @@
+"""Plans that are better than what was proven optimal: which of their moves the proven space hasn't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poetopt.formulations.retention.space import recomputable_sets
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Action, Plan
+
+SHOWN = 3
+"""So many moves are named."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A plan from outside the space that a bound holds in.
+
+    method
+        Whose plan it is.
+    scope, overhead_bound_j
+        The space and its bound.
+    overhead_j
+        The plan's overhead.
+    moves
+        What it does that the space hasn't, in words.
+    """
+
+    method: str
+    ram_budget_bytes: int
+    scope: str
+    overhead_bound_j: float
+    overhead_j: float
+    moves: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {
+            "method": self.method,
+            "ram_budget_bytes": self.ram_budget_bytes,
+            "scope": self.scope,
+            "overhead_bound_j": self.overhead_bound_j,
+            "overhead_j": self.overhead_j,
+            "moves": list(self.moves),
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} at {self.ram_budget_bytes:,} B has {self.overhead_j:.6g} J of overhead, less than the "
+            f"{self.overhead_bound_j:.6g} J that are the least of scope {self.scope}: it {'; it '.join(self.moves)}"
+        )
+
+
+def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
+    """What a plan does that the scope of `retention` hasn't, in words; empty where it lies inside.
+
+    Inside a stage, recomputes run once, in the order of the operators; and only those of the scope.
+    """
+    problem = plan.problem
+    names = [operator.name for operator in problem.operators]
+    allowed = {} if scope == "store-all" else recomputable_sets(problem, scope.replace("depth<=", "depth:"), True)[0]
+    recomputes = sorted(schedule_of(plan).recomputes)
+    found = []
+    for stage, operator in recomputes:
+        if operator in allowed.get(stage, ()):
+            continue
+        kind = "the backward operator" if problem.operators[operator].backward else "the forward operator"
+        place = "forward" if stage <= problem.last_forward else "backward"
+        found.append(f"recomputes {kind} '{names[operator]}' in the {place} stage of '{names[stage]}'")
+    stage, latest = 0, -1
+    for step in plan.instructions:
+        if step.action is not Action.COMPUTE:
+            continue
+        if step.target == stage:
+            stage, latest = stage + 1, -1
+            continue
+        if step.target <= latest:
+            how = "twice" if step.target == latest else "out of their order"
+            found.append(f"runs '{names[step.target]}' and '{names[latest]}' {how} in the stage of '{names[stage]}'")
+        latest = max(latest, step.target)
+    if len(found) > SHOWN:
+        return (*found[:SHOWN], f"does {len(found) - SHOWN} more such things")
+    return tuple(found) or ("uses memory within a stage as the formulation's rows don't allow",)

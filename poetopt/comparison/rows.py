@@ -1,0 +1,117 @@
+"""One method at one budget: what it found, or why it found nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TypedDict
+
+from poetopt.engine.solution import OPTIMAL_GAP, Solution, Status
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import Simulation, simulate
+from poetopt.problem import Problem
+
+FAILED = "failed"
+"""The status of a heuristic that found no plan though one may exist, and of a solve that ended without an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A method at a budget. Figures are None where there is no plan.
+
+    status
+        `optimal`, `within-gap`, `feasible`, `infeasible` (proven), or `failed`.
+    reason
+        Why there is no plan; of a plan, what has to be known of it; else empty.
+    scope, overhead_bound_j, overhead_gap
+        Of a method with a proof in joules: no schedule in the scope has less overhead than the bound.
+    solve_s
+        Seconds that the method took to schedule.
+    """
+
+    method: str
+    ram_budget_bytes: int
+    status: str
+    reason: str = ""
+    energy_j: float | None = None
+    overhead_j: float | None = None
+    peak_bytes: int | None = None
+    makespan_s: float | None = None
+    recomputes: int | None = None
+    page_ins: int | None = None
+    page_outs: int | None = None
+    bytes_paged: int | None = None
+    scope: str | None = None
+    overhead_bound_j: float | None = None
+    overhead_gap: float | None = None
+    solve_s: float = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """The row as JSON has it, keys in order."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> Row:
+    """Of a method without a proof; its plan is simulated again, at the budget."""
+    found = simulate(plan, ram_bytes=ram_bytes)
+    # Nothing costs less than no overhead: that needs no other proof.
+    status = Status.OPTIMAL if found.overhead_j <= 0 else Status.FEASIBLE
+    return Row(method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **_figures(found))
+
+
+def row_of_solution(method: str, ram_bytes: int, problem: Problem, solution: Solution) -> Row:
+    """Of a method with a proof; its plan is simulated again, at the budget."""
+    status = FAILED if solution.status is Status.UNKNOWN else str(solution.status)
+    if solution.plan is None:
+        return Row(
+            method=method,
+            ram_budget_bytes=ram_bytes,
+            status=status,
+            reason=solution.reason,
+            scope=solution.scope,
+            solve_s=solution.total_s,
+        )
+    return Row(
+        method=method,
+        ram_budget_bytes=ram_bytes,
+        status=status,
+        reason=solution.reason,
+        scope=solution.scope,
+        overhead_bound_j=solution.overhead_bound_j,
+        overhead_gap=solution.overhead_gap,
+        solve_s=solution.total_s,
+        **_figures(simulate(solution.plan, ram_bytes=ram_bytes)),
+    )
+
+
+def status_of(overhead_j: float, bound_j: float, gap: float) -> tuple[str, float]:
+    """Status and overhead gap of a plan against a bound."""
+    open_ = 0.0 if overhead_j <= 0 else max(0.0, (overhead_j - bound_j) / overhead_j)
+    status = Status.OPTIMAL if open_ <= OPTIMAL_GAP else Status.WITHIN_GAP if open_ <= gap else Status.FEASIBLE
+    return str(status), open_
+
+
+class _Figures(TypedDict):
+    energy_j: float
+    overhead_j: float
+    peak_bytes: int
+    makespan_s: float
+    recomputes: int
+    page_ins: int
+    page_outs: int
+    bytes_paged: int
+
+
+def _figures(found: Simulation) -> _Figures:
+    return _Figures(
+        energy_j=found.energy_j,
+        overhead_j=found.overhead_j,
+        peak_bytes=found.peak_bytes,
+        makespan_s=found.makespan_s,
+        recomputes=found.recomputes,
+        page_ins=found.page_ins,
+        page_outs=found.page_outs,
+        bytes_paged=found.bytes_paged,
+    )

@@ -1,0 +1,134 @@
+"""A comparison and a front as text for people, and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from poetopt.comparison.compare import Comparison
+from poetopt.comparison.pareto import Front
+from poetopt.comparison.rows import COLUMNS, Row
+from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+
+HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
+
+
+def comparison_csv(found: Comparison) -> str:
+    """All rows, with the keys of `--json` as columns; what is not there is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: "" if value is None else value for key, value in row.to_dict().items()} for row in found.rows
+    )
+    return text.getvalue()
+
+
+def comparison_lines(found: Comparison) -> list[str]:
+    """A table a budget, then all overheads side by side, then the findings."""
+    problem = found.problem
+    lines = [
+        f"{problem.name} on {problem.device}: {len(problem.operators)} operators; store-all takes "
+        f"{show_bytes(found.store_all_peak_bytes)}, {show_joules(problem.baseline_energy_j)} and "
+        f"{show_seconds(problem.baseline_time_s)}"
+    ]
+    for budget in found.budgets:
+        rows = [row for row in found.rows if row.ram_budget_bytes == budget]
+        share = show_share(budget / found.store_all_peak_bytes) if found.store_all_peak_bytes else ""
+        lines += ["", f"RAM {budget:,} B ({show_bytes(budget)}, {share} of store-all)"]
+        lines += _columns([HEADER, *(_cells(row, found) for row in rows if row.energy_j is not None)])
+        lines += [f"  {row.method}: {row.status}, {row.reason}" for row in rows if row.energy_j is None]
+    lines += ["", "overhead, % of the baseline energy, by RAM in % of store-all", *_summary(found)]
+    for finding in found.findings:
+        lines += ["", f"finding: {finding}"]
+    lines += ["", f"{len(found.rows)} rows in {show_seconds(found.total_s)}"]
+    return lines
+
+
+def front_lines(front: Front) -> list[str]:
+    """The front as a table."""
+    problem = front.problem
+    least = f"smallest feasible RAM {front.least_ram_bytes:,} B ({show_bytes(front.least_ram_bytes)})"
+    proof = "proven" if front.least_is_proven else f"no schedule has less than {front.ram_bound_bytes:,} B"
+    table = [
+        ("RAM", "of store-all", "overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
+    ]
+    for point in front.points:
+        table.append(
+            (
+                f"{point.ram_budget_bytes:,} B",
+                show_share(point.ram_budget_bytes / front.store_all_peak_bytes),
+                show_joules(point.overhead_j),
+                _share(point.overhead_j, problem.baseline_energy_j),
+                show_joules(point.overhead_bound_j),
+                show_share(point.overhead_gap),
+                show_seconds(point.makespan_s),
+                f"{point.recomputes} + {point.page_ins}",
+                show_seconds(point.solve_s),
+                f"{point.status}, {point.scope}",
+            )
+        )
+    return [
+        f"{problem.name} on {problem.device}: {len(front.points)} points in {show_seconds(front.total_s)}; "
+        f"{least}, {proof}",
+        *_columns(table),
+        "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead",
+    ]
+
+
+def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
+    assert row.energy_j is not None
+    assert row.overhead_j is not None
+    assert row.peak_bytes is not None
+    assert row.makespan_s is not None
+    proof = row.status
+    if row.scope is not None:
+        gap = "" if not row.overhead_gap else f" ({show_share(row.overhead_gap)} open)"
+        proof += f", {row.scope}{gap}"
+    return (
+        row.method,
+        show_joules(row.energy_j),
+        show_joules(row.overhead_j),
+        _share(row.overhead_j, found.problem.baseline_energy_j),
+        show_bytes(row.peak_bytes),
+        show_seconds(row.makespan_s),
+        str(row.recomputes),
+        show_bytes(row.bytes_paged or 0),
+        show_seconds(row.solve_s),
+        proof,
+    )
+
+
+def _summary(found: Comparison) -> list[str]:
+    by_cell = {(row.method, row.ram_budget_bytes): row for row in found.rows}
+    head = ("method", *(f"{100 * budget / found.store_all_peak_bytes:.4g}" for budget in found.budgets))
+    table = [head]
+    for name in found.methods:
+        cells = []
+        for budget in found.budgets:
+            row = by_cell[name, budget]
+            if row.overhead_j is None:
+                cells.append("none" if row.status == "infeasible" else "failed")
+            else:
+                cells.append(f"{100 * row.overhead_j / (found.problem.baseline_energy_j or 1.0):.3g}")
+        table.append((name, *cells))
+    return [*_columns(table), "none: proven infeasible; failed: the method found no plan"]
+
+
+def _share(part: float, whole: float) -> str:
+    return show_share(part / whole) if whole else "-"
+
+
+def _columns(table: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned names and proofs, right-aligned figures."""
+    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
+    words = {0} | {k for k, name in enumerate(table[0]) if name == "proof"}
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if k in words else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]

@@ -1,0 +1,185 @@
+"""Pictures of comparisons and fronts: the paper's Fig. 3, and energy against RAM with its proven band.
+
+Made to be read in grey: methods differ by marker and line, and POET's line is the heavy one. Matplotlib is an extra.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetopt.comparison.compare import Comparison
+from poetopt.comparison.pareto import Front
+from poetopt.errors import BackendUnavailableError, OptionError
+from poetopt.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = (".png", ".svg", ".pdf")
+LEFT_OUT = (
+    "dtr-eq",
+    "dtr-local",
+    "dtr-msps",
+    "dtr-lru",
+    "chen-sqrtn-ap",
+    "chen-greedy-ap",
+    "checkmate-energy",
+    "h-revolve",
+)
+"""Variants that the picture of all methods leaves out: twelve lines are as many as can be told apart."""
+STYLES: dict[str, tuple[str, str, str]] = {
+    "checkpoint-all": ("#000000", "*", "none"),
+    "chen-sqrtn": ("#9a9a9a", "v", ":"),
+    "chen-greedy": ("#7a7a7a", "^", ":"),
+    "revolve": ("#5a5a5a", "<", ":"),
+    "checkmate": ("#1f6f8b", "s", "-"),
+    "checkmate-lp-rounding": ("#1f6f8b", "D", "--"),
+    "dtr": ("#b5651d", "P", "-."),
+    "capuchin": ("#8e44ad", "X", "-."),
+    "capuchin-paging-first": ("#8e44ad", "x", "--"),
+    "pofo": ("#2e7d32", "h", "-."),
+    "poet-paging-only": ("#c0392b", ">", "--"),
+    "poet-remat-only": ("#c0392b", "p", ":"),
+    "poet": ("#000000", "o", "-"),
+}
+OTHERS = (("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"))
+
+
+def check_picture(path: str | os.PathLike[str], *, option: str = "-o") -> None:
+    """Raise OptionError for a suffix that is no picture's, BackendUnavailableError without matplotlib."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise OptionError(f"{option} {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "matplotlib is not installed; install it with: pip install 'poetopt[plot]'"
+        ) from error
+
+
+def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
+    """Draw a comparison to a file. Raises as `check_picture`, and OutputError."""
+    _save(_comparison(found, path), path)
+
+
+def save_front(front: Front, path: str | os.PathLike[str]) -> None:
+    """Draw a front to a file. Raises as `check_picture`, and OutputError."""
+    _save(_front(front, path), path)
+
+
+def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
+    figure, axes = _axes(path, 8.6, 5.0)
+    peak, base = found.store_all_peak_bytes, found.problem.baseline_energy_j or 1.0
+    shown = [name for name in found.methods if len(found.methods) <= 13 or name not in LEFT_OUT]
+    spare = iter(OTHERS * len(shown))
+    overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j and row.method in shown]
+    _overhead_scale(axes, overheads)
+    for budget in found.budgets:
+        axes.axvline(100 * budget / peak, color="#dddddd", linewidth=0.8, zorder=0)
+    for name in shown:
+        rows = [row for row in found.rows if row.method == name and row.overhead_j is not None]
+        colour, marker, line = STYLES[name] if name in STYLES else next(spare)
+        heavy = name == "poet"
+        label = name
+        if not rows:
+            label += " (no plan)"
+        elif len(rows) < len(found.budgets):
+            label += f" (from {100 * rows[0].ram_budget_bytes / peak:.3g} %)"
+        axes.plot(
+            [100 * row.ram_budget_bytes / peak for row in rows],
+            [100 * (row.overhead_j or 0.0) / base for row in rows],
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            linewidth=2.4 if heavy else 1.2,
+            markersize=6 if heavy else 5.5,
+            markerfacecolor=colour if heavy else "white",
+            zorder=3 if heavy else 2,
+            label=label,
+        )
+    axes.set_title(f"{found.problem.name} on {found.problem.device}", loc="left", fontsize=11)
+    _ram_axis(axes, peak)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
+    return figure
+
+
+def _front(front: Front, path: str | os.PathLike[str]) -> Figure:
+    figure, axes = _axes(path, 7.4, 4.6)
+    peak, base = front.store_all_peak_bytes, front.problem.baseline_energy_j or 1.0
+    ram = [100 * point.ram_budget_bytes / peak for point in front.points]
+    energy = [100 * point.overhead_j / base for point in front.points]
+    bound = [100 * point.overhead_bound_j / base for point in front.points]
+    _overhead_scale(axes, [value for value in energy if value])
+    # Between two budgets: at most what the smaller one takes, at least what is proven for the larger one.
+    for k, (left, right) in enumerate(itertools.pairwise(ram)):
+        label = "" if k else "where the front is proven to lie"
+        axes.fill_between([left, right], bound[k + 1], energy[k], color="#d4d4d4", linewidth=0, label=label)
+    axes.plot(ram, energy, color="black", marker="o", linewidth=1.8, label="best plan", drawstyle="steps-post")
+    axes.plot(ram, bound, color="#555555", marker="_", linestyle="none", markersize=10, label="bound")
+    axes.axvline(100 * front.ram_bound_bytes / peak, color="black", linestyle="--", linewidth=1)
+    words = "smallest feasible RAM" if front.least_is_proven else "no schedule has less"
+    axes.annotate(
+        words, (100 * front.ram_bound_bytes / peak, 0.03), xycoords=("data", "axes fraction"), rotation=90,
+        xytext=(3, 0), textcoords="offset points", fontsize=8, va="bottom",
+    )  # fmt: skip
+    axes.set_title(f"{front.problem.name} on {front.problem.device}", loc="left", fontsize=11)
+    _ram_axis(axes, peak)
+    axes.legend(loc="upper right", frameon=False, fontsize=9)
+    return figure
+
+
+def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure without any window, and its axes."""
+    check_picture(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes: Axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+    return figure, axes
+
+
+def _overhead_scale(axes: Axes, positive: list[float]) -> None:
+    """Decades, with room for zero below them."""
+    axes.set_ylabel("energy overhead, % of one pass (log scale)")
+    least = min(positive, default=1.0)
+    decade = 10.0 ** math.floor(math.log10(least))
+    axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
+    axes.set_ylim(bottom=-0.15 * decade, top=max(positive, default=1.0) * 2)
+    from matplotlib.ticker import FuncFormatter
+
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+
+
+def _ram_axis(axes: Axes, peak: int) -> None:
+    from poetopt.units import show_bytes
+
+    axes.set_xlabel(f"RAM budget, % of store-all ({show_bytes(peak)})")
+
+    name, unit = ("MB", 1e6) if peak >= 2e6 else ("kB", 1e3)
+
+    def size(share: Any) -> Any:
+        return share * (peak / 100 / unit)
+
+    def share(size: Any) -> Any:
+        return size * (100 * unit / peak)
+
+    top = axes.secondary_xaxis("top", functions=(size, share))
+    top.set_xlabel(f"RAM budget, {name}", fontsize=9)
+    top.tick_params(labelsize=8)
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    import matplotlib
+
+    # Neither a date nor random identifiers: the same figures give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "poetopt"}), replacing(path) as beside:
+        kind = Path(path).suffix.lower().removeprefix(".")
+        metadata = {"png": {"Software": "poetopt"}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        figure.savefig(beside, format=kind, dpi=160, metadata=metadata)
