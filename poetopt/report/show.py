@@ -106,7 +106,7 @@ def show(plan: str, *, out: str | None = None, form: str | None = None, browse: 
     view = View.of(load(plan))
     if out is None and wanted is Form.TXT:
         text = _text(view, sys.stdout.encoding)
-        return Shown(wanted, len(text), text=text)
+        return Shown(wanted, len(text.encode(errors="replace")), text=text)
     content = rendered(view, wanted)
     if out is not None:
         write_atomically(out, content)

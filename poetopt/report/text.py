@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ def _column_peaks(view: View, columns: int) -> list[int]:
 def _lanes(view: View, columns: int, glyphs: Glyphs) -> str:
     """The CPU and the channel: in each column the letter of what takes most of it."""
     pieces = timeline(view)
-    lines = ["f forward   b backward   R recompute   w wait   o page out   i page in"]
+    lines = _legend("f forward, b backward, R recompute, w wait, o page out, i page in", columns)
     for lane, label in ((Lane.CPU, "CPU"), (Lane.CHANNEL, "transfers")):
         lines.append(f"{label:>{MARGIN - 1}} " + _lane(view, [p for p in pieces if p.lane is lane], columns).rstrip())
     return "\n".join([*lines, _time_axis(view, columns, glyphs)])
@@ -109,7 +110,7 @@ def _lane(view: View, pieces: Sequence[Slice], columns: int) -> str:
 def _matrix(view: View, columns: int, glyphs: Glyphs) -> str:
     """The schedule: operators across, stages down, several of them in a character where there are many."""
     operators = len(view.problem.operators)
-    columns, rows = min(columns, operators), min(ROWS, operators)
+    width, columns, rows = columns, min(columns, operators), min(ROWS, operators)
     cells = [[" "] * columns for _ in range(rows)]
     strength = {" ": 0, glyphs.resident: 1, glyphs.stored: 2, glyphs.compute: 3, "i": 4, "o": 5, "R": 6}
 
@@ -135,12 +136,13 @@ def _matrix(view: View, columns: int, glyphs: Glyphs) -> str:
                     put(between, producer[step.target], glyphs.stored)
             written[step.target] = stage
             put(stage, producer[step.target], "i" if coming_back else "o")
-    heading = (
-        f"Schedule, operators across, stages down: {glyphs.compute} compute   R recompute   o page out   i page in   "
-        f"{glyphs.resident} in RAM   {glyphs.stored} on storage"
+    legend = (
+        f"{glyphs.compute} compute, R recompute, o page out, i page in, {glyphs.resident} in RAM, "
+        f"{glyphs.stored} on storage"
     )
+    heading = _legend(f"Schedule, operators across, stages down: {legend}", width)
     lines = [f"{row * operators // rows:>{MARGIN - 1}} " + "".join(cells[row]).rstrip() for row in range(rows)]
-    return "\n".join([heading, *lines])
+    return "\n".join([*heading, *lines])
 
 
 def _recomputed(view: View) -> str:
@@ -181,6 +183,10 @@ def _listing(heading: str, rows: Sequence[tuple[str, ...]], total: int) -> str:
 def _stages(view: View, steps: Sequence[int]) -> str:
     stages = [str(view.stages[step]) for step in steps]
     return " ".join(stages[:6]) + (f" and {len(stages) - 6} more" if len(stages) > 6 else "")
+
+
+def _legend(text: str, columns: int) -> list[str]:
+    return textwrap.wrap(text, columns + MARGIN, break_on_hyphens=False)
 
 
 def _time_axis(view: View, columns: int, glyphs: Glyphs) -> str:

@@ -45,6 +45,9 @@ const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s
 const shorten = (text, most = 46) =>
   text.length <= most ? text : `${text.slice(0, Math.ceil(most / 2) - 1)}…${text.slice(-Math.floor(most / 2))}`;
 
+// The end of a name tells it from its neighbours: module paths begin alike.
+const tail = (text, most) => (text.length <= most ? text : `…${text.slice(1 - most)}`);
+
 // Colours are the stylesheet's, read again when the theme changes.
 let ink = {};
 function readColours() {

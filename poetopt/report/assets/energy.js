@@ -61,7 +61,7 @@ for (let i = 0; i < N_STEPS; i++) {
         g.translate(X(c + 0.5), area.y + area.h + 6);
         g.rotate(-Math.PI / 3.2);
         g.textAlign = "right";
-        g.fillText(shorten(columnName(c), 18), 0, 0);
+        g.fillText(tail(columnName(c), 18), 0, 0);
         g.restore();
       }
     else
@@ -103,7 +103,7 @@ for (let i = 0; i < N_STEPS; i++) {
   tools("energy-tools", [
     ["−", "Zoom out", () => { xs.zoom(1 / 1.6); repaint(); }],
     ["+", "Zoom in, about the cursor", () => { xs.zoom(1.6, state.column + 0.5); repaint(); }],
-    ["All", "Show all operators", () => { xs.reset(); repaint(); }],
+    ["Fit", "Show all operators", () => { xs.reset(); repaint(); }],
   ]);
   legend("energy-legend", PARTS.map((part) => [part, PART_WORDS[part]]));
   canvas.setAttribute("aria-label", `Energy of each of ${N_OPS} operators. Left and right move the cursor; the table below sums it by kind.`);

@@ -53,7 +53,7 @@
         const name = SLICES.lane[k] ? TENSORS.name[STEPS.target[SLICES.step[k]]] : OPS.name[STEPS.target[SLICES.step[k]]];
         g.fillStyle = ink.paper;
         g.textAlign = "left";
-        if (room >= Math.min(name.length, 12)) g.fillText(shorten(name, room), left + 5, y + ROW / 2);
+        if (room >= Math.min(name.length, 12)) g.fillText(tail(name, room), left + 5, y + ROW / 2);
       }
     }
     if (time.bySeconds && D.deadline_s !== null) {

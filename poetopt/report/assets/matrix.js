@@ -33,7 +33,7 @@ const matrix = (() => {
   function layout(width, height) {
     const wide = width / xs.span >= NAMED, tall = height / ys.span >= NAMED;
     area.x = tall ? 150 : 44;
-    area.y = wide ? 112 : 24;
+    area.y = wide ? 116 : 24;
     area.w = Math.max(width - area.x - 8, 1);
     area.h = Math.max(height - area.y - 8, 1);
     return { wide: area.w / xs.span >= NAMED - 1, tall: area.h / ys.span >= NAMED - 1 };
@@ -50,7 +50,7 @@ const matrix = (() => {
         g.translate(x, area.y - 5);
         g.rotate(-Math.PI / 3.2);
         g.textAlign = "left";
-        g.fillText(shorten(columnName(c), 21), 0, 0);
+        g.fillText(tail(columnName(c), 20), 0, 0);
         g.restore();
       }
     } else
@@ -60,7 +60,7 @@ const matrix = (() => {
     if (tall) {
       for (let t = Math.max(0, Math.floor(ys.from)); t < Math.min(N_OPS, ys.to); t++) {
         const y = Y(t + 0.5);
-        if (y > area.y && y < area.y + area.h) g.fillText(`${shorten(OPS.name[t], 18)}  ${t}`, area.x - 6, y);
+        if (y > area.y && y < area.y + area.h) g.fillText(`${tail(OPS.name[t], 18)}  ${t}`, area.x - 6, y);
       }
     } else
       for (const t of ticks(ys.from, ys.to, area.h / 45))
@@ -216,7 +216,7 @@ const matrix = (() => {
   tools("matrix-tools", [
     ["−", "Zoom out", () => { xs.zoom(1 / 1.6); ys.zoom(1 / 1.6); repaint(); }],
     ["+", "Zoom in, about the cursor", () => { xs.zoom(1.6, state.column + 0.5); ys.zoom(1.6, STEPS.stage[state.step] + 0.5); repaint(); }],
-    ["All", "Show all", () => { xs.reset(); ys.reset(); repaint(); }],
+    ["Fit", "Show all", () => { xs.reset(); ys.reset(); repaint(); }],
   ]);
   legend("matrix-legend", [["forward", "compute"], ["backward", "backward"], ["recompute", "recompute"], ["page_out", "page out"],
     ["page_in", "page in"], ["resident", "in RAM"], ["storage", "on storage", true]]);

@@ -1,6 +1,6 @@
 // Memory over the step, and where each buffer lies in the arena. Both share the time axis with the lanes.
 const time = (() => {
-  const end = Math.max(D.makespan_s, Number.MIN_VALUE);
+  const end = D.makespan_s || 1;
   const seconds = new Range(0, end, end / 1e5), steps = new Range(0, Math.max(N_STEPS, 1), 6);
   const axis = {
     bySeconds: true,
@@ -37,7 +37,7 @@ const time = (() => {
   tools("time-tools", [
     ["−", "Zoom out", () => { axis.range.zoom(1 / 1.6); repaint(); }],
     ["+", "Zoom in, about the cursor", () => { axis.range.zoom(1.6, axis.from(state.step)); repaint(); }],
-    ["All", "Show all", () => { axis.range.reset(); repaint(); }],
+    ["Fit", "Show all", () => { axis.range.reset(); repaint(); }],
   ]);
   return axis;
 })();
@@ -176,12 +176,12 @@ function eachColumn(chart, pixel, visit) {
       const w = Math.max(x1 - x0, 0.8), h = BUFFERS.bytes[k] * scale, y = area.y + area.h - (BUFFERS.offset[k] * scale) - h;
       g.fillStyle = ink[BUFFER_KIND[k]];
       g.fillRect(x0, y, w, h);
-      if (w > 3 && h > 2) { g.strokeStyle = ink.card; g.strokeRect(x0 + 0.5, y + 0.5, w - 1, Math.max(h - 1, 0)); }
+      if (w > 3 && h > 5) { g.strokeStyle = ink.card; g.strokeRect(x0 + 0.5, y + 0.5, w - 1, Math.max(h - 1, 0)); }
       if (w > 60 && h > 12) {
         g.fillStyle = ink.ink;
         g.textAlign = "left";
         const left = Math.max(x0, area.x), room = Math.floor((Math.min(x1, area.x + area.w) - left - 8) / 6.2);
-        if (room >= Math.min(bufferName(k).length, 12)) g.fillText(shorten(bufferName(k), room), left + 5, y + h / 2);
+        if (room >= Math.min(bufferName(k).length, 12)) g.fillText(tail(bufferName(k), room), left + 5, y + h / 2);
       }
     }
     chart.cursor(g);

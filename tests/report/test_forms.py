@@ -1,0 +1,86 @@
+"""The other forms of a plan: trace, text and picture."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poetopt.plan.instructions import Plan
+from poetopt.problem import Problem
+from poetopt.report.text import ASCII, text_form
+from poetopt.report.trace import trace_text
+from poetopt.report.view import View
+from tests.report.views import hostile_view, random_view
+
+seeds = st.integers(0, 2**32 - 1)
+EMPTY = View(Plan(Problem("empty", "paper", (), ()), ()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.sampled_from([1.0, 1e-9, 1 / 3, 1234.5678]))
+def test_slices_of_a_trace_never_overlap(seed: int, scale: float) -> None:
+    view = random_view(seed)
+    problem = view.problem
+    operators = tuple(replace(o, time_s=o.time_s * scale) for o in problem.operators)
+    tensors = tuple(
+        replace(t, page_in_s=t.page_in_s * scale / 7, page_out_s=t.page_out_s * scale / 3) for t in problem.tensors
+    )
+    plan = replace(view.plan, problem=replace(problem, operators=operators, tensors=tensors))
+    events = json.loads(trace_text(View(plan)))["traceEvents"]
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            start, length = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            assert length > 0
+            tracks[event["tid"]].append((start, start + length))
+    for slices in tracks.values():
+        assert slices == sorted(slices)
+        assert all(before[1] <= after[0] for before, after in pairwise(slices))
+    counters = [event for event in events if event["ph"] == "C"]
+    assert [event["ts"] for event in counters] == sorted(event["ts"] for event in counters)
+    assert max(event["args"]["bytes"] for event in counters) == max(View(plan).simulation.live_bytes)
+    work = [event for event in events if event["ph"] in "Xi" and event["cat"] not in ("wait",)]
+    assert len(work) == len([s for s in view.plan.instructions if s.action != "free"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(40, 200))
+def test_the_text_keeps_its_width_and_names_what_is_done(seed: int, width: int) -> None:
+    view = random_view(seed)
+    text = text_form(view, width)
+    for line in text.partition("\n\nRecomputed")[0].splitlines():
+        assert len(line) <= max(width, 60)
+    simulation = view.simulation
+    assert text.count("R") >= bool(simulation.recomputes)
+    listed = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
+    for index, again in enumerate(view.again):
+        if again:
+            assert view.operator_names[view.plan.instructions[index].target] in listed
+
+
+def test_the_text_has_no_control_characters_and_an_ascii_form() -> None:
+    text = text_form(hostile_view())
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert text_form(replace(random_view(4), report={}), 90, ASCII).isascii()
+    assert "empty on paper" in text_form(EMPTY)
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_pictures_are_pictures_and_always_the_same(form: str) -> None:
+    pytest.importorskip("matplotlib")
+    from poetopt.report.figure import figure_bytes
+
+    for view in (hostile_view(), EMPTY, random_view(2, dma=True)):
+        picture = figure_bytes(view, form)
+        if form == "svg":
+            assert ElementTree.fromstring(picture).tag.endswith("svg")
+        else:
+            assert picture.startswith(b"\x89PNG")
+    assert picture == figure_bytes(view, form)

@@ -1,0 +1,112 @@
+"""Views: stages, moments and names of any plan; what a timeline and the facts make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poetopt.plan.instructions import Action
+from poetopt.report.facts import facts, notes, proof
+from poetopt.report.ledger import paged, recomputed
+from poetopt.report.timeline import Kind, Lane, timeline
+from poetopt.report.view import shown
+from tests.report.views import HOSTILE, hostile_view, random_view
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_stages_end_with_the_first_compute_of_their_operator(seed: int) -> None:
+    view = random_view(seed)
+    assert list(view.stages) == sorted(view.stages)
+    first: dict[int, int] = {}
+    for index, (step, again) in enumerate(zip(view.plan.instructions, view.again, strict=True)):
+        if step.action is Action.COMPUTE:
+            assert again == (step.target in first)
+            first.setdefault(step.target, index)
+            assert view.stages[first[step.target]] == step.target
+    for index, step in enumerate(view.plan.instructions):
+        if step.action in (Action.COMPUTE, Action.PAGE_IN) and index < first[len(first) - 1]:
+            # It comes before the first compute of its stage's operator, and after that of the one before.
+            stage = view.stages[index]
+            assert (first[stage - 1] if stage else -1) < index <= first[stage]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_moments_follow_each_other(seed: int) -> None:
+    view = random_view(seed)
+    assert list(view.reached_s) == sorted(view.reached_s)
+    assert len(view.left_s) == len(view.reached_s) == len(view.plan.instructions)
+    assert all(reached <= left for reached, left in zip(view.reached_s, view.left_s, strict=True))
+    assert view.left_s[-1] == view.simulation.makespan_s
+    assert all(r <= s for r, s in zip(view.reached_s, view.simulation.start_s, strict=True))
+
+
+@settings(max_examples=80, deadline=None)
+@given(seeds)
+def test_the_timeline_is_the_simulation(seed: int) -> None:
+    view = random_view(seed)
+    pieces, simulation = timeline(view), view.simulation
+    for lane in Lane:
+        own = [piece for piece in pieces if piece.lane is lane]
+        assert all(before.end_s <= after.start_s for before, after in pairwise(own))
+
+    def seconds(*kinds: Kind) -> float:
+        return sum(piece.end_s - piece.start_s for piece in pieces if piece.kind in kinds)
+
+    assert seconds(Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE) == pytest.approx(simulation.compute_s)
+    assert seconds(Kind.PAGE_IN, Kind.PAGE_OUT) == pytest.approx(simulation.transfer_s)
+    assert seconds(Kind.WAIT) == pytest.approx(simulation.waits_s if view.problem.dma else simulation.transfer_s)
+    assert sum(piece.kind is Kind.RECOMPUTE for piece in pieces) == simulation.recomputes
+    for piece in pieces:
+        if piece.kind is Kind.WAIT:
+            # Its end is the end of the transfer that is named.
+            assert view.plan.instructions[piece.cause].action in (Action.PAGE_IN, Action.PAGE_OUT)
+            assert simulation.end_s[piece.cause] == piece.end_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_the_ledger_adds_up_to_the_overhead(seed: int) -> None:
+    view = random_view(seed)
+    again, moved, simulation = recomputed(view), paged(view), view.simulation
+    assert sum(len(entry.steps) for entry in again) == simulation.recomputes
+    assert sum(len(entry.outs) for entry in moved) == simulation.page_outs
+    assert sum(len(entry.ins) for entry in moved) == simulation.page_ins
+    total = sum(entry.energy_j for entry in again) + sum(entry.energy_j for entry in moved)
+    assert total == pytest.approx(simulation.overhead_j)
+
+
+def test_names_are_unique_and_do_nothing() -> None:
+    view = hostile_view()
+    for names in (view.operator_names, view.tensor_names):
+        assert len(set(names)) == len(names)
+        assert all(name and name.isprintable() for name in names)
+    assert all(fact.value.isprintable() and fact.remark.isprintable() for fact in facts(view))
+    assert all(line.isprintable() for line in (proof(view), *notes(view)))
+    assert [shown(name) for name in ("conv1/weight:0", "ünï/コード 😀")] == ["conv1/weight:0", "ünï/コード 😀"]
+    assert shown(HOSTILE[4]) == "\\x1b[31mred\\x07"
+
+
+def test_a_proof_is_of_this_plan_or_of_nothing() -> None:
+    view = random_view(11)
+    overhead = view.simulation.overhead_j
+    assert overhead > 0
+    assert "at most 50 %" in proof(view).lower()
+
+    def said(**report: object) -> str:
+        return proof(replace(view, report={**view.report, **report}))
+
+    assert said(overhead_j=overhead / 2).startswith("Nothing is proven")
+    assert proof(replace(view, report={})).startswith("Nothing is proven")
+    assert said(status="optimal", overhead_bound_j=overhead).startswith("Optimal among")
+    assert "no bound" in said(overhead_bound_j=None)
+    assert "no bound above 0" in said(overhead_bound_j=0.0)
+    for bound in (0.0, overhead / 2, None):
+        assert "ptimal" not in said(overhead_bound_j=bound)
