@@ -9,7 +9,7 @@ All nodes are valid from `OLDEST_OPSET` to the newest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,8 @@ class GraphBuilder:
     floor_bytes
         What the backward pass needs at its largest tensor whatever a rule does: an element-wise gradient reads
         two tensors of that size, writes one, and keeps one. Constructions below that are free to be fast.
+    adders
+        For gradients that are mostly zeros, by name: how to add one to another tensor without its zeros.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int) -> None:
@@ -50,6 +52,7 @@ class GraphBuilder:
         self._made: set[str] = set()
         self._names = set(tensors)
         self._writers: dict[str, OperatorBuilder] = {}
+        self.adders: dict[str, Callable[[OperatorBuilder, Tensor], Tensor]] = {}
 
     def unique(self, wanted: str) -> str:
         """`wanted`, or `wanted.2`, `wanted.3`, ... where it is taken."""

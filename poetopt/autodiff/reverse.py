@@ -138,9 +138,11 @@ class _Sweep:
         parts = self.contributions.pop(name, [])
         if not parts:
             return self.totals.get(name)
-        total = parts[0]
-        for part in parts[1:]:
-            total = self.builder.operator(f"{name}.grad.accumulate", "Add.accumulate").add(total, part)
+        adders = self.builder.adders
+        total, *rest = sorted(parts, key=lambda part: part.name in adders)
+        for part in rest:
+            draft = self.builder.operator(f"{name}.grad.accumulate", "Add.accumulate")
+            total = adders[part.name](draft, total) if part.name in adders else draft.add(total, part)
         self.totals[name] = total
         return total
 

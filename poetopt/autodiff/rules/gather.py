@@ -16,6 +16,7 @@ zeros of its size. Like elements are always added in the same order.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -44,7 +45,27 @@ def gather(op: Primal, cotangents: Cotangents) -> Gradients:
             first = int(flat[0])
             return (k.reshape(k.pad(pieces, (0, first, 0), (0, rows - first - flat.size, 0)), x.shape), None)
     flat_indices = k.cast(k.reshape(indices, (indices.size,)), "int64")
-    return (k.reshape(add_rows(k, pieces, flat_indices, rows), x.shape), None)
+    dx = k.reshape(add_rows(k, pieces, flat_indices, rows), x.shape)
+    if outer == 1 and rows > 2 * indices.size:
+        op.builder.adders[dx.name] = partial(_add_to, dy=dy, indices=indices)
+    return (dx, None)
+
+
+def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -> Tensor:
+    """`total`, to whose rows at `indices` those of dy are added: where a table has another gradient besides.
+
+    The new rows are written; where an index occurs twice, the same row twice, so that no order of writing matters.
+    """
+    rows, inner = total.shape[0], total.size // max(total.shape[0], 1)
+    count = indices.size
+    flat = k.cast(k.reshape(indices, (count,)), "int64")
+    flat = k.node("Mod", [flat, k.graph.ints([rows])], flat.shape, "int64")
+    alike = k.cast(k.binary("Equal", k.reshape(flat, (count, 1)), k.reshape(flat, (1, count)), "bool"), dy.dtype)
+    sums = k.gemm(alike, k.reshape(dy, (count, inner)))
+    table = k.reshape(total, (rows, inner))
+    fresh = k.add(k.node("Gather", [table, flat], (count, inner), dy.dtype, axis=0), sums)
+    written = k.node("ScatterND", [table, k.reshape(flat, (count, 1)), fresh], (rows, inner), dy.dtype)
+    return k.reshape(written, total.shape)
 
 
 @register_vjp("GatherElements", since=11)
