@@ -113,7 +113,9 @@ def least_ram(problem: Problem, options: Options) -> int | None:
 def _store_all_bytes(problem: Problem, options: Options) -> int | None:
     plain = Incumbent(problem, replace(options, ram_bytes=1 << 62))
     plain.offer(Schedule())
-    return None if plain.best is None else max(plain.best.arena_bytes, plain.best.simulation.peak_bytes)
+    if plain.best is None:
+        return None
+    return max(plain.best.arena_bytes + problem.reserve_bytes, plain.best.simulation.peak_bytes)
 
 
 def _feasible(problem: Problem, options: Options, ram_bytes: int) -> bool:

@@ -335,6 +335,7 @@ def _integer(
 
 def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
+    run.incumbent.hide_transfers()
     best = run.incumbent.best
     if best is None:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
