@@ -150,6 +150,11 @@ def _cross_entropy(y: Tensor, forward: tuple[Operator, ...], builder: GraphBuild
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss")
     loss = draft.out((), y.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, y.dtype, "loss.log_prob")
-    draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
+    if len(scores.shape) == 2:
+        # the op of that name in two parts, because its kernel takes twice the scores for itself
+        draft.write("LogSoftmax", [scores], [log_prob], axis=1)
+        draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
+    else:
+        draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
     operators.append(_done(draft, loss, log_prob))
     return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), note + remark)

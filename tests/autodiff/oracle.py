@@ -58,7 +58,7 @@ def torch_step(graph: TrainingGraph, feeds: Mapping[str, Array]) -> dict[str, Ar
         if operator.backward:
             continue
         for node in operator.nodes:
-            if len(operator.nodes) > 1 and node.op_type != operator.kind:
+            if node.op_type != operator.kind and any(n.op_type == operator.kind for n in operator.nodes):
                 continue
             made = _TORCH[node.op_type](node, [values.get(name) for name in node.inputs])
             values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
@@ -145,6 +145,8 @@ def _functions() -> dict[str, Callable[[Node, list[Any]], Any]]:
         "Gemm": gemm,
         "BatchNormalization": batch_norm,
         "SoftmaxCrossEntropyLoss": cross_entropy,
+        "LogSoftmax": lambda node, i: i[0].log_softmax(node.attributes["axis"]),
+        "NegativeLogLikelihoodLoss": lambda node, i: -i[0].gather(1, i[1][:, None]).mean(),
         "Relu": lambda node, i: i[0].relu(),
         "Add": lambda node, i: i[0] + i[1],
         "MatMul": lambda node, i: i[0] @ i[1],

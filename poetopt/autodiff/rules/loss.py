@@ -27,7 +27,9 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     """
     if len(cotangents) > 1 and cotangents[1] is not None:
         op.only(cotangents)
-    dy, scores, labels = op.only(cotangents[:1]), op.x, op.input(1)
+    dy, scores = op.only(cotangents[:1]), op.x
+    # the loss that `--loss` attaches is LogSoftmax and NegativeLogLikelihoodLoss in one operator
+    labels = op.input(1) if op.has(1) else op.builder.tensors[op.operator.nodes[-1].inputs[1]]
     k = op.emit("grad_input")
     has_log = len(op.outputs) > 1 and op.outputs[1] is not None
     softmax = k.unary("Exp", op.output(1)) if has_log else k.unary("Softmax", scores, axis=1)
