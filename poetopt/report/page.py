@@ -40,6 +40,12 @@ def page(view: View) -> str:
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: holes[match[1]], _asset("page.html"))
 
 
+def frame(view: View, height: int = 900) -> str:
+    """The page inside a frame of `height` pixels, for notebooks: its styles and keys stay its own."""
+    attributes = f'style="width:100%;height:{height}px;border:0" title="{html.escape(title(view))}"'
+    return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(page(view))}"></iframe>'
+
+
 def page_data(view: View) -> dict[str, object]:
     """What the page draws: tables by column, in bytes, seconds and joules, indexed as in the plan.
 

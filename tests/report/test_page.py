@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
-from poetopt.report.page import page
+from poetopt.report.page import frame, page
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view
 
@@ -106,6 +106,13 @@ def test_the_scripts_set_no_markup_and_load_nothing() -> None:
     policy = next(a["content"] for tag, a in Reader(text).elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'")
+
+
+def test_a_frame_holds_the_page() -> None:
+    view = hostile_view()
+    elements = Reader(frame(view, 500)).elements
+    assert [tag for tag, _ in elements] == ["iframe"]
+    assert elements[0][1]["srcdoc"] == page(view)
 
 
 def test_every_chart_can_be_reached_by_keyboard_and_says_what_it_is() -> None:

@@ -26,7 +26,8 @@ function inspect() {
   byId("where").textContent = stepWords(i);
   const rows = [
     ["instruction", `${i + 1} of ${N_STEPS}`],
-    ["stage", `${stage} (${tail(OPS.name[stage] ?? "", 30)})`],
+    ["stage", `${stage} of ${N_OPS}`],
+    ["its operator", OPS.name[stage] ?? ""],
     ["time", showSeconds(STEPS.start_s[i])],
     ["takes", STEPS.end_s[i] > STEPS.start_s[i] ? showSeconds(STEPS.end_s[i] - STEPS.start_s[i]) : "no time"],
     ["in RAM", D.budget_bytes ? `${showBytes(live)}, ${showShare(live / D.budget_bytes)} of the budget` : showBytes(live)],
