@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.arena import lower_bound, pack
+from poetopt.arena.ejection import fit, tighten
+from poetopt.arena.greedy import place
+from poetopt.arena.instance import Instance
+from poetopt.arena.repair import repair
 
 Buffers = tuple[list[int], list[int], list[int]]
 
@@ -84,6 +89,57 @@ def test_the_repair_gains_where_no_order_fits() -> None:
     starts = [rng.randrange(count) for _ in range(count)]
     ends = [start + rng.randint(1, 6) for start in starts]
     assert pack(sizes, starts, ends)[1] <= 1.01 * lower_bound(sizes, starts, ends)
+
+
+def entangled(seed: int, count: int = 120) -> Buffers:
+    """Few sizes, each a multiple of the smaller ones, and long lives: as in schedules of a network."""
+    rng = random.Random(seed)
+    sizes = [rng.choice([1, 2, 4]) << rng.randint(0, 4) for _ in range(count)]
+    starts = [rng.randrange(count) for _ in range(count)]
+    return sizes, starts, [start + rng.randint(1, 25) for start in starts]
+
+
+@pytest.mark.parametrize("seed", [6, 54, 107, 120, 147])
+def test_ejection_reaches_the_bound_where_the_rest_does_not(seed: int) -> None:
+    """Seeds found by trying."""
+    case = entangled(seed)
+    instance = Instance.of(*case, 1)
+    greedy, order = place(instance, instance.bound)
+    repaired = repair(instance, greedy, order, instance.bound)
+    assert greedy.arena >= repaired.arena > instance.bound
+    assert tighten(instance, repaired, instance.bound).arena == instance.bound
+    assert pack(*case, target=instance.bound)[1] == instance.bound
+
+
+@settings(deadline=None, max_examples=60)
+@given(buffers(), st.sampled_from([1, 8]), st.integers(0, 3), st.integers(0, 20))
+def test_ejection_keeps_its_limit(case: Buffers, alignment: int, seed: int, room: int) -> None:
+    rows = [row for row in zip(*case, strict=True) if row[0]]
+    if not rows:
+        return
+    sizes, starts, ends = (list(column) for column in zip(*rows, strict=True))
+    instance = Instance.of(sizes, starts, ends, alignment)
+    limit = instance.bound + room
+    stacked = np.concatenate(([0], instance.rounded[:-1].cumsum()))
+    offsets = fit(instance, stacked, limit, seed)
+    if offsets is None:
+        return
+    assert all(offset >= 0 and offset % alignment == 0 for offset in offsets.tolist())
+    assert all(offset + size <= limit for offset, size in zip(offsets.tolist(), sizes, strict=True))
+    for a, b in itertools.combinations(range(len(sizes)), 2):
+        if together((sizes, starts, ends), a, b):
+            assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+
+
+@pytest.mark.parametrize("seed", [13, 54])
+def test_what_is_found_without_a_target_is_found_with_it(seed: int) -> None:
+    """An arena that the packer finds by itself is no harder to find when it is asked for."""
+    case = entangled(seed)
+    _, arena = pack(*case)
+    for target in range(arena, arena + 12, 4):
+        offsets, found = pack(*case, target=target)
+        assert found <= target
+        assert found == max(offset + size for offset, size in zip(offsets, case[0], strict=True))
 
 
 def test_nothing_takes_no_room() -> None:

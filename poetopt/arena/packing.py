@@ -1,0 +1,54 @@
+"""The way in: which method is asked, and when it is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poetopt.arena.ejection import tighten
+from poetopt.arena.exact import EXACT_BUFFERS, search
+from poetopt.arena.greedy import place
+from poetopt.arena.instance import Instance
+from poetopt.arena.repair import repair
+
+SLACK = 2048
+"""Without a target, ejection isn't tried for less than this fraction of the bound: it may take a second."""
+
+
+def pack(
+    sizes: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    alignment: int = 1,
+    *,
+    target: int | None = None,
+) -> tuple[tuple[int, ...], int]:
+    """Place buffers so that those alive together don't overlap.
+
+    sizes
+        Bytes of each buffer; a buffer of 0 bytes lies at offset 0.
+    starts, ends
+        Buffer k is alive at the times starts[k] <= t < ends[k].
+    alignment
+        Every offset is a multiple of it.
+    target
+        An arena of this size is small enough: stop there. None: as small as can be found.
+
+    Returns the offsets and the arena's size (the largest offset + size).
+    """
+    kept = [k for k, size in enumerate(sizes) if size > 0 and starts[k] < ends[k]]
+    offsets = [0] * len(sizes)
+    if not kept:
+        return tuple(offsets), 0
+    instance = Instance.of([sizes[k] for k in kept], [starts[k] for k in kept], [ends[k] for k in kept], alignment)
+    goal = max(instance.bound, target or 0)
+    layout, order = place(instance, goal)
+    settled = layout.arena <= goal
+    if not settled and len(kept) <= EXACT_BUFFERS:
+        layout, settled = search(instance, layout, goal)
+    if not settled:
+        layout = repair(instance, layout, order, goal)
+        if layout.arena > (goal + goal // SLACK if target is None else goal):
+            layout = tighten(instance, layout, goal)
+    for k, offset in zip(kept, layout.offsets.tolist(), strict=True):
+        offsets[k] = offset
+    return tuple(offsets), layout.arena
