@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from poetopt.backends.ort import Execution
     from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
     from poetopt.engine.solution import Listener, Options, Solution
     from poetopt.frontends.problem_file import ProblemFile
     from poetopt.graph import Graph, TrainingGraph
@@ -72,14 +73,39 @@ class Training:
     graph: TrainingGraph
     recipe: Mapping[str, object]
 
-    def cost(self, device: Device | str) -> Problem:
-        """What the step costs on `device`, a `Device` or its name. Raises DeviceError for an unknown name."""
+    def cost(self, device: Device | str, *, profile: Profile | str | os.PathLike[str] | None = None) -> Problem:
+        """What the step costs on `device`, a `Device` or its name.
+
+        profile
+            Measured costs, or their file (`poetopt profile`): they count wherever there are any.
+
+        Raises DeviceError for an unknown name, or a profile that can't be read.
+        """
         from poetopt.devices import device as device_of
         from poetopt.devices.cost import cost
 
         found = device_of(device) if isinstance(device, str) else device
         problem = cost(self.graph, found)
-        return replace(problem, recipe=dict(self.recipe), notes=(*problem.notes, _pedigree(found)))
+        problem = replace(problem, recipe=dict(self.recipe), notes=(*problem.notes, _pedigree(found)))
+        if profile is None:
+            return problem
+        from poetopt.devices.profile import Profile, load_profile, with_profile
+
+        return with_profile(problem, found, profile if isinstance(profile, Profile) else load_profile(profile))
+
+    def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
+        """Measure this machine with this step: operators on onnxruntime, storage by files, energy where it is counted.
+
+        power_w
+            Watts of computing over idling, for where no energy counter can be read.
+        workdir
+            The folder whose storage is measured; by default the system's temporary one.
+
+        Raises ExecutionError where a kernel or the storage fails.
+        """
+        from poetopt.backends.ort.profiling import profile
+
+        return profile(self.graph, power_w=power_w, workdir=workdir)
 
 
 @dataclass(frozen=True)
@@ -96,8 +122,13 @@ class TrainingFile:
             )
         return self
 
-    def cost(self, device: Device | str) -> Problem:
-        """The problem under the file's own costs for the device of that name. Raises DeviceError."""
+    def cost(self, device: Device | str, *, profile: Profile | str | os.PathLike[str] | None = None) -> Problem:
+        """The problem under the file's own costs for the device of that name.
+
+        Raises DeviceError for a device that it has no costs for, OptionError where a profile is given.
+        """
+        if profile is not None:
+            raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
         return self.file.cost(device if isinstance(device, str) else device.name)
 
 

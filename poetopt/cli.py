@@ -20,6 +20,7 @@ from poetopt.commands.options import (
     TrainOption,
     patterns,
 )
+from poetopt.commands.profile import profile as profile_command
 from poetopt.console import (
     INTERRUPTED,
     check_outputs,
@@ -72,6 +73,9 @@ def solve(
         str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
     ] = "0.1%",
     threads: ThreadsOption = 0,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates.")
+    ] = None,
     timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
     out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
     json: JsonOption = None,
@@ -79,11 +83,10 @@ def solve(
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     import poetopt as po
 
-    check_outputs([model], {"-o": out, "--json": json})
+    check_outputs([model, profile], {"-o": out, "--json": json})
     with live_progress() as listener:
-        problem = (
-            po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
-        )
+        training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+        problem = training.cost(device, profile=profile)
         try:
             report = po.solve(
                 problem,
@@ -187,6 +190,7 @@ def show(
 
 app.command()(compare)
 app.command()(pareto)
+app.command("profile")(profile_command)
 
 
 @app.command()

@@ -93,6 +93,16 @@ def parse_time(value: str | float, *, option: str) -> float:
     return seconds
 
 
+def parse_watts(value: str | float, *, option: str) -> float:
+    """Watts, from `3`, `3W` or `90mW`. Raises OptionError unless they are positive."""
+    examples = "3W or 90mW"
+    number, unit = _split(value, option, examples)
+    factors = {"": 1.0, "W": 1.0, "mW": 1e-3, "uW": 1e-6, "µW": 1e-6, "kW": 1e3}
+    if unit not in factors or number <= 0:
+        raise OptionError(f"{option} {value}: not a power; examples: {examples}")
+    return number * factors[unit]
+
+
 def parse_fraction(value: str | float, *, option: str) -> float:
     """A tolerance between 0 and 1, from `0.1%` or `0.001`. Raises OptionError."""
     examples = "0.1% or 0.001"

@@ -106,7 +106,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         paging=device.storage is not None,
         dma=device.dma and device.storage is not None,
         alignment=alignment,
-        reserve_bytes=(-(-reserve // PAGE) + 2) * PAGE,
+        reserve_bytes=reserve_bytes(reserve),
         resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
         device_ram_bytes=device.ram_bytes,
         graph=graph,
@@ -114,6 +114,11 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         model_hash=graph.content_hash,
         notes=_storage_notes(device, tensors),
     )
+
+
+def reserve_bytes(kernels: int) -> int:
+    """What is set aside for kernels that allocate at most `kernels` bytes at once: whole pages, cut at both ends."""
+    return (-(-kernels // PAGE) + 2) * PAGE
 
 
 def _storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str, ...]:

@@ -36,23 +36,39 @@ def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, sec
         The least of so many passes counts, for whatever else happens in the process can only add. None begins after
         so many seconds.
     """
+    found = _passes(acts, prepare, passes, seconds)
+    return min((max(each, default=0) for each in found), default=None)
+
+
+def beside_each_bytes(
+    acts: Sequence[Act], prepare: Act, *, passes: int = 3, seconds: float = 4.0
+) -> tuple[int, ...] | None:
+    """The same for each node: the bytes that it allocates beyond what is allocated already."""
+    found = _passes(acts, prepare, passes, seconds)
+    return tuple(min(each) for each in zip(*found, strict=True)) if found else None
+
+
+def _passes(acts: Sequence[Act], prepare: Act, passes: int, seconds: float) -> list[tuple[int, ...]]:
+    """For each pass, the bytes resident after each act beyond those before the first."""
     start = time.perf_counter()
-    least: int | None = None
+    found: list[tuple[int, ...]] = []
     with _keeping_malloc() as trim, _no_collection(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
-            return None
+            return []
         for _ in range(passes):
+            # Room for the figures is made before they are taken.
+            extra = [0] * len(acts)
             prepare()
             trim()
-            most = before = resident.bytes() or 0
-            for act in acts:
+            before = resident.bytes() or 0
+            for k, act in enumerate(acts):
                 act()
-                most = max(most, resident.bytes() or 0)
+                extra[k] = max(0, (resident.bytes() or 0) - before)
                 trim()
-            least = most - before if least is None else min(least, most - before)
+            found.append(tuple(extra))
             if time.perf_counter() - start > seconds:
                 break
-    return least
+    return found
 
 
 def alternate(

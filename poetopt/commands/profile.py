@@ -1,0 +1,82 @@
+"""`poetopt profile`: measure this machine, or take in measurements of a board."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from poetopt.commands.options import (
+    BatchOption,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OutputOption,
+    TrainOption,
+    patterns,
+)
+from poetopt.console import check_outputs, say, write_json
+from poetopt.errors import ModelError, OptionError
+
+
+def profile(
+    model: ModelArgument,
+    out: Annotated[
+        str,
+        typer.Option("-o", "--out", metavar="FILE.toml", help="Write the profile there; one that is there is merged."),
+    ] = "profile.toml",
+    from_csv: Annotated[
+        str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: take a board's figures from there.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: write a CSV file to fill in.")
+    ] = None,
+    power: Annotated[
+        str | None,
+        typer.Option(metavar="WATTS", help="What computing draws over idling, where no counter can be read: 3W, 90mW."),
+    ] = None,
+    dma: Annotated[bool, typer.Option("--dma", help="With --from-csv: transfers run beside the board's CPU.")] = False,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Measure the storage there; default: a temporary folder.")
+    ] = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Measure this machine with a model, for `solve --profile`: operators, storage, energy."""
+    import poetopt as po
+    from poetopt.devices.profile import load_profile, save_profile
+    from poetopt.devices.profile_csv import from_csv as read_csv
+    from poetopt.devices.profile_csv import template as empty_csv
+    from poetopt.files import write_atomically
+    from poetopt.report.profile import profile_document, profile_text
+    from poetopt.units import parse_watts
+
+    power_w = None if power is None else parse_watts(power, option="--power")
+    if template is not None and from_csv is not None:
+        raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
+    if dma and from_csv is None:
+        raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
+    check_outputs([model, from_csv], {"--template": template, "--json": json} | ({} if template else {"-o": out}))
+    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+    if not isinstance(training, po.Training):
+        raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
+    if template is not None:
+        text = empty_csv(training.graph)
+        write_atomically(template, text.encode())
+        write_json({"template": template, "rows": text.count("\n") - 1}, json)
+        say(f"{template}: {text.count(chr(10)) - 1} rows to fill in; then --from-csv {template}", unless=json)
+        return 0
+    older = load_profile(out) if os.path.isfile(out) and os.path.getsize(out) else None
+    if from_csv is not None:
+        found = read_csv(from_csv, training.graph, power_w=power_w, dma=dma)
+    else:
+        found = training.profile(power_w=power_w, workdir=workdir)
+    merged = found if older is None else older.merged(found)
+    save_profile(merged, out)
+    write_json(profile_document(training.graph, found, merged), json)
+    say(profile_text(training.graph, found, merged, out), unless=json)
+    return 0

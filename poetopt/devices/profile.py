@@ -1,0 +1,222 @@
+"""Measured costs: a profile takes the place of a device's estimates wherever it has a figure.
+
+A profile is a TOML file. Operators are keyed by their signature (`poetopt.devices.signature`), so that one profile
+serves every model that has operators in common with it, and two profiles can be merged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from poetopt.devices.cost import reserve_bytes
+from poetopt.devices.model import Device
+from poetopt.devices.signature import signature
+from poetopt.devices.workspace import inner_layout
+from poetopt.errors import DeviceError
+from poetopt.files import write_atomically
+from poetopt.problem import Problem, ProblemOperator
+
+VERSION = 1
+SHOWN = 8
+"""So many operators that a profile lacks are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorProfile:
+    """One operator as it was measured.
+
+    time_s, spread_s
+        Median of its runs, and half the distance between their quartiles.
+    runs
+        How many there were.
+    workspace_bytes
+        What its kernels allocate at once, or None where that was not measured.
+    energy_j
+        Joules of a run, or None: then time x power.
+    """
+
+    time_s: float
+    spread_s: float = 0.0
+    runs: int = 1
+    workspace_bytes: int | None = None
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageProfile:
+    """Storage as it was measured: a transfer takes latency + bytes / rate seconds.
+
+    power_w
+        Watts while it transfers, or None: then the device's.
+    dma
+        Whether transfers run beside the CPU.
+    """
+
+    page_in_latency_s: float
+    page_in_bytes_per_s: float
+    page_out_latency_s: float
+    page_out_bytes_per_s: float
+    power_w: float | None = None
+    dma: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What was measured of a machine.
+
+    about
+        How and on what: `machine`, `energy`, `threads`, ... in words.
+    power_w
+        Watts of computing over idling, or None: then the device's.
+    operators
+        By signature.
+    """
+
+    about: Mapping[str, str] = field(default_factory=dict)
+    power_w: float | None = None
+    operators: Mapping[str, OperatorProfile] = field(default_factory=dict)
+    storage: StorageProfile | None = None
+
+    def merged(self, newer: Profile) -> Profile:
+        """Both profiles as one; where both have a figure, the newer one's counts."""
+        return Profile(
+            about={**self.about, **newer.about},
+            power_w=self.power_w if newer.power_w is None else newer.power_w,
+            operators={**self.operators, **newer.operators},
+            storage=newer.storage or self.storage,
+        )
+
+    def text(self) -> str:
+        """The profile as TOML; operators in order of their signatures."""
+        lines = ["# Measured costs, for poetopt solve --profile. Times are medians in seconds.", f"version = {VERSION}"]
+        if self.power_w is not None:
+            lines.append(f"power_w = {self.power_w!r}")
+        lines += _section("about", {key: self.about[key] for key in sorted(self.about)})
+        if self.storage is not None:
+            lines += _section("storage", vars(self.storage))
+        for key in sorted(self.operators):
+            lines += _section(f"operators.{_quoted(key)}", vars(self.operators[key]))
+        return "\n".join(lines) + "\n"
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile. Raises DeviceError where it can't be read, or says what can't be."""
+    shown = os.fspath(path)
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DeviceError(
+            f"{shown}: the profile can't be read: {reason}; make one with poetopt profile MODEL"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise DeviceError(f"{shown}: not valid TOML: {error}; make it again with poetopt profile MODEL") from error
+
+    from pydantic import ValidationError
+
+    from poetopt.devices.profile_schema import ProfileTable
+
+    try:
+        return ProfileTable.model_validate(table).profile()
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:SHOWN])
+        raise DeviceError(f"{shown}: not a usable profile: {faults}") from error
+
+
+def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a profile, whole or not at all. Raises OutputError."""
+    write_atomically(path, profile.text().encode())
+
+
+def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:
+    """The problem with measured costs wherever the profile has them.
+
+    problem
+        Made of a training graph on `device`, whose figures stay where the profile has none: missing operators keep the
+        roofline's time, and are told in a note.
+
+    Raises DeviceError where the problem has no graph (a problem file): its operators have no signatures.
+    """
+    graph = problem.graph
+    if graph is None:
+        raise DeviceError(
+            f"{problem.name}: a profile needs a network, and a problem file has none; leave out --profile"
+        )
+    power_w = profile.power_w if profile.power_w is not None else _power_w(device)
+    scheduled = [operator for operator in graph.operators if not operator.view]
+    operators: list[ProblemOperator] = []
+    missing: list[str] = []
+    kernels = 0
+    for entry, operator in zip(problem.operators, scheduled, strict=True):
+        found = profile.operators.get(signature(operator, graph))
+        if found is not None:
+            energy_j = found.time_s * power_w if found.energy_j is None else found.energy_j
+            entry = replace(entry, time_s=found.time_s, energy_j=energy_j)
+        else:
+            missing.append(operator.name)
+        if found is not None and found.workspace_bytes is not None:
+            kernels = max(kernels, found.workspace_bytes)
+        else:
+            kernels = max((kernels, *inner_layout(operator, graph.tensors, problem.alignment).kernel_bytes))
+        operators.append(entry)
+    costed = replace(problem, operators=tuple(operators), reserve_bytes=reserve_bytes(kernels))
+    costed = _with_storage(costed, device, profile.storage, power_w)
+    return replace(costed, notes=(*costed.notes, *_notes(profile, len(operators), missing, power_w)))
+
+
+def _with_storage(problem: Problem, device: Device, storage: StorageProfile | None, power_w: float) -> Problem:
+    if storage is None:
+        return problem
+    own = device.storage
+    watts = storage.power_w if storage.power_w is not None else own.power_w if own else 0.0
+    if not storage.dma:
+        # the CPU moves the bytes, so it is paid for meanwhile
+        watts += own.cpu_power_w if own and own.cpu_power_w else power_w
+    tensors = []
+    for tensor in problem.tensors:
+        in_s = storage.page_in_latency_s + tensor.nbytes / storage.page_in_bytes_per_s
+        out_s = storage.page_out_latency_s + tensor.nbytes / storage.page_out_bytes_per_s
+        tensors.append(
+            replace(tensor, page_in_s=in_s, page_in_j=in_s * watts, page_out_s=out_s, page_out_j=out_s * watts)
+        )
+    return replace(problem, tensors=tuple(tensors), paging=True, dma=storage.dma)
+
+
+def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float) -> list[str]:
+    known = f"measured: the seconds of {count - len(missing)} of {count} operators"
+    if profile.storage is not None:
+        known += ", and the storage"
+    energy = profile.about.get("energy", "")
+    notes = [
+        f"{known}; joules are seconds x {power_w:.3g} W{f' ({energy})' if energy else ''} where none were measured"
+    ]
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
+        notes.append(f"not in the profile, so from the roofline: {names}")
+    return notes
+
+
+def _power_w(device: Device) -> float:
+    if device.active_power_w is not None:
+        return device.active_power_w
+    return device.flop_per_s / device.flop_per_j if device.flop_per_j else 0.0
+
+
+def _section(name: str, values: Mapping[str, object]) -> list[str]:
+    return ["", f"[{name}]", *(f"{key} = {_plain(value)}" for key, value in values.items() if value is not None)]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string: JSON's escapes are among TOML's, which forbids one character more."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

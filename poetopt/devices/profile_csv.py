@@ -1,0 +1,168 @@
+"""Measurements of one's own, from a board or a meter, as a CSV file: `docs/profiles.md` has the format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.devices.signature import signatures
+from poetopt.errors import DeviceError
+from poetopt.graph import Graph
+
+COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
+PAGE_IN, PAGE_OUT = "page_in", "page_out"
+
+
+def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | None = None, dma: bool = False) -> Profile:
+    """The profile that a CSV file holds.
+
+    graph
+        The training graph whose operators the rows name (by name or signature).
+    power_w
+        Watts of computing, where the rows have no joules.
+    dma
+        Whether the board's transfers run beside its CPU.
+
+    Raises DeviceError, with the line, for a row that can't be.
+    """
+    shown = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DeviceError(f"{shown}: the measurements can't be read: {reason}") from error
+    known = signatures(graph)
+    rows: dict[str, list[Mapping[str, float]]] = {}
+    moves: dict[str, list[tuple[float, float]]] = {PAGE_IN: [], PAGE_OUT: []}
+    for line, row in _rows(text, shown):
+        where = f"{shown}, line {line}"
+        name = row.pop("operator", "")
+        values = {key: _number(value, key, where) for key, value in row.items() if value}
+        if "time_s" not in values:
+            # a template whose row was left out
+            continue
+        if name in moves:
+            if "bytes" not in values:
+                raise DeviceError(f"{where}: {name} needs the column bytes: how many it moved")
+            moves[name].append((values["bytes"], values["time_s"]))
+            continue
+        key = known.get(name, name)
+        if key not in known.values():
+            raise DeviceError(
+                f"{where}: {graph.name!r} has no operator {name!r}; write the names that poetopt profile MODEL "
+                "--template FILE.csv lists, or page_in or page_out"
+            )
+        rows.setdefault(key, []).append(values)
+    if not rows and not any(moves.values()):
+        raise DeviceError(f"{shown}: it holds no measurement: the column time_s is empty in every row")
+    operators = {key: _operator(values) for key, values in rows.items()}
+    about = {"machine": f"measurements from {Path(path).name}"}
+    if power_w is not None:
+        about["energy"] = "seconds x a power given by hand"
+    return Profile(about=about, power_w=power_w, operators=operators, storage=_storage(moves, dma, shown))
+
+
+def template(graph: Graph) -> str:
+    """A CSV file to fill in: a row for each distinct operator, and some for the storage."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    seen: dict[str, None] = dict.fromkeys(signatures(graph).values())
+    writer.writerows((key, "", "", "", "") for key in seen)
+    writer.writerows((way, "", "", "", nbytes) for way in (PAGE_OUT, PAGE_IN) for nbytes in (512, 65536, 1048576))
+    return out.getvalue()
+
+
+def fit(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Latency (s) and rate (B/s) of transfers of so many bytes in so many seconds: least squares of relative errors.
+
+    With one size alone the latency is 0. Raises ValueError where time does not grow with size, or nothing moved.
+    """
+    weighted = [(n, t, 1 / t**2) for n, t in points if t > 0]
+    sizes = {n for n, _, _ in weighted}
+    if not sizes or max(sizes) <= 0:
+        raise ValueError("no transfer of at least one byte took any time")
+    total = sum(w for _, _, w in weighted)
+    mean_n = sum(w * n for n, _, w in weighted) / total
+    mean_t = sum(w * t for _, t, w in weighted) / total
+    square = sum(w * (n - mean_n) ** 2 for n, _, w in weighted)
+    slope = sum(w * (n - mean_n) * (t - mean_t) for n, t, w in weighted) / square if len(sizes) > 1 else math.inf
+    if slope <= 0:
+        raise ValueError("larger transfers took no longer than smaller ones")
+    latency = mean_t - slope * mean_n
+    if len(sizes) == 1 or latency < 0:
+        # through the origin
+        return 0.0, sum(w * n * n for n, _, w in weighted) / sum(w * n * t for n, t, w in weighted)
+    return latency, 1 / slope
+
+
+def quartile_spread(values: Sequence[float]) -> float:
+    """Half the distance between the quartiles; 0 for fewer than four values."""
+    if len(values) < 4:
+        return 0.0
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (median(ordered[-half:]) - median(ordered[:half])) / 2
+
+
+def _operator(rows: Sequence[Mapping[str, float]]) -> OperatorProfile:
+    times = [row["time_s"] for row in rows]
+    joules = [row["energy_j"] for row in rows if "energy_j" in row]
+    spaces = [row["workspace_bytes"] for row in rows if "workspace_bytes" in row]
+    return OperatorProfile(
+        time_s=median(times),
+        spread_s=quartile_spread(times),
+        runs=len(times),
+        workspace_bytes=math.ceil(max(spaces)) if spaces else None,
+        energy_j=median(joules) if joules else None,
+    )
+
+
+def _storage(moves: Mapping[str, Sequence[tuple[float, float]]], dma: bool, shown: str) -> StorageProfile | None:
+    if not any(moves.values()):
+        return None
+    found: dict[str, tuple[float, float]] = {}
+    for way, points in moves.items():
+        if not points:
+            raise DeviceError(f"{shown}: it has measurements of one direction of the storage alone; add rows of {way}")
+        try:
+            found[way] = fit(points)
+        except ValueError as error:
+            raise DeviceError(f"{shown}: {way}: {error}; measure several sizes, several times") from error
+    return StorageProfile(
+        page_in_latency_s=found[PAGE_IN][0],
+        page_in_bytes_per_s=found[PAGE_IN][1],
+        page_out_latency_s=found[PAGE_OUT][0],
+        page_out_bytes_per_s=found[PAGE_OUT][1],
+        dma=dma,
+    )
+
+
+def _rows(text: str, shown: str) -> Iterable[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    given = [name.strip() for name in reader.fieldnames or ()]
+    if "operator" not in given or "time_s" not in given:
+        raise DeviceError(f"{shown}: the first line must name the columns, operator and time_s among them: {COLUMNS}")
+    if unknown := [name for name in given if name not in COLUMNS]:
+        raise DeviceError(f"{shown}: unknown column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+    reader.fieldnames = given
+    for row in reader:
+        if None in row:
+            raise DeviceError(f"{shown}, line {reader.line_num}: more cells than columns; quote cells that hold commas")
+        yield reader.line_num, {key: (value or "").strip() for key, value in row.items()}
+
+
+def _number(text: str, column: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1e300:
+        raise DeviceError(f"{where}: {column} is {text!r}; it must be a number of at least 0")
+    return value

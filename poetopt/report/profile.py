@@ -1,0 +1,78 @@
+"""What was measured, for people and for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from poetopt.devices.profile import Profile
+from poetopt.devices.signature import signatures
+from poetopt.graph import Graph
+from poetopt.report.layout import table
+from poetopt.units import show_bytes, show_seconds
+
+
+def profile_document(graph: Graph, found: Profile, merged: Profile) -> dict[str, object]:
+    """The object of `profile --json`."""
+    storage = found.storage
+    return {
+        "model": graph.name,
+        "operators": len(signatures(graph)),
+        "distinct_operators": len(set(signatures(graph).values())),
+        "measured": len(found.operators),
+        "in_profile": len(merged.operators),
+        "missing": _missing(graph, merged),
+        "step_s": _step_s(graph, found),
+        "power_w": found.power_w,
+        "storage": None if storage is None else dict(vars(storage)),
+        "about": dict(found.about),
+    }
+
+
+def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> str:
+    """The summary of `poetopt profile`."""
+    keys = signatures(graph)
+    rows = [
+        (
+            "operators",
+            f"{len(found.operators)} distinct ones of {len(keys)} measured; their step takes "
+            f"{show_seconds(_step_s(graph, found))}",
+        )
+    ]
+    if slow := _slowest(graph, found):
+        rows.append(("most time", slow))
+    if found.storage is not None:
+        s = found.storage
+        rows.append(
+            (
+                "storage",
+                f"in {show_bytes(round(s.page_in_bytes_per_s))}/s after {show_seconds(s.page_in_latency_s)}, out "
+                f"{show_bytes(round(s.page_out_bytes_per_s))}/s after {show_seconds(s.page_out_latency_s)}, "
+                f"{'beside' if s.dma else 'by'} the CPU",
+            )
+        )
+    rows += [(key, text) for key, text in sorted(found.about.items())]
+    if missing := _missing(graph, merged):
+        rows.append(("missing", f"{', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}: from the roofline"))
+    rows.append(("profile", f"{path}, {len(merged.operators)} operators; use it with solve --profile {path}"))
+    return table(f"{graph.name}: {found.about.get('machine', 'measured')}", rows)
+
+
+def _step_s(graph: Graph, profile: Profile) -> float:
+    """Seconds of all measured operators of a step."""
+    return sum(profile.operators[key].time_s for key in signatures(graph).values() if key in profile.operators)
+
+
+def _missing(graph: Graph, profile: Profile) -> list[str]:
+    return [name for name, key in signatures(graph).items() if key not in profile.operators]
+
+
+def _slowest(graph: Graph, profile: Profile) -> str:
+    """The three kinds that take most of the step."""
+    sums: dict[str, float] = {}
+    for key in signatures(graph).values():
+        if key in profile.operators:
+            kind = key.partition("(")[0]
+            sums[kind] = sums.get(kind, 0.0) + profile.operators[key].time_s
+    total = sum(sums.values())
+    most: Mapping[str, float] = dict(sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:3])
+    return ", ".join(f"{kind} {100 * taken / total:.0f} %" for kind, taken in most.items()) if total else ""
