@@ -2,9 +2,10 @@
 
 Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
 each lives from the node that writes it to the last that reads it, and they are packed like any other
-buffers. What a node's kernel allocates itself, while that node runs, comes beside the arena
-(`Problem.reserve_bytes` is the most that any operator's kernels do); the layout says also where in a larger
-workspace it would fit, for a runtime that can be told.
+buffers. An element-wise node writes over an operand that nobody reads after it (`IN_PLACE`), so that a chain of
+them needs one buffer: the operator's output, where it ends in one. What a node's kernel allocates itself, while that
+node runs, comes beside the arena (`Problem.reserve_bytes` is the most that any operator's kernels do); the layout
+says also where in a larger workspace it would fit, for a runtime that can be told.
 """
 
 from __future__ import annotations
@@ -21,13 +22,25 @@ ALIGNMENT = 64
 """Bytes that every buffer starts at a multiple of: a cache line, and the widest vector register."""
 
 
+_FIRST, _EITHER = (0,), (0, 1)
+IN_PLACE: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _EITHER),
+    **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Erf", "Relu", "Clip"), _FIRST),
+    **dict.fromkeys(("Sigmoid", "Tanh", "HardSigmoid", "Softplus", "BatchNormalization"), _FIRST),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _FIRST),
+}
+"""Ops whose kernel gives the same bits where its output lies on an operand of the same size, and which operands."""
+
+
 @dataclass(frozen=True, slots=True)
 class InnerLayout:
     """An operator's workspace in detail.
 
+    storage
+        Which tensor names the storage of each that shares another's: see `shared_storage`.
     offsets
         Where each temporary starts in the workspace. Temporaries that share storage share the offset; those that
-        share an output's or an input's storage (`poetopt.graph.inner_storage`) are not here.
+        share an output's or an input's storage are not here.
     temporaries_bytes
         Size of the workspace: the end of the last temporary.
     kernel_bytes
@@ -36,6 +49,7 @@ class InnerLayout:
         Were the kernels to allocate in the workspace too: where, beside the temporaries alive, and the end of it all.
     """
 
+    storage: Mapping[str, str]
     offsets: Mapping[str, int]
     temporaries_bytes: int
     kernel_bytes: tuple[int, ...]
@@ -53,7 +67,7 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
 
     Raises `ModelError` where a node names a tensor that `tensors` lacks.
     """
-    group = inner_storage(operator)
+    group = shared_storage(operator, tensors)
     outside = {*operator.inputs, *operator.outputs}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -81,12 +95,48 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
         alive = sorted((at[name], at[name] + tensors[name].nbytes) for name in names if first[name] <= k <= last[name])
         places.append(_gap(alive, need, alignment))
     return InnerLayout(
+        storage=group,
         offsets={**at, **{name: at[root] for name, root in group.items() if root in at}},
         temporaries_bytes=size,
         kernel_bytes=tuple(kernels),
         kernel_offsets=tuple(places),
         total_bytes=max([size, *(place + need for place, need in zip(places, kernels, strict=True))]),
     )
+
+
+def shared_storage(operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+    """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
+
+    The result maps a tensor to the one that names its storage: an output or an input of the operator where the
+    group has one, else a temporary. Inputs are never written over.
+    """
+    group = dict(inner_storage(operator))
+    outside = {*operator.inputs, *operator.outputs}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for k, node in enumerate(operator.nodes):
+        for name in filter(None, (*node.inputs, *node.outputs)):
+            root = group.get(name, name)
+            first.setdefault(root, k)
+            last[root] = k
+    for k, node in enumerate(operator.nodes):
+        if node.domain or len(node.outputs) != 1 or node.op_type not in IN_PLACE:
+            continue
+        written = group.get(node.outputs[0], node.outputs[0])
+        if written in operator.inputs or first[written] != k:
+            continue
+        size = find(operator, node, node.outputs[0], tensors).nbytes
+        for index in IN_PLACE[node.op_type]:
+            name = node.inputs[index] if index < len(node.inputs) else ""
+            root = group.get(name, name)
+            if not name or root in outside or last[root] != k or root == written:
+                continue
+            if find(operator, node, name, tensors).nbytes == size == tensors[written].nbytes == tensors[root].nbytes:
+                group.update({member: written for member, of in group.items() if of == root})
+                group[root] = written
+                first[written] = first[root]
+                break
+    return group
 
 
 def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:

@@ -13,7 +13,7 @@ from poetopt.devices.flops import is_inner_view
 from poetopt.devices.kernels import kernel_bytes
 from poetopt.devices.workspace import inner_layout, workspace_bytes
 from poetopt.errors import ModelError
-from poetopt.graph import Node, Operator, Role, Tensor, inner_storage
+from poetopt.graph import Node, Operator, Role, Tensor
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ def test_one_plain_node_needs_nothing() -> None:
 def test_temporaries_live_from_writer_to_last_reader() -> None:
     """a and c never live together, so they share bytes; b lives with both."""
     chain = operator(
-        [node("Relu", "x", "a"), node("Relu", "a", "b"), node("Neg", "b", "c"), node("Add", "b c", "y")], "x", "y"
+        [node("Gelu", "x", "a"), node("Gelu", "a", "b"), node("Sign", "b", "c"), node("Mod", "b c", "y")], "x", "y"
     )
     layout = inner_layout(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
     assert layout.total_bytes == layout.temporaries_bytes == 2 * 256
@@ -47,13 +47,36 @@ def test_temporaries_live_from_writer_to_last_reader() -> None:
 def test_views_share_their_temporary() -> None:
     found = tensors(x=(8, 8), a=(8, 8), b=(64,), c=(64,), y=(4, 16))
     views = operator(
-        [node("Relu", "x", "a"), node("Reshape", "a", "b"), node("Neg", "b", "c"), node("Reshape", "c", "y")], "x", "y"
+        [node("Relu", "x", "a"), node("Reshape", "a", "b"), node("Sign", "b", "c"), node("Reshape", "c", "y")], "x", "y"
     )
     layout = inner_layout(views, found)
     # c is the output's storage, so only a (and b with it) is in the workspace
     assert set(layout.offsets) == {"a", "b"}
     assert layout.offsets["a"] == layout.offsets["b"]
     assert layout.total_bytes == layout.temporaries_bytes == 256
+
+
+def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
+    """b is read twice, so c has a place of its own; then everything happens in the output."""
+    chain = operator(
+        [node("Relu", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "c"), node("Mul", "b c", "y")], "x", "y"
+    )
+    layout = inner_layout(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
+    assert (layout.storage["a"], layout.storage["b"]) == ("y", "y")
+    assert set(layout.offsets) == {"c"}
+    assert layout.temporaries_bytes == 256
+
+
+def test_what_is_not_written_over() -> None:
+    """An input; an operand that is broadcast; one of several outputs; an op that reads ahead."""
+    found = tensors(x=(8, 8), a=(1, 8), b=(8, 8), c=(8, 8), y=(8, 8), z=(8, 8))
+    assert inner_layout(operator([node("Relu", "x", "y")], "x", "y"), found).storage == {}
+    row = operator([node("Neg", "a", "a2"), node("Add", "a2 x", "y")], "a x", "y")
+    assert inner_layout(row, {**found, **tensors(a2=(1, 8))}).storage == {}
+    both = operator([node("Relu", "x", "y"), node("Exp", "y", "z")], "x", "y z")
+    assert inner_layout(both, found).storage == {}
+    ahead = operator([node("Relu", "x", "b"), node("CumSum", "b a", "y")], "x a", "y")
+    assert inner_layout(ahead, found).storage == {}
 
 
 def test_an_output_that_nobody_wants_is_a_temporary() -> None:
@@ -97,9 +120,10 @@ def operators(draw: st.DrawFn) -> tuple[Operator, dict[str, Tensor]]:
             nodes.append(Node("Reshape", (reads[0],), (name,)))
             found[name] = Tensor(name, found[reads[0]].shape, "float32", Role.GRADIENT)
         else:
-            kind = draw(st.sampled_from(["Add", "Where", "Dropout"]))
+            kind = draw(st.sampled_from(["Add", "Mul", "Where", "Dropout"]))
             nodes.append(Node(kind, tuple((reads * 3)[:3]) if kind == "Where" else tuple(reads), (name,)))
-            found[name] = Tensor(name, (draw(st.integers(1, 40)),), "float32", Role.GRADIENT)
+            size = draw(st.sampled_from([found[reads[0]].size, draw(st.integers(1, 40))]))
+            found[name] = Tensor(name, (size,), "float32", Role.GRADIENT)
         names.append(name)
     extra = draw(st.sets(st.sampled_from(names[1:])))
     outputs = tuple(name for name in names[1:] if name in extra or name == names[-1])
@@ -110,7 +134,7 @@ def operators(draw: st.DrawFn) -> tuple[Operator, dict[str, Tensor]]:
 def test_what_lives_together_never_overlaps(case: tuple[Operator, dict[str, Tensor]], alignment: int) -> None:
     found, known = case
     layout = inner_layout(found, known, alignment)
-    group = inner_storage(found)
+    group = layout.storage
     outside = {*found.inputs, *found.outputs}
     inside = {n for part in found.nodes for n in part.outputs if group.get(n, n) not in outside}
     assert set(layout.offsets) == inside
@@ -136,3 +160,20 @@ def test_what_lives_together_never_overlaps(case: tuple[Operator, dict[str, Tens
         assert all(start % alignment == 0 and end <= layout.total_bytes for start, end in spans)
         assert all(end <= layout.temporaries_bytes for _, end in alive.values())
     assert workspace_bytes(found, known, alignment) == layout.temporaries_bytes
+
+
+@given(case=operators())
+def test_nothing_is_written_over_before_it_is_read(case: tuple[Operator, dict[str, Tensor]]) -> None:
+    """Walk the nodes with memory that remembers whose value it holds."""
+    found, known = case
+    group = inner_layout(found, known).storage
+    memory = {name: name for name in found.inputs}
+    value = dict(memory)
+    for part in found.nodes:
+        for name in part.inputs:
+            assert memory[group.get(name, name)] == value[name]
+        (written,) = part.outputs
+        value[written] = value[part.inputs[0]] if is_inner_view(part, group) else written
+        memory[group.get(written, written)] = value[written]
+    for name in (*found.inputs, *found.outputs):
+        assert memory[group.get(name, name)] == value[name]

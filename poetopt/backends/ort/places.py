@@ -10,7 +10,7 @@ from poetopt.backends.ort.memory import Block, aligned_copy, pack_apart
 from poetopt.devices.cost import resident_storages
 from poetopt.devices.workspace import inner_layout
 from poetopt.errors import PlanError
-from poetopt.graph import Operator, Tensor, TrainingGraph, inner_storage
+from poetopt.graph import Operator, Tensor, TrainingGraph
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
 from poetopt.problem import Problem
@@ -119,7 +119,7 @@ class Addresses:
         """Which tensors of an operator share storage, and the offsets of its temporaries in its workspace."""
         if operator.name not in self._inner:
             layout = inner_layout(operator, self.graph.tensors, self.problem.alignment)
-            self._inner[operator.name] = (inner_storage(operator), layout.offsets)
+            self._inner[operator.name] = (layout.storage, layout.offsets)
         return self._inner[operator.name]
 
     def of(self, name: str, operator: Operator, moment: Moment) -> int:
