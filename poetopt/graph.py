@@ -121,6 +121,9 @@ class Operator:
         False where running it twice is wrong or pointless (Dropout's mask).
     backward
         Whether autodiff derived it.
+    over
+        Where it works in place: the input whose bytes its single output takes over, and which nobody else reads.
+        Both are resident, so that no schedule sees them, and it runs once.
     """
 
     name: str
@@ -131,6 +134,7 @@ class Operator:
     view: bool = False
     recomputable: bool = True
     backward: bool = False
+    over: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +171,11 @@ class Graph:
 
     @cached_property
     def storage(self) -> Mapping[str, str]:
-        """For each tensor that a view operator writes: the tensor whose bytes it shares, followed to the root."""
+        """For each tensor that a view operator writes, or one in place: whose bytes it shares, followed to the root."""
         roots: dict[str, str] = {}
         for operator in self.operators:
-            if operator.view:
-                source = operator.inputs[0]
+            if operator.view or operator.over:
+                source = operator.over or operator.inputs[0]
                 roots[operator.outputs[0]] = roots.get(source, source)
         return roots
 

@@ -132,6 +132,7 @@ class OperatorBuilder:
 
     def __post_init__(self) -> None:
         self.nodes: list[Node] = []
+        self.over = ""
 
     # --- nodes of any kind -------------------------------------------------------------------------
 
@@ -374,4 +375,5 @@ def finish(draft: OperatorBuilder, outputs: Sequence[str], rename: Mapping[str, 
         view=draft.view,
         recomputable=draft.recomputable,
         backward=draft.backward,
+        over=rename.get(draft.over, draft.over),
     )

@@ -102,6 +102,7 @@ class _Sweep:
     def __init__(self, builder: GraphBuilder, operators: tuple[Operator, ...], trained: tuple[str, ...]) -> None:
         self.builder = builder
         self.operators = operators
+        self.trained = frozenset(trained)
         self.live = downstream(builder.tensors, operators, trained)
         self.contributions: dict[str, list[Tensor]] = {}
         self.totals: dict[str, Tensor] = {}
@@ -142,9 +143,20 @@ class _Sweep:
         total, *rest = sorted(parts, key=lambda part: part.name in adders)
         for part in rest:
             draft = self.builder.operator(f"{name}.grad.accumulate", "Add.accumulate")
+            if name in self.trained:
+                self.in_place(draft, total)
             total = adders[part.name](draft, total) if part.name in adders else draft.add(total, part)
         self.totals[name] = total
         return total
+
+    def in_place(self, draft: OperatorBuilder, total: Tensor) -> None:
+        """Let `draft` add to a parameter's gradient where it is, if what it adds to was made for that alone."""
+        writer = self.builder.writer(total)
+        if writer is None or not (writer.over or writer.kind.endswith(".grad_weight")):
+            return
+        writer.recomputable = draft.recomputable = False
+        draft.over = total.name
+        self.builder.tensors[total.name] = replace(total, role=Role.PARAMETER_GRADIENT)
 
     def unbroadcast(self, part: Tensor, like: Tensor, primal: Primal, first: int) -> Tensor:
         """`part` summed to the shape of `like`, inside the operator that has just written it where one has."""
@@ -161,10 +173,10 @@ def _outputs(operator: Operator) -> tuple[str, ...]:
 
 
 def _root(builder: GraphBuilder, tensor: Tensor) -> Tensor:
-    """The tensor whose bytes `tensor` shares, through view operators of the backward pass."""
+    """The tensor whose bytes `tensor` shares, through backward operators that are views or in place."""
     draft = builder.writer(tensor)
-    while draft is not None and draft.view:
-        tensor = builder.tensors[draft.nodes[0].inputs[0]]
+    while draft is not None and (draft.view or draft.over):
+        tensor = builder.tensors[draft.over or draft.nodes[0].inputs[0]]
         draft = builder.writer(tensor)
     return tensor
 

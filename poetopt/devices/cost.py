@@ -93,7 +93,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         if operator.view:
             continue
         for name in operator.outputs:
-            if name not in resident:
+            if graph.root(name) not in resident:
                 add(name, len(operators))
         layout = inner_layout(operator, graph.tensors, alignment)
         reserve = max((reserve, *layout.kernel_bytes))

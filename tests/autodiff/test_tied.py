@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+import poetopt as po
 from poetopt.autodiff import differentiate
+from poetopt.devices.cost import cost
+from poetopt.devices.loading import device
 from poetopt.graph import TrainingGraph
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import batch, run
@@ -39,3 +42,17 @@ def test_no_tensor_of_zeros_is_made() -> None:
     assert max(tied.tensors[name].nbytes for name in temporary) < size
     large = [o for o in tied.operators if any(tied.tensors[n].nbytes == size for n in o.outputs)]
     assert len(large) == 2
+
+
+def test_the_second_use_adds_in_place() -> None:
+    """One resident buffer for the gradient, however many uses the weight has; no schedule sees it."""
+    tied, apart = steps((3, 9, 0))
+    (adding,) = (o for o in tied.operators if o.over)
+    assert adding.outputs == ("w.grad",)
+    assert tied.root("w.grad") == adding.over
+    assert tied.readers[adding.over] == (adding,)
+    assert not adding.recomputable
+    problem = cost(tied, device("a72"))
+    assert {adding.over, "w.grad"}.isdisjoint(tensor.name for tensor in problem.tensors)
+    assert problem.resident_bytes < cost(apart, device("a72")).resident_bytes
+    assert po.execute(po.solve(problem)).ok
