@@ -24,6 +24,7 @@ from poetopt.api import (
     simulate,
     solve,
     store_all_peak_bytes,
+    train,
 )
 from poetopt.errors import PoetError
 
@@ -68,6 +69,7 @@ __all__ = [
     "simulate",
     "solve",
     "store_all_peak_bytes",
+    "train",
 ]
 
 _SUBPACKAGES = frozenset(

@@ -22,7 +22,7 @@ from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_r
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.backends.ort import Execution
+    from poetopt.backends.ort import Execution, TrainingRun
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
     from poetopt.engine.solution import Listener, Options, Solution
@@ -325,6 +325,48 @@ def execute(
     if dump is not None:
         save_results(execution, dump)
     return execution
+
+
+def train(
+    plan: Plan | PlanFile | Report,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    data: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+) -> TrainingRun:
+    """Take steps of gradient descent with a plan, and the same without one beside, and compare every loss bit by bit.
+
+    lr, momentum
+        The update is v = momentum v + gradient, parameter = parameter - lr v, in place.
+    data
+        Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is fed in every step; one
+        that is longer along the first axis is a data set, taken in batches in its order and round again. By default
+        one random batch, drawn with `seed`.
+    dump
+        Where to write `losses`, and parameters and statistics after the last step, as `.npz`.
+
+    Raises OptionError for numbers that make no sense; else as `execute`.
+    """
+    from poetopt.backends.ort import train as run
+    from poetopt.backends.ort.training import save_training
+
+    ended = run(
+        _plan(plan),
+        steps,
+        lr,
+        momentum=momentum,
+        ram_bytes=_budget(plan),
+        data=data,
+        seed=seed,
+        workdir=workdir,
+    )
+    if dump is not None:
+        save_training(ended, dump)
+    return ended
 
 
 def _pedigree(device: Device) -> str:

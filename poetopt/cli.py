@@ -124,11 +124,16 @@ def run(
         str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="FILE.npz", help="The batch, by input names; default: a random one.")
+        str | None, typer.Option(metavar="FILE.npz", help="The batch (or data set), by input names; default: random.")
     ] = None,
     dump: Annotated[
         str | None, typer.Option(metavar="FILE.npz", help="Write the batch, the loss and the gradients there.")
     ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Train: take so many steps of gradient descent.", min=1)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
+    momentum: Annotated[float, typer.Option(metavar="M", help="With --steps: of the descent.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the random batch.", min=0)] = 0,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
@@ -137,10 +142,19 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
     import poetopt as po
-    from poetopt.report.execution import execution_text
+    from poetopt.report.execution import execution_text, training_text
 
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
+    if (steps is None) != (lr is None) or (momentum and steps is None):
+        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     loaded = po.load_plan(plan, model=model)
+    if steps is not None and lr is not None:
+        ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
+        write_json(ended.to_dict(), json)
+        say(training_text(loaded.plan, ended), unless=json)
+        if not ended.ok:
+            raise ExecutionError(ended.message)
+        return 0
     execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
     write_json(execution.to_dict(), json)
     say(execution_text(loaded.plan, execution), unless=json)

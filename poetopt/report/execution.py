@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from poetopt.backends.ort import Execution
+from collections.abc import Sequence
+
+from poetopt.backends.ort import Execution, TrainingRun
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
@@ -15,6 +17,45 @@ def execution_text(plan: Plan, execution: Execution) -> str:
         rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows)
+
+
+def training_text(plan: Plan, ended: TrainingRun) -> str:
+    """The summary of `poetopt run --steps`."""
+    first, last = ended.losses[0], ended.losses[-1]
+    tail = ended.losses[-max(1, ended.steps // 10) :]
+    rows = [
+        ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {_mean(tail):.6g}"),
+        ("check", _training_sameness(ended)),
+        ("memory", _training_memory(ended)),
+        (
+            "time",
+            f"{show_seconds(ended.step_s)} a step here; without the schedule, node by node, "
+            f"{show_seconds(ended.reference_step_s)}",
+        ),
+    ]
+    name = plan.problem.model_ref or plan.problem.name
+    return table(f"{name}: {ended.steps} steps of training, lr {ended.lr:g}, momentum {ended.momentum:g}", rows)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _training_sameness(ended: TrainingRun) -> str:
+    if ended.bit_identical:
+        return (
+            f"every loss, and all {len(ended.values)} parameters and statistics at the end, bit for bit those of "
+            "training without the schedule"
+        )
+    return ended.message
+
+
+def _training_memory(ended: TrainingRun) -> str:
+    text = f"arena {ended.arena_bytes:,} B"
+    if ended.measured_peak_bytes is not None and ended.kernel_workspace_bytes is not None:
+        text += f" + {ended.kernel_workspace_bytes:,} B that kernels took = {ended.measured_peak_bytes:,} B"
+    text += f"; budget {ended.budget_bytes:,} B"
+    return text + (f"; momentum {ended.optimizer_bytes:,} B, resident" if ended.optimizer_bytes else "")
 
 
 def _sameness(execution: Execution) -> str:

@@ -110,3 +110,27 @@ def test_the_plan_of_a_problem_file_is_refused(run: Runner, problem: Path, tmp_p
 
 def test_unwritable_dump_is_found_first(run: Runner, plan: Path, tmp_path: Path) -> None:
     run("run", plan, "--dump", tmp_path / "none" / "d.npz").assert_one_message("d.npz", code=2)
+
+
+def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
+    data, dump = tmp_path / "set.npz", tmp_path / "trained.npz"
+    rng = np.random.default_rng(0)
+    np.savez(data, input=rng.standard_normal((12, 1, 28, 28)).astype(np.float32), labels=rng.integers(0, 10, 12))
+    arguments = ("run", plan, "--steps", "9", "--lr", "0.05", "--momentum", "0.9", "--data", data)
+    document = run(*arguments, "--dump", dump, "--json", "-").document
+    assert document["bit_identical"]
+    assert document["losses"] == document["reference_losses"]
+    assert len(document["losses"]) == document["steps"] == 9
+    assert document["losses"][-1] < document["losses"][0]
+    assert document["measured_peak_bytes"] is None or document["measured_peak_bytes"] <= document["budget_bytes"]
+    with np.load(dump) as trained:
+        assert tuple(trained["losses"]) == tuple(document["losses"])
+    ended = run(*arguments)
+    assert (ended.code, ended.err) == (0, "")
+    assert "9 steps of training, lr 0.05, momentum 0.9" in ended.out
+    assert "bit for bit" in ended.out
+
+
+@pytest.mark.parametrize("options", [("--steps", "3"), ("--lr", "0.1"), ("--momentum", "0.9")])
+def test_training_needs_steps_and_a_rate(run: Runner, plan: Path, options: tuple[str, ...]) -> None:
+    run("run", plan, *options).assert_one_message("--steps, --lr: training needs both", code=2)

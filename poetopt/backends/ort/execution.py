@@ -128,8 +128,12 @@ def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:
 
     Raises `OutputError` where that can't be done.
     """
+    save_arrays({**execution.batch, **execution.results}, path)
+
+
+def save_arrays(arrays: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
+    """Write arrays by name as an `.npz` file, whole or not at all. Raises `OutputError` where that can't be done."""
     # numpy.savez would take some names for its own arguments ("file").
-    arrays = {**execution.batch, **execution.results}
     with replacing(path) as place, zipfile.ZipFile(place, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:

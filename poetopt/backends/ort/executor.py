@@ -66,7 +66,7 @@ def execute(
     """
     if threads < 1:
         raise OptionError(f"--threads {threads}: must be at least 1")
-    chosen = _graph(plan, graph)
+    chosen = graph_of(plan, graph)
     problem = plan.problem
     check_belongs(chosen, problem, problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
@@ -75,7 +75,7 @@ def execute(
     names = (chosen.loss, *chosen.gradients.values(), *chosen.states.values())
 
     with ExitStack() as stack:
-        pages = stack.enter_context(PageFile(_paged(plan), None if workdir is None else Path(workdir)))
+        pages = stack.enter_context(PageFile(paged_bytes(plan), None if workdir is None else Path(workdir)))
         arena = Block(arena_bytes(plan))
         region = Region.of(chosen)
         sessions = Sessions(chosen, threads)
@@ -102,19 +102,20 @@ def execute(
     return _execution(
         chosen, plan, batch, mine, comparison, times, threads,
         fused_bit_identical=fused_same,
-        budget_bytes=_taken(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
+        budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
         kernels=kernels,
         bytes_paged=simulation.bytes_paged,
         sessions=len(sessions),
     )  # fmt: skip
 
 
-def _taken(plan: Plan, peak_bytes: int) -> int:
+def taken_bytes(plan: Plan, peak_bytes: int) -> int:
     """What the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes."""
     return max(peak_bytes, arena_bytes(plan) + plan.problem.reserve_bytes)
 
 
-def _graph(plan: Plan, graph: TrainingGraph | None) -> TrainingGraph:
+def graph_of(plan: Plan, graph: TrainingGraph | None) -> TrainingGraph:
+    """The graph to execute: as given, or the one behind the plan. Raises PlanError where there is none."""
     chosen = plan.problem.graph if graph is None else graph
     if chosen is None:
         raise PlanError(
@@ -129,7 +130,8 @@ def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[
     return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data))
 
 
-def _paged(plan: Plan) -> Mapping[str, int]:
+def paged_bytes(plan: Plan) -> Mapping[str, int]:
+    """Bytes of each tensor that is paged out, by name."""
     tensors = plan.problem.tensors
     paged = sorted({step.target for step in plan.instructions if step.action is Action.PAGE_OUT})
     return {tensors[i].name: tensors[i].nbytes for i in paged}

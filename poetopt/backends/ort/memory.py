@@ -62,9 +62,15 @@ def aligned_copy(array: Array) -> Array:
     """A read-only copy of `array`, contiguous and aligned; `array` itself where it is both already."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
+    copy = writable_copy(array)
+    copy.flags.writeable = False
+    return copy
+
+
+def writable_copy(array: Array) -> Array:
+    """A copy of `array`, contiguous and aligned, that may be written to."""
     raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
-    copy.flags.writeable = False
     return copy

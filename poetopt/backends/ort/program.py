@@ -73,12 +73,12 @@ class Program:
             self._prepare(moment)
         self._inputs = {name: self._input(name) for name in graph.inputs}
 
-    def load(self, batch: Batch) -> None:
-        """Put a batch where the step expects it, and let random nodes draw from the beginning again."""
+    def load(self, batch: Batch, *, redraw: bool = True) -> None:
+        """Put a batch where the step expects it, and (with `redraw`) let random nodes draw from the beginning again."""
         for name, array in self._inputs.items():
             if array is not None:
                 np.copyto(array, batch[name])
-        for place, node, places in self._redraws:
+        for place, node, places in self._redraws if redraw else ():
             call = self.calls[place]
             self.calls[place] = Call(call.what, call.number, self._bound(self.sessions.get(node), places))
 

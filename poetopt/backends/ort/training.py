@@ -1,0 +1,314 @@
+"""Training for many steps with a schedule, and the same training without one beside it.
+
+Both keep parameters, momentum and BatchNormalization statistics of their own and update them alike, so that a single
+wrong bit in any gradient shows in every later loss. The update happens in place in the resident region, in slices, so
+that nothing of a parameter's size is allocated for it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.execution import save_arrays
+from poetopt.backends.ort.executor import graph_of, paged_bytes, taken_bytes
+from poetopt.backends.ort.measure import peak_beside_bytes
+from poetopt.backends.ort.memory import Block, writable_copy
+from poetopt.backends.ort.places import Region, check_belongs
+from poetopt.backends.ort.program import Program
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.ort.storage import PageFile
+from poetopt.errors import ModelError, OptionError
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, check_layout
+from poetopt.plan.simulate import simulate
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+SLICE = 1 << 16
+"""Elements that an update works on at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What so many steps with a schedule showed.
+
+    steps, lr, momentum
+        As asked for.
+    losses, reference_losses
+        Of each step, with the schedule and without.
+    bit_identical
+        Whether every loss, and at the end every parameter and statistic, is bit for bit the unscheduled one's.
+    first_difference
+        The first step (from 1) whose loss differs, or 0.
+    different
+        Parameters and statistics that differ at the end.
+    budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes
+        As in `Execution`.
+    optimizer_bytes
+        The momentum, in the resident region.
+    step_s, reference_step_s
+        Median seconds of a step without the update.
+    bytes_paged
+        In one step.
+    values
+        Parameters and statistics after the last step, by name.
+    """
+
+    steps: int
+    lr: float
+    momentum: float
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...]
+    bit_identical: bool
+    first_difference: int
+    different: tuple[str, ...]
+    budget_bytes: int
+    arena_bytes: int
+    kernel_workspace_bytes: int | None
+    measured_peak_bytes: int | None
+    optimizer_bytes: int
+    step_s: float
+    reference_step_s: float
+    bytes_paged: int
+    values: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak keeps the budget; true where it could not be measured."""
+        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether all checks passed."""
+        return self.bit_identical and self.within_budget
+
+    @property
+    def message(self) -> str:
+        """What failed, in one sentence; empty where nothing did."""
+        if not self.bit_identical:
+            where = f"the loss of step {self.first_difference}" if self.first_difference else ", ".join(self.different)
+            return f"training with the schedule and without it differ: {where}; please report it with the plan file"
+        if not self.within_budget:
+            return (
+                f"training was measured to take {self.measured_peak_bytes:,} B beside the resident region, more than "
+                f"the budget of {self.budget_bytes:,} B; solve with a larger --ram"
+            )
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `run --steps --json`: plain values only; a loss that is no number is null."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "values"}
+        for name in ("losses", "reference_losses"):
+            found[name] = [value if math.isfinite(value) else None for value in found[name]]
+        return {**found, "different": list(self.different)}
+
+
+class Batches:
+    """Batches one after another from a data set, in its order and round again.
+
+    data
+        Arrays by input name. One of exactly an input's shape is fed in every step; one that is longer along the first
+        axis is a data set, of which each step takes the next so many rows. All data sets have as many rows.
+
+    Raises ModelError for arrays that fit no input, or data sets of different lengths.
+    """
+
+    def __init__(self, graph: TrainingGraph, data: Mapping[str, object]) -> None:
+        self.graph = graph
+        self._fixed: dict[str, object] = {}
+        self._sets: dict[str, Array] = {}
+        for name in graph.inputs:
+            if name not in data:
+                continue
+            array, shape = np.asarray(data[name]), graph.tensors[name].shape
+            longer = array.ndim == len(shape) > 0 and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]
+            if longer:
+                self._sets[name] = array
+            else:
+                self._fixed[name] = array
+        self.rows = min((len(array) for array in self._sets.values()), default=0)
+        if uneven := [name for name, array in self._sets.items() if len(array) != self.rows]:
+            lengths = ", ".join(f"{name!r} {len(array)}" for name, array in self._sets.items())
+            raise ModelError(f"the data sets have different numbers of rows ({lengths}); cut {uneven[0]!r}")
+        self.get(0)
+
+    def get(self, step: int) -> Batch:
+        """The batch of a step, from 0. Raises ModelError for values that the model can't take."""
+        found = dict(self._fixed)
+        for name, array in self._sets.items():
+            count = self.graph.tensors[name].shape[0]
+            found[name] = array[np.arange(step * count, (step + 1) * count) % self.rows]
+        return check_batch(self.graph, found)
+
+
+class Momentum:
+    """Stochastic gradient descent in place: v = m v + g, p = p - lr v (without momentum, v is g)."""
+
+    def __init__(self, parameters: Mapping[str, Array], lr: float, momentum: float) -> None:
+        self.parameters = parameters
+        self.lr = lr
+        self.momentum = momentum
+        self._velocity = {name: np.zeros_like(p) for name, p in parameters.items()} if momentum else {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return sum(velocity.nbytes for velocity in self._velocity.values())
+
+    def step(self, gradients: Mapping[str, Array]) -> None:
+        """Update every parameter with its gradient."""
+        for name, parameter in self.parameters.items():
+            # Of any floating type, for which numpy's own annotations have no arithmetic in place.
+            p: Any = parameter.reshape(-1)
+            g: Any = gradients[name].reshape(-1)
+            v: Any = self._velocity[name].reshape(-1) if self.momentum else None
+            for start in range(0, p.size, SLICE):
+                part = slice(start, start + SLICE)
+                change = g[part]
+                if v is not None:
+                    v[part] *= p.dtype.type(self.momentum)
+                    v[part] += change
+                    change = v[part]
+                p[part] -= change * p.dtype.type(self.lr)
+
+
+class _Learner:
+    """Parameters and statistics that change from step to step; what else is given is shared."""
+
+    def __init__(self, graph: TrainingGraph, given: Mapping[str, Array], lr: float, momentum: float) -> None:
+        self.graph = graph
+        self.changing = {name: writable_copy(given[name]) for name in (*graph.gradients, *graph.states)}
+        self.given = {**given, **self.changing}
+        self.optimizer = Momentum({name: self.changing[name] for name in graph.gradients}, lr, momentum)
+
+    def learn(self, results: Mapping[str, Array]) -> None:
+        """Take over what a step left: gradients by their parameters, and statistics."""
+        self.optimizer.step({name: results[made] for name, made in self.graph.gradients.items()})
+        for old, new in self.graph.states.items():
+            np.copyto(self.changing[old], results[new])
+
+
+def train(
+    plan: Plan,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    graph: TrainingGraph | None = None,
+    ram_bytes: int | None = None,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+) -> TrainingRun:
+    """Take `steps` steps of gradient descent with `plan`, and without it beside, and compare every loss bit by bit.
+
+    plan
+        A plan with offsets, of a problem that was made of a training graph.
+    lr, momentum
+        Of the update v = momentum v + g, p = p - lr v.
+    data
+        Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
+        batches (see `Batches`). By default one random batch, drawn with `seed`.
+    graph, ram_bytes, workdir
+        As for `execute`.
+
+    Random nodes go on drawing from step to step. Raises OptionError for numbers that make no sense, PlanError for a
+    plan that can't be executed, ModelError for data that don't fit, ExecutionError where a kernel or the
+    storage fails.
+    """
+    _check_options(steps, lr, momentum)
+    chosen = graph_of(plan, graph)
+    check_belongs(chosen, plan.problem, plan.problem.name)
+    simulation = simulate(plan, ram_bytes=ram_bytes)
+    check_layout(plan, None if ram_bytes is None else ram_bytes - plan.problem.reserve_bytes)
+    batches = _batches(chosen, data, seed)
+    names = (chosen.loss, *chosen.gradients.values(), *chosen.states.values())
+    times: list[float] = []
+    reference_times: list[float] = []
+    losses: list[Array] = []
+    reference_losses: list[Array] = []
+    with ExitStack() as stack:
+        pages = stack.enter_context(PageFile(paged_bytes(plan), None if workdir is None else Path(workdir)))
+        arena = Block(arena_bytes(plan))
+        region = Region.of(chosen)
+        mine = _Learner(chosen, region.given, lr, momentum)
+        theirs = _Learner(chosen, region.given, lr, momentum)
+        sessions = Sessions(chosen)
+        program = Program(plan, chosen, arena, replace(region, given=mine.given), sessions, pages)
+        reference = NodeByNode(chosen, sessions, theirs.given, names)
+        for step in range(steps):
+            batch = batches.get(step)
+            program.load(batch, redraw=step == 0)
+            begin = time.perf_counter()
+            program.run()
+            between = time.perf_counter()
+            found = reference.run(batch)
+            times.append(between - begin)
+            reference_times.append(time.perf_counter() - between)
+            losses.append(program.result(chosen.loss).copy())
+            reference_losses.append(found[chosen.loss].copy())
+            mine.learn({name: program.result(name) for name in names})
+            theirs.learn(found)
+        kernels = peak_beside_bytes(program.acts, lambda: program.load(batches.get(0)))
+    differing = [
+        k for k, (a, b) in enumerate(zip(losses, reference_losses, strict=True), 1) if a.tobytes() != b.tobytes()
+    ]
+    different = compare(mine.changing, theirs.changing, tuple(mine.changing)).different
+    arena_size = arena_bytes(plan)
+    return TrainingRun(
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        losses=tuple(float(loss.reshape(-1)[0]) for loss in losses),
+        reference_losses=tuple(float(loss.reshape(-1)[0]) for loss in reference_losses),
+        bit_identical=not differing and not different,
+        first_difference=differing[0] if differing else 0,
+        different=different,
+        budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
+        arena_bytes=arena_size,
+        kernel_workspace_bytes=kernels,
+        measured_peak_bytes=None if kernels is None else arena_size + kernels,
+        optimizer_bytes=mine.optimizer.nbytes,
+        step_s=median(times),
+        reference_step_s=median(reference_times),
+        bytes_paged=simulation.bytes_paged,
+        values=mine.changing,
+    )
+
+
+def save_training(ended: TrainingRun, path: str | os.PathLike[str]) -> None:
+    """Write `losses`, and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
+
+    Raises `OutputError` where that can't be done.
+    """
+    save_arrays({"losses": np.array(ended.losses), **ended.values}, path)
+
+
+def _check_options(steps: int, lr: float, momentum: float) -> None:
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
+    if not 0 < lr < math.inf:
+        raise OptionError(f"--lr {lr:g}: must be more than 0, as in 0.01")
+    if not 0 <= momentum < 1:
+        raise OptionError(f"--momentum {momentum:g}: must be at least 0 and less than 1, as in 0.9")
+
+
+def _batches(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batches:
+    if data is None:
+        return Batches(graph, random_batch(graph, seed))
+    return Batches(graph, data if isinstance(data, Mapping) else load_batch(data))
