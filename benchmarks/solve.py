@@ -1,7 +1,7 @@
 """How good a schedule, how well proven, and how fast: every cell of the solver's table, one process a cell.
 
     make bench
-    .venv/bin/python -m benchmarks.solve [--only SUBSTRING] [--limit SECONDS] [--output FILE.md]
+    .venv/bin/python -m benchmarks.solve [--only SUBSTRING]... [--limit SECONDS] [--output FILE.md]
 
 A cell is a problem, a device, a RAM budget (a share of the store-all peak, or bytes), a scope and what
 must hold. Each runs in a fresh process, so that neither imports nor caches of one help the next; `total`
@@ -191,7 +191,7 @@ def line(cell: Cell, row: dict[str, object]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cells whose text contains this")
+    parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
     parser.add_argument("--limit", type=float, default=0.0, help="time limit of each solve in seconds")
     parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -203,7 +203,7 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     for cell in cells():
         name = f"{cell.group} {cell.problem} {cell.device} {cell.ram} {cell.scope} {cell.formulation}"
-        if arguments.only not in name:
+        if arguments.only and not any(wanted in name for wanted in arguments.only):
             continue
         command = [sys.executable, "-m", "benchmarks.solve", "--cell", json.dumps(asdict(cell))]
         command += ["--limit", str(arguments.limit)]
