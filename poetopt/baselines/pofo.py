@@ -83,7 +83,8 @@ class Programme:
         self.size = size
         moved = [problem.nbytes(state) for state in chain.boundary]
         seconds = [sum(problem.tensors[i].page_out_s for i in state) for state in chain.boundary]
-        self.bandwidth = sum(moved) / sum(seconds) if sum(seconds) > 0 else np.inf
+        # Where transfers take no time, next to none: the arithmetic stays finite.
+        self.bandwidth = (sum(moved) or 1) / (sum(seconds) or 1e-12)
         times = [operator.time_s for operator in problem.operators]
         starts = [*chain.backward_start, len(problem.operators)]
         self.forward_s = np.array(chain.cost(times))

@@ -24,6 +24,7 @@ from poetopt.commands.options import (
     patterns,
 )
 from poetopt.console import check_outputs, say, write_json
+from poetopt.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
@@ -68,6 +69,8 @@ def compare(
         from poetopt.report.plots import check_picture
 
         check_picture(out)
+    if plans is not None:
+        os.makedirs(plans, exist_ok=True)
     with _told() as told:
         problem = (
             po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
@@ -106,7 +109,7 @@ def pareto(
     train: TrainOption = None,
     loss: LossOption = "auto",
     output: OutputOption = None,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new budget after that.")] = "200s",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new budget after that.")] = "230s",
     gap: GapOption = "2%",
     threads: ThreadsOption = 0,
     out: PictureOption = None,
@@ -124,15 +127,20 @@ def pareto(
         problem = (
             po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
         )
-        front = po.pareto(
-            problem,
-            points=points,
-            deadline=deadline,
-            time_limit=time_limit,
-            gap=gap,
-            threads=threads,
-            told=lambda budget, why: told(f"{budget:,} B: {why}"),
-        )
+        try:
+            front = po.pareto(
+                problem,
+                points=points,
+                deadline=deadline,
+                time_limit=time_limit,
+                gap=gap,
+                threads=threads,
+                told=lambda budget, why: told(f"{budget:,} B: {why}"),
+            )
+        except InfeasibleError as error:
+            if error.report is not None:
+                write_json(error.report, json)
+            raise
     if out is not None:
         from poetopt.report.plots import save_front
 
@@ -147,7 +155,6 @@ def pareto(
 def _save_plans(found: Comparison, folder: str) -> None:
     from poetopt.plan import codec
 
-    os.makedirs(folder, exist_ok=True)
     rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
     for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
         path = os.path.join(folder, f"{name}-{budget}.json")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from poetopt.baselines import Baseline, method, names
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.checkmate import proportional
-from poetopt.comparison.findings import Finding, moves_outside
+from poetopt.comparison.findings import WITHIN_STAGE, Finding, moves_outside
 from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
 from poetopt.engine.solution import Solution
 from poetopt.engine.storeall import store_all
@@ -134,7 +134,7 @@ class _Run:
     def one(self, found: Baseline, ram_bytes: int) -> None:
         self.told(found.name, ram_bytes)
         if ram_bytes < self.problem.least_ram_bytes:
-            reason = f"no schedule needs less than {self.problem.least_ram_bytes:,} bytes"
+            reason = f"every schedule needs at least {self.problem.least_ram_bytes:,} bytes"
             row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=reason)
         elif found.solve is None:
             row = self._heuristic(found, ram_bytes)
@@ -217,8 +217,19 @@ class _Run:
                 reason=f"the plan is that of {best[1]}",
             )
             if best[0] < bound * (1 - BETTER):
-                moves = moves_outside(plan, solution.scope)
+                moves = moves_outside(plan, solution.scope) or (WITHIN_STAGE,)
                 self.findings.append(Finding(best[1], ram_bytes, solution.scope, bound, best[0], moves))
+        elif plan is not None and row.overhead_j:
+            self._look_outside(plan, row.overhead_j, ram_bytes, solution)
         if plan is not None:
             self._keep("poet", ram_bytes, plan, row.overhead_j)
         return row
+
+    def _look_outside(self, plan: Plan, overhead_j: float, ram_bytes: int, solution: Solution) -> None:
+        """Whether POET's plan is one that was offered to it, and lies outside the space of its bound."""
+        schedule = schedule_of(plan)
+        owners = [name for _, name, known in self.known if schedule_of(known) == schedule]
+        moves = moves_outside(plan, solution.scope) if owners else ()
+        if moves:
+            bound = solution.overhead_bound_j or 0.0
+            self.findings.append(Finding(owners[0], ram_bytes, solution.scope, bound, overhead_j, moves))

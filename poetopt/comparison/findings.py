@@ -1,4 +1,4 @@
-"""Plans that are better than what was proven optimal: which of their moves the proven space hasn't."""
+"""Plans as good as POET's, or better, from outside the space of its proof: which of their moves that space lacks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from poetopt.plan.instructions import Action, Plan
 
 SHOWN = 3
 """So many moves are named."""
+WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow"
+"""The move of a plan that is better than the bound without another one."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Finding:
     method
         Whose plan it is.
     scope, overhead_bound_j
-        The space and its bound.
+        The space and its bound; no more is known of the space's own optimum where the plan was taken as a start.
     overhead_j
         The plan's overhead.
     moves
@@ -46,8 +48,8 @@ class Finding:
 
     def __str__(self) -> str:
         return (
-            f"{self.method} at {self.ram_budget_bytes:,} B has {self.overhead_j:.6g} J of overhead, less than the "
-            f"{self.overhead_bound_j:.6g} J that are the least of scope {self.scope}: it {'; it '.join(self.moves)}"
+            f"{self.method} at {self.ram_budget_bytes:,} B has {self.overhead_j:.6g} J of overhead, from outside scope "
+            f"{self.scope} (bound {self.overhead_bound_j:.6g} J): it {'; it '.join(self.moves)}"
         )
 
 
@@ -80,4 +82,4 @@ def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
         latest = max(latest, step.target)
     if len(found) > SHOWN:
         return (*found[:SHOWN], f"does {len(found) - SHOWN} more such things")
-    return tuple(found) or ("uses memory within a stage as the formulation's rows don't allow",)
+    return tuple(found)

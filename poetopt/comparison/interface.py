@@ -68,7 +68,7 @@ def pareto(
     *,
     points: int = 14,
     deadline: str | float | Factor | None = None,
-    time_limit: str | float = 200.0,
+    time_limit: str | float = 230.0,
     gap: str | float = 0.02,
     threads: int = 0,
     told: ToldPoint | None = None,

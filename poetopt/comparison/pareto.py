@@ -31,6 +31,10 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+OPEN_GAP = 0.1
+"""Points with a larger overhead gap are solved again, for longer, where time is left."""
+SHARPEN_SHARE = 0.25
+"""Share of the time that is kept for that."""
 FIRST_S = 6.0
 """Seconds for one budget in the search of the smallest."""
 LEAST_STEPS = 6
@@ -141,13 +145,18 @@ def pareto(
     run.least()
     run.store_all()
     if not run.points:
-        raise InfeasibleError(f"{problem.name} on {problem.device}: no schedule keeps the deadline at any budget")
-    while len(run.points) < points and time.monotonic() - run.begin < time_limit_s:
+        raise InfeasibleError(
+            f"{problem.name} on {problem.device}: no schedule keeps the deadline of {run.settings.deadline_s or 0:.6g} "
+            f"s at any budget (one pass takes {problem.baseline_time_s:.6g} s); give a longer --deadline",
+            report={"model": problem.name, "device": problem.device, "status": "infeasible", "points": []},
+        )
+    while len(run.points) < points and time.monotonic() - run.begin < (1 - SHARPEN_SHARE) * time_limit_s:
         ram_bytes = run.widest()
         if ram_bytes is None:
             break
         run.solve(ram_bytes, "refine")
     run.settle()
+    run.sharpen(time_limit_s)
     ordered = tuple(run.points[ram] for ram in sorted(run.points))
     return Front(
         problem=problem,
@@ -216,12 +225,15 @@ class _Run:
         self.told(ram_bytes, why)
         settings = self.settings
         if time_limit_s is not None:
-            settings = replace(settings, time_limit_s=min(time_limit_s, settings.time_limit_s))
+            settings = replace(settings, time_limit_s=time_limit_s)
         solution = solve(self.problem, options(ram_bytes, settings), starts=self._starts(ram_bytes))
         if solution.plan is None or solution.simulation is None:
             return False
         bound = solution.overhead_bound_j or 0.0
         status, gap = status_of(solution.simulation.overhead_j, bound, self.settings.gap)
+        before = self.points.get(ram_bytes)
+        if before is not None and gap > before.overhead_gap:
+            return True
         self.points[ram_bytes] = Point(
             ram_budget_bytes=ram_bytes,
             plan=solution.plan,
@@ -239,6 +251,19 @@ class _Run:
             solve_s=solution.total_s,
         )
         return True
+
+    def sharpen(self, time_limit_s: float) -> None:
+        """Solve the points that are open by more than OPEN_GAP again, each once, the widest first."""
+        tried: set[int] = set()
+        while True:
+            left = time_limit_s - (time.monotonic() - self.begin)
+            able = [point for ram, point in self.points.items() if point.overhead_gap > OPEN_GAP and ram not in tried]
+            if not able or left < FIRST_S:
+                return
+            widest = max(able, key=lambda point: (point.overhead_gap, -point.ram_budget_bytes))
+            tried.add(widest.ram_budget_bytes)
+            self.solve(widest.ram_budget_bytes, "sharpen", left / len(able))
+            self.settle()
 
     def _starts(self, ram_bytes: int) -> tuple[Schedule, ...]:
         """The plans of smaller budgets, the nearest last."""

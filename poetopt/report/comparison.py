@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front
 from poetopt.comparison.rows import COLUMNS, Row
+from poetopt.engine.solution import OPTIMAL_GAP
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
@@ -62,7 +63,7 @@ def front_lines(front: Front) -> list[str]:
                 show_joules(point.overhead_j),
                 _share(point.overhead_j, problem.baseline_energy_j),
                 show_joules(point.overhead_bound_j),
-                show_share(point.overhead_gap),
+                show_share(point.overhead_gap if point.overhead_gap > OPTIMAL_GAP else 0.0),
                 show_seconds(point.makespan_s),
                 f"{point.recomputes} + {point.page_ins}",
                 show_seconds(point.solve_s),
@@ -84,7 +85,8 @@ def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
     assert row.makespan_s is not None
     proof = row.status
     if row.scope is not None:
-        gap = "" if not row.overhead_gap else f" ({show_share(row.overhead_gap)} open)"
+        open_ = row.overhead_gap or 0.0
+        gap = f" ({show_share(open_)} open)" if open_ > OPTIMAL_GAP else ""
         proof += f", {row.scope}{gap}"
     return (
         row.method,

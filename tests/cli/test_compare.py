@@ -1,0 +1,58 @@
+"""`poetopt compare` and `poetopt pareto` on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import Runner
+
+
+def test_compare_writes_everything(run: Runner, problem: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture, table, plans, document = (tmp_path / name for name in ("a.svg", "a.csv", "plans", "a.json"))
+    ended = run(
+        "compare", problem, "--device", "a72", "--ram", "60%..100%/3", "--methods", "dtr,checkpoint-all,poet",
+        "-o", picture, "--csv", table, "--plans", plans, "--json", document, "--time-limit", "5s",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    assert "checkpoint-all" in ended.out
+    rows = json.loads(document.read_text())["rows"]
+    assert len(rows) == 9
+    assert len(list(csv.DictReader(table.open()))) == 9
+    assert picture.read_text().count("<svg") == 1
+    assert len(list(plans.glob("*.json"))) == sum(row["energy_j"] is not None for row in rows)
+
+
+def test_json_alone_on_stdout(run: Runner, problem: Path) -> None:
+    ended = run("compare", problem, "--device", "a72", "--ram", "100%", "--methods", "checkpoint-all", "--json", "-")
+    assert ended.code == 0
+    assert ended.document["rows"][0]["overhead_j"] == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [("--methods", "dtrr", "no method"), ("--ram", "20%..100%", "how many"), ("-o", "a.doc", "a picture ends in")],
+)
+def test_bad_options(run: Runner, problem: Path, tmp_path: Path, option: str, value: str, says: str) -> None:
+    out = str(tmp_path / value) if option == "-o" else value
+    run("compare", problem, "--device", "a72", option, out).assert_one_message(says, code=2)
+
+
+def test_pareto(run: Runner, problem: Path) -> None:
+    ended = run("pareto", problem, "--device", "a72", "--points", "4", "--time-limit", "10s", "--json", "-")
+    assert ended.code == 0, ended.err
+    points = ended.document["points"]
+    assert 2 <= len(points) <= 4
+    assert points[-1]["overhead_j"] == 0
+
+
+def test_pareto_without_a_schedule(run: Runner, problem: Path, tmp_path: Path) -> None:
+    target = tmp_path / "front.json"
+    ended = run("pareto", problem, "--device", "a72", "--deadline", "0.5x", "--json", target)
+    ended.assert_one_message("no schedule keeps the deadline", code=3)
+    assert json.loads(target.read_text())["status"] == "infeasible"

@@ -1,0 +1,181 @@
+"""Comparisons: rows for every method and budget, POET never dearer, findings with their move."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.baselines import names
+from poetopt.baselines.acceptance import Settings
+from poetopt.comparison.budgets import in_bytes, parse_budgets
+from poetopt.comparison.compare import Comparison, compare
+from poetopt.comparison.findings import Finding, moves_outside
+from poetopt.comparison.rows import COLUMNS
+from poetopt.errors import OptionError
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.simulate import simulate
+from poetopt.report.comparison import comparison_csv, comparison_lines
+from poetopt.report.plots import save_comparison
+from poetopt.schedule import Schedule
+from poetopt.units import Share
+from tests.baselines.chains import chain
+from tests.problems import random_tight
+
+KEYS = (
+    "method", "ram_budget_bytes", "status", "reason", "energy_j", "overhead_j", "peak_bytes", "makespan_s",
+    "recomputes", "page_ins", "page_outs", "solve_s",
+)  # fmt: skip
+SETTINGS = Settings(time_limit_s=5, threads=1)
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    problem = chain(7, sizes=[3, 1, 2, 4, 1, 2, 3], paging=True, dma=True, page_s=0.1, page_j=0.4)
+    return compare(problem, (1, 8, 12, 30), settings=SETTINGS)
+
+
+def test_a_row_for_each_method_and_budget(found: Comparison) -> None:
+    assert [(row.method, row.ram_budget_bytes) for row in found.rows] == [
+        (name, ram) for ram in (1, 8, 12, 30) for name in names()
+    ]
+    assert set(KEYS) <= set(COLUMNS)
+    for row in found.rows:
+        if row.energy_j is None:
+            assert row.status in ("infeasible", "failed")
+            assert row.reason
+            assert (row.method, row.ram_budget_bytes) not in found.plans
+        else:
+            plan = found.plans[row.method, row.ram_budget_bytes]
+            again = simulate(plan, ram_bytes=row.ram_budget_bytes)
+            assert again.energy_j == row.energy_j
+            assert row.status in ("optimal", "within-gap", "feasible")
+    assert {row.status for row in found.rows if row.ram_budget_bytes == 1} == {"infeasible"}
+
+
+def test_poet_is_never_dearer(found: Comparison) -> None:
+    rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
+    for row in found.rows:
+        best = rows["poet", row.ram_budget_bytes]
+        if row.overhead_j is not None:
+            assert best.overhead_j is not None
+            assert best.overhead_j <= row.overhead_j
+    fronts = [rows["poet", ram].overhead_j for ram in (8, 12, 30)]
+    assert fronts == sorted(fronts, reverse=True, key=lambda value: value or 0.0)
+    assert fronts[-1] == 0.0
+
+
+def test_random_problems_with_every_method() -> None:
+    rng = random.Random(31)
+    for _ in range(4):
+        problem, ram = random_tight(rng, operators=8, training=True)
+        result = compare(problem, (ram,), settings=replace(SETTINGS, scope="full", gap=0.0))
+        overheads = {row.method: row.overhead_j for row in result.rows}
+        for name, overhead in overheads.items():
+            best = overheads["poet"]
+            assert overhead is None or (best is not None and best <= overhead), name
+
+
+def test_plans_from_outside_the_proven_space_are_findings() -> None:
+    """Recomputing in the forward pass is sometimes best, and none of the scope `forward`; all is within `full`."""
+    rng = random.Random(77)
+    findings: list[Finding] = []
+    for _ in range(70):
+        problem, ram = random_tight(rng, operators=9, training=rng.random() < 0.7)
+        for scope in ("forward", "full"):
+            settings = replace(SETTINGS, scope=scope, gap=0.0)
+            result = compare(problem, (ram,), methods=["dtr", "capuchin", "poet"], settings=settings)
+            overheads = {row.method: row.overhead_j for row in result.rows}
+            for finding in result.findings:
+                assert scope == finding.scope == "forward"
+                assert finding.overhead_j == overheads["poet"] == overheads[finding.method]
+                assert "recomputes the" in str(finding)
+            findings += result.findings
+        if len(findings) >= 2:
+            break
+    assert findings
+
+
+def test_moves_outside_a_depth() -> None:
+    schedule = Schedule(recomputes=frozenset({(3, 0)}))
+    assert moves_outside(plan_of(chain(4), schedule), "depth<=2") == (
+        "recomputes the forward operator 'f1' in the forward stage of 'f4'",
+    )
+
+
+def test_moves_within_a_stage() -> None:
+    problem = chain(3)
+    again = [Instruction(Action.COMPUTE, k) for k in (0, 1, 2, 3, 1, 0, 4, 5, 6)]
+    moves = moves_outside(Plan(problem, tuple(again)), "full")
+    assert moves == ("runs 'f1' and 'f2' out of their order in the stage of 'b3'",)
+
+
+def test_text_csv_and_json(found: Comparison) -> None:
+    text = "\n".join(comparison_lines(found))
+    for name in names():
+        assert name in text
+    rows = list(csv.DictReader(comparison_csv(found).splitlines()))
+    assert len(rows) == len(found.rows)
+    assert set(KEYS) <= set(rows[0])
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert set(KEYS) <= set(document["rows"][0])
+    assert document["store_all_peak_bytes"] == found.store_all_peak_bytes
+
+
+def test_pictures(found: Comparison, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("a.png", "a.svg"):
+        save_comparison(found, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    drawing = (tmp_path / "a.svg").read_text()
+    assert "<svg" in drawing
+    save_comparison(found, tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_text() == drawing
+    with pytest.raises(OptionError, match="a picture ends in"):
+        save_comparison(found, tmp_path / "a.txt")
+
+
+def test_interface() -> None:
+    problem = chain(5)
+    result = po.compare(problem, ram="60%,100%", methods="revolve, poet", deadline="2x", time_limit=5)
+    assert result.methods == ("revolve", "poet")
+    assert len(result.rows) == 4
+    assert all(row.makespan_s is None or row.makespan_s <= 2 * problem.baseline_time_s for row in result.rows)
+    assert po.compare(problem, ram=[7, "100%"], methods=["dtr"]).budgets == (7,)
+    with pytest.raises(OptionError, match="no method is called 'revolver'"):
+        po.compare(problem, methods="revolver")
+
+
+@pytest.mark.parametrize(
+    ("text", "budgets"),
+    [
+        ("20%..100%/9", tuple(Share(k / 10) for k in range(2, 11))),
+        ("1kB..3kB/3", (1000, 2000, 3000)),
+        ("40%, 5MB", (Share(0.4), 5_000_000)),
+        ("50%..60%/2,10", (Share(0.5), Share(0.6), 10)),
+    ],
+)
+def test_budgets(text: str, budgets: tuple[int | Share, ...]) -> None:
+    parsed = parse_budgets(text)
+    assert len(parsed) == len(budgets)
+    for one, other in zip(parsed, budgets, strict=True):
+        if isinstance(one, Share) and isinstance(other, Share):
+            assert one.fraction == pytest.approx(other.fraction)
+        else:
+            assert one == other
+
+
+def test_whole_percentages_are_whole_bytes() -> None:
+    assert in_bytes(parse_budgets("20%..100%/9"), 1000) == tuple(range(200, 1001, 100))
+
+
+@pytest.mark.parametrize("text", ["20%..100%", "20%..100%/1", "20%..3MB/4", "20%/9", "a..b/3", "20%..100%/x", ""])
+def test_budgets_that_make_no_sense(text: str) -> None:
+    with pytest.raises(OptionError, match="--ram"):
+        parse_budgets(text)
