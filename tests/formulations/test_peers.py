@@ -19,7 +19,7 @@ from poetopt.problem import Problem
 from tests.bruteforce import StageRules, plan_optimum, stage_optimum
 from tests.problems import random_budget, random_problem, random_tight, store_all
 
-SEEDS = range(160)
+SEEDS = range(500)
 TOLERANCE = 1e-6
 
 
