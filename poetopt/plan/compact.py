@@ -2,7 +2,7 @@
 
 The default is one compute of each operator in order, every buffer freed right after its last use
 (`with_frees`). Only what differs is stored, as variable-length integers (7 bits a byte, low ones first;
-signed ones zigzag):
+signed ones zigzag, none over 32 bits):
 
     version (1 byte), fingerprint of the problem (4 bytes)
     number of events = recomputes, page-outs and page-ins
@@ -31,6 +31,8 @@ from poetopt.problem import Problem
 
 VERSION = 1
 FINGERPRINT_BYTES = 4
+LAST_SHIFT = 28
+"""Numbers have at most 32 bits: the fifth byte holds four of them."""
 KINDS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN)
 """Each event's kind is its place here."""
 
@@ -43,7 +45,7 @@ def encode_compact(plan: Plan) -> bytes:
     problem = plan.problem
     events, frees = _split(plan.instructions)
     _, default = _split(with_frees(problem, events))
-    data = bytearray([VERSION]) + _fingerprint(problem)
+    data = bytearray([VERSION]) + fingerprint(problem)
 
     coded: list[int] = []
     count = ahead = gap = recomputed = 0
@@ -78,7 +80,7 @@ def decode_compact(problem: Problem, data: bytes) -> Plan:
         raise PlanError(f"the compact plan is damaged: its {len(data)} bytes don't have the checksum they should")
     if data[0] != VERSION:
         raise PlanError(f"the compact plan has version {data[0]}, and this program reads version {VERSION}")
-    if data[1 : 1 + FINGERPRINT_BYTES] != _fingerprint(problem):
+    if data[1 : 1 + FINGERPRINT_BYTES] != fingerprint(problem):
         raise PlanError(f"the compact plan is of another problem than {problem.name!r}; solve this one")
     reader = _Reader(data[1 + FINGERPRINT_BYTES : -4])
     operators = len(problem.operators)
@@ -101,9 +103,10 @@ def decode_compact(problem: Problem, data: bytes) -> Plan:
 
     _, frees = _split(with_frees(problem, events))
     place = 0
-    for _ in range(reader.number()):
-        place += reader.number()
-        if place >= len(frees):
+    for count in range(reader.number()):
+        gap = reader.number()
+        place += gap
+        if place >= len(frees) or (count and not gap):
             _nonsense()
         tensors: list[int] = []
         for _ in range(reader.number()):
@@ -133,6 +136,8 @@ class _Reader:
             if self.place >= len(self.data):
                 _nonsense()
             byte = self.data[self.place]
+            if shift == LAST_SHIFT and byte >> (32 - LAST_SHIFT):
+                _nonsense()
             self.place += 1
             value |= (byte & 0x7F) << shift
             shift += 7
@@ -171,9 +176,9 @@ def _prediction(problem: Problem, action: Action, ahead: int, recomputed: int) -
     return near[0] if near else 0
 
 
-def _fingerprint(problem: Problem) -> bytes:
+def fingerprint(problem: Problem) -> bytes:
     """Changes with the model, and with anything that decides what an instruction means or whether a plan fits."""
-    digest = hashlib.sha256(problem.model_hash.encode())
+    digest = hashlib.sha256(f"{problem.model_hash} {problem.alignment}".encode())
     for operator in problem.operators:
         digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
     for tensor in problem.tensors:
