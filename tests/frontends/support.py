@@ -57,4 +57,3 @@ def run(model: onnx.ModelProto | str, feeds: Mapping[str, Array]) -> list[NDArra
     session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     known = {info.name for info in session.get_inputs()}
     return list(session.run(None, {name: array for name, array in feeds.items() if name in known}))
-
