@@ -22,7 +22,8 @@ from typing import Any
 
 from poetopt.backends.solver import DualProof, backend
 from poetopt.engine.cutting import cut
-from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.engine.model import model_of
+from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Row
@@ -61,16 +62,7 @@ def certify(problem: Problem, options: Options, scope: str) -> Certificate:
     chosen = formulation(options.formulation)
     if chosen.name != "retention":
         raise FormulationError(f"certificates exist for the formulation 'retention', not for '{chosen.name}'")
-    paper = options.deadline_model is DeadlineModel.PAPER
-    model = chosen.build(
-        problem,
-        ram_bytes=options.ram_bytes,
-        compute_s=options.deadline_s if paper else None,
-        makespan_s=None if paper else options.deadline_s,
-        scope=scope,
-        paging=options.paging,
-        remat=options.remat,
-    )
+    model = model_of(chosen, problem, options, scope)
     scale = 1e4 / (problem.baseline_energy_j or 1.0)
     session = backend(options.backend).open(model, threads=options.threads, scale=scale)
     until = time.monotonic() + options.time_limit_s

@@ -9,13 +9,10 @@ from poetopt.errors import PlanError
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
-from poetopt.plan.simulate import Simulation, simulate
+from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-DEADLINE_TOLERANCE = 1e-9
-"""Relative: sums of floats depend on their order."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Incumbent:
                 plan = plan_transfers(plan, self.options.ram_bytes)
                 simulation = simulate(plan)
                 time_s = self._time_s(simulation)
-            if time_s > self.options.deadline_s * (1 + DEADLINE_TOLERANCE):
+            if time_s > self.options.deadline_s * (1 + RELATIVE_TOLERANCE):
                 excess_s = time_s - self.options.deadline_s
                 self.makespan_excess_s = min(excess_s, self.makespan_excess_s or excess_s)
                 return False

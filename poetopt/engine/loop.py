@@ -17,11 +17,11 @@ from poetopt.engine.cutting import cut
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import impossible, remedies
+from poetopt.engine.model import model_of
 from poetopt.engine.neighbourhood import improve
 from poetopt.engine.run import Run
 from poetopt.engine.solution import (
     OPTIMAL_GAP,
-    DeadlineModel,
     Listener,
     Options,
     Solution,
@@ -223,7 +223,6 @@ def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _P
         if _attempt(run, chosen, solver, scope, shrink, slower) is _Outcome.INFEASIBLE:
             # too tight: halfway between what was refused and what is impossible
             shrink, slower = shrink // 2, slower / 2
-            step = (3 * shrink) // 2
             if shrink < run.options.ram_bytes // (8 * SHRINK) and not slower:
                 break
             _attempt(run, chosen, solver, scope, shrink, slower)
@@ -241,26 +240,14 @@ def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _P
 def _attempt(run: Run, chosen: Formulation, solver: Backend, scope: str, shrink: int, slower: float) -> _Outcome:
     """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
     with run.timed("build"):
-        model = _build(run, chosen, scope, shrink, slower)
+        options = run.options
+        deadline_s = None if options.deadline_s is None else options.deadline_s - slower
+        asked = replace(options, ram_bytes=options.ram_bytes - shrink, deadline_s=deadline_s)
+        model = model_of(chosen, run.problem, asked, scope)
         scale = TARGET / (run.incumbent.overhead_j or run.problem.baseline_energy_j or 1.0)
         session = solver.open(model, threads=run.options.threads, scale=scale)
     run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     return _search(run, chosen, model, session, exact=not shrink and not slower)
-
-
-def _build(run: Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> Any:
-    options = run.options
-    paper = options.deadline_model is DeadlineModel.PAPER
-    deadline_s = None if options.deadline_s is None else options.deadline_s - slower
-    return chosen.build(
-        run.problem,
-        ram_bytes=options.ram_bytes - shrink,
-        compute_s=deadline_s if paper else None,
-        makespan_s=None if paper else deadline_s,
-        scope=scope,
-        paging=options.paging,
-        remat=options.remat,
-    )
 
 
 def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> _Outcome:

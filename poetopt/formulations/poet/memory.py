@@ -37,7 +37,7 @@ def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: PoetSpace = model.space
     problem, unit = space.problem, space.memory_unit
-    operators, stages = problem.operators, len(problem.operators)
+    operators = problem.operators
     m = [tensor.nbytes / unit for tensor in problem.tensors]
     R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
 
@@ -115,7 +115,6 @@ def _build(block: PyomoBlock) -> None:
 
     block.usage = pyo.Constraint(pyo.RangeSet(0, len(space.computes) - 1), rule=usage)
     block.within = pyo.Constraint(pyo.RangeSet(0, len(space.computes) - 1), rule=within)
-    block.stages = stages
 
 
 memory = Block("memory", _build, requires=("rematerialization",))
