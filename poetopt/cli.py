@@ -21,6 +21,7 @@ from poetopt.commands.options import (
     patterns,
 )
 from poetopt.commands.profile import profile as profile_command
+from poetopt.commands.sweep import sweep as sweep_command
 from poetopt.console import (
     INTERRUPTED,
     check_outputs,
@@ -205,6 +206,7 @@ def show(
 app.command()(compare)
 app.command()(pareto)
 app.command("profile")(profile_command)
+app.command("sweep")(sweep_command)
 
 
 @app.command()

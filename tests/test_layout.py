@@ -27,13 +27,13 @@ LAYERS = (
     ("engine",),
     ("baselines",),
     ("comparison",),
-    ("report", "api", "console", "commands", "cli", "__init__"),
+    ("report", "sweep", "api", "console", "commands", "cli", "__init__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 HEAVY = {
-    "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx", "onnxruntime", "pint", "pydantic", "pyomo",
-    "scipy", "torch",
+    "dask", "distributed", "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx", "onnxruntime", "pint",
+    "pydantic", "pyomo", "scipy", "torch",
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Many points (model, device, budget, deadline, method) on many processors, into one SQLite file that resumes."""

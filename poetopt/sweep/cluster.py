@@ -1,0 +1,104 @@
+"""Workers: processes of this machine, or those of a dask scheduler that is running already."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from poetopt.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+CONNECT_S = 15
+"""Seconds to wait for a scheduler, and for its first worker."""
+
+
+def check_dask() -> None:
+    """Raise BackendUnavailableError where dask.distributed is not installed."""
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "dask.distributed is not installed; install it with: pip install 'poetopt[dask]'"
+        ) from error
+
+
+@contextmanager
+def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
+    """A client of `scheduler`, or of a cluster of that many processes here, which ends with the block.
+
+    Raises BackendUnavailableError where the scheduler doesn't answer, or has no workers that can import poetopt.
+    """
+    check_dask()
+    import dask
+    from distributed import Client
+
+    if scheduler is not None:
+        with _client_of(scheduler) as client:
+            _check_workers(client, scheduler)
+            yield client
+        return
+    from distributed import LocalCluster
+
+    settings = {
+        # Our own loop gives a point out again; a scheduler elsewhere does so by itself first.
+        "distributed.scheduler.allowed-failures": 0,
+        # A worker deep in a solve may be silent for long: only its end counts as its death.
+        "distributed.scheduler.worker-ttl": None,
+        "distributed.worker.daemon": True,
+    }
+    with (
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            memory_limit=0,
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _client_of(scheduler: str) -> Iterator[Client]:
+    from distributed import Client
+
+    try:
+        client = Client(scheduler, timeout=CONNECT_S)
+    except (OSError, ValueError) as error:  # a timeout is an OSError
+        raise BackendUnavailableError(
+            f"--scheduler {scheduler}: no dask scheduler answers there ({error}); start one with `dask scheduler`, and "
+            "give the address that it shows (tcp://HOST:8786)"
+        ) from error
+    with client:
+        yield client
+
+
+def _check_workers(client: Client, scheduler: str) -> None:
+    from poetopt import __version__
+
+    try:
+        client.wait_for_workers(1, timeout=CONNECT_S)
+    except TimeoutError as error:
+        raise BackendUnavailableError(
+            f"--scheduler {scheduler}: it has no workers; start some with: dask worker {scheduler} --nthreads 1"
+        ) from error
+    for worker, version in client.run(installed_version).items():
+        if version != __version__:
+            has = f"poetopt {version}" if version else "no poetopt"
+            raise BackendUnavailableError(
+                f"--scheduler {scheduler}: the worker {worker} has {has}, this is {__version__}; install the same there"
+            )
+
+
+def installed_version() -> str:
+    """Of poetopt, on the worker that is asked."""
+    from poetopt import __version__
+
+    return __version__

@@ -1,0 +1,173 @@
+"""The results of a sweep: one SQLite file, a transaction a row, so that a kill at any moment loses no finished row.
+
+Table `rows` has a row a point. Columns of POINT and RESULT are the same however often and wherever the sweep is
+run, as long as no time limit ended a solve (`limited`); those of RUN are not. Table `starts` has a row each time that a
+point was given to a worker, and `about` says which version wrote the file.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from poetopt.errors import OptionError, OutputError
+from poetopt.files import check_writable
+from poetopt.sweep.evaluate import Value
+from poetopt.sweep.points import Point
+
+POINT = ("point", "model", "device", "method", "ram", "deadline")
+RESULT = (
+    "status", "scope", "ram_budget_bytes", "deadline_s", "energy_j", "overhead_j", "overhead_bound_j", "overhead_gap",
+    "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged", "operators", "tensors",
+    "store_all_peak_bytes", "baseline_energy_j", "baseline_time_s",
+)  # fmt: skip
+RUN = ("reason", "limited", "solve_s", "total_s", "finished")
+COLUMNS = (*POINT, *RESULT, *RUN)
+FORMAT = 1
+APPLICATION_ID = 0x706F6574
+"""`poet`: SQLite files carry the number of the program that they are of."""
+
+
+class Store:
+    """An open results file. Make one with `opened`."""
+
+    def __init__(self, connection: sqlite3.Connection, points: Sequence[Point]) -> None:
+        self._connection = connection
+        self._keys = [point.key for point in points]
+
+    def done(self) -> set[int]:
+        """The places of the points that have a row."""
+        place = {key: index for index, key in enumerate(self._keys)}
+        return {place[key] for (key,) in self._connection.execute("SELECT key FROM rows")}
+
+    def start(self, point: Point) -> None:
+        """Note that the point is given to a worker."""
+        with self._connection:
+            self._connection.execute("INSERT INTO starts VALUES (?, ?)", (point.key, _now()))
+
+    def put(self, point: Point, row: dict[str, Value]) -> None:
+        """Keep a row. Raises OutputError where there is no room."""
+        cells: dict[str, Value] = {
+            "key": point.key,
+            "model": point.model.name,
+            "device": point.device.name,
+            "method": point.method,
+            "ram": point.ram_text,
+            "deadline": point.deadline_text,
+            "finished": _now(),
+            **row,
+        }
+        names = [name for name in ("key", *COLUMNS) if name in cells]
+        marks = ", ".join("?" * len(names))
+        with self._connection:
+            self._connection.execute(
+                f"INSERT INTO rows ({', '.join(names)}) VALUES ({marks})", [cells[name] for name in names]
+            )
+
+    def rows(self) -> list[dict[str, Value]]:
+        """All rows, in the order of the sweep's points."""
+        names = [name for name in COLUMNS if name != "point"]
+        found = self._connection.execute(f"SELECT key, {', '.join(names)} FROM rows").fetchall()
+        place = {key: index for index, key in enumerate(self._keys)}
+        rows = [{"point": place[cells[0]], **dict(zip(names, cells[1:], strict=True))} for cells in found]
+        return sorted(rows, key=lambda row: row["point"])
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], points: Sequence[Point]) -> Iterator[Store]:
+    """The results file of a sweep, made where there is none, and kept from any other sweep meanwhile.
+
+    Raises OptionError for a file of something else, of another sweep or another version, or one that is in use, and
+    OutputError for one that can't be written.
+    """
+    shown = os.fspath(path)
+    if not Path(path).exists():
+        check_writable(path)
+    with _alone(shown):
+        connection = sqlite3.connect(shown, timeout=30.0)
+        try:
+            _prepare(connection, shown, {point.key for point in points})
+            yield Store(connection, points)
+        except sqlite3.OperationalError as error:
+            raise OutputError(f"can't write {shown}: {error}; make room and rights there") from error
+        except sqlite3.DatabaseError as error:
+            raise OptionError(f"{shown}: not the results of a sweep ({error}); give another path with -o") from error
+        finally:
+            connection.close()
+
+
+@contextmanager
+def _alone(shown: str) -> Iterator[None]:
+    """Hold the file's lock, which the system lets go of with the process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    try:
+        descriptor = os.open(shown, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(f"can't write {shown}: {error.strerror}; give another path with -o") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OptionError(f"{shown}: another sweep is writing it; wait for its end, or give another -o") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _prepare(connection: sqlite3.Connection, shown: str, keys: set[str]) -> None:
+    from poetopt import __version__
+
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if not tables:
+        _create(connection, __version__)
+        return
+    if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
+        raise OptionError(f"{shown}: a database, but not the results of a sweep; give another path with -o")
+    about = dict(connection.execute("SELECT name, value FROM about"))
+    if about["format"] != str(FORMAT) or about["version"] != __version__:
+        raise OptionError(
+            f"{shown}: written by poetopt {about['version']} (format {about['format']}), this is {__version__} (format "
+            f"{FORMAT}): their rows can't be mixed; finish it with that version, or give another -o"
+        )
+    foreign = [key for (key,) in connection.execute("SELECT key FROM rows") if key not in keys]
+    if foreign:
+        (some,) = _described(connection, foreign[:1])
+        raise OptionError(
+            f"{shown}: the results of another sweep: {len(foreign)} of its rows are no points of this one (such as "
+            f"{some}; a changed model, device file or setting counts too); give another -o, or the sweep that it is of"
+        )
+
+
+def _create(connection: sqlite3.Connection, version: str) -> None:
+    """Everything in one transaction: a kill leaves a file with all of it, or an empty one."""
+    kinds = dict.fromkeys(COLUMNS, "TEXT")
+    kinds |= {name: "REAL" for name in COLUMNS if name.endswith(("_s", "_j", "_gap"))}
+    whole = ("recomputes", "page_ins", "page_outs", "operators", "tensors", "limited", "bytes_paged")
+    kinds |= {name: "INTEGER" for name in COLUMNS if name.endswith("_bytes") or name in whole}
+    columns = ", ".join(f"{name} {kinds[name]}" for name in COLUMNS if name != "point")
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
+        connection.execute("CREATE TABLE starts (key TEXT, at TEXT)")
+        connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.executemany("INSERT INTO about VALUES (?, ?)", [("format", str(FORMAT)), ("version", version)])
+
+
+def _described(connection: sqlite3.Connection, keys: Iterable[str]) -> Iterator[str]:
+    for key in keys:
+        found = connection.execute("SELECT method, model, device, ram, deadline FROM rows WHERE key = ?", (key,))
+        name, model, device, ram, deadline = found.fetchone()
+        yield f"{name}, {model} on {device} at {ram}, deadline {deadline}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
