@@ -96,8 +96,7 @@ def measure(cell: Cell, limit_s: float) -> dict[str, object]:
     begin = time.perf_counter()
     from poetopt.engine.loop import solve
     from poetopt.engine.solution import DeadlineModel, Options
-    from poetopt.engine.storeall import store_all
-    from poetopt.plan.simulate import simulate
+    from poetopt.plan.storeall import store_all_bytes
 
     if cell.problem.startswith("zoo:"):
         import poetopt as po
@@ -108,7 +107,7 @@ def measure(cell: Cell, limit_s: float) -> dict[str, object]:
         from poetopt.frontends.problem_file import load_problem_file
 
         problem = load_problem_file(INSTANCES / f"{cell.problem}.json").cost(cell.device)
-    peak = simulate(store_all(problem)).peak_bytes
+    peak = store_all_bytes(problem)
     solution = solve(
         problem,
         Options(

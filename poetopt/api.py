@@ -241,11 +241,10 @@ def solve(
 
 
 def store_all_peak_bytes(problem: Problem) -> int:
-    """The peak of the schedule that keeps everything it will still read: what a RAM percentage is of."""
-    from poetopt.engine.storeall import store_all
-    from poetopt.plan.simulate import simulate
+    """The least budget in bytes of ordinary training, which keeps what it will still read: what a RAM share is of."""
+    from poetopt.plan.storeall import store_all_bytes
 
-    return simulate(store_all(problem)).peak_bytes
+    return store_all_bytes(problem)
 
 
 def simulate(

@@ -17,11 +17,10 @@ from poetopt.baselines.checkmate import proportional
 from poetopt.comparison.findings import WITHIN_STAGE, Finding, moves_outside
 from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
 from poetopt.engine.solution import Solution
-from poetopt.engine.storeall import store_all
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
-from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -108,7 +107,7 @@ def compare(
         problem=problem,
         budgets=tuple(sorted(set(budgets))),
         methods=asked,
-        store_all_peak_bytes=simulate(store_all(problem)).peak_bytes,
+        store_all_peak_bytes=store_all_bytes(problem),
         deadline_s=run.settings.deadline_s,
         rows=tuple(sorted(run.rows, key=lambda row: (row.ram_budget_bytes, order[row.method]))),
         findings=tuple(run.findings),

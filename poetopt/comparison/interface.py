@@ -12,9 +12,8 @@ from poetopt.comparison.compare import compare as run
 from poetopt.comparison.pareto import Front
 from poetopt.comparison.pareto import Told as ToldPoint
 from poetopt.comparison.pareto import pareto as trace
-from poetopt.engine.storeall import store_all
 from poetopt.errors import OptionError
-from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
 
@@ -59,8 +58,8 @@ def compare(
         gap=parse_fraction(gap, option="--gap"),
         threads=threads,
     )
-    peak = simulate(store_all(problem)).peak_bytes
-    return run(problem, in_bytes(budgets, peak), None if names == ["all"] else names, settings, told)
+    in_ram = in_bytes(budgets, store_all_bytes(problem))
+    return run(problem, in_ram, None if names == ["all"] else names, settings, told)
 
 
 def pareto(

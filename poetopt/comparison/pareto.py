@@ -20,14 +20,12 @@ from dataclasses import dataclass, field, replace
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
 from poetopt.comparison.rows import status_of
-from poetopt.engine.limits import least_ram
+from poetopt.engine.least import least_ram
 from poetopt.engine.loop import solve
-from poetopt.engine.storeall import store_all
 from poetopt.errors import InfeasibleError
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, lay_out
-from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -178,7 +176,7 @@ class _Run:
     begin: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.store_all_bytes = simulate(store_all(self.problem)).peak_bytes
+        self.store_all_bytes = store_all_bytes(self.problem)
 
     def least(self) -> None:
         """The smallest budget: the lower bound itself, or what bisection with short solves comes down to."""
@@ -199,9 +197,8 @@ class _Run:
             self.solve(high, "the smallest budget")
 
     def store_all(self) -> None:
-        """The right end, in the smallest arena that store-all can be laid out in."""
-        plan = lay_out(store_all(self.problem), ram_bytes=self.store_all_bytes - self.problem.reserve_bytes)
-        self.solve(max(self.store_all_bytes, arena_bytes(plan) + self.problem.reserve_bytes), "store-all")
+        """The right end of the front."""
+        self.solve(self.store_all_bytes, "store-all")
 
     def widest(self) -> int | None:
         """The middle of the largest rectangle that the front may lie in; None where none is left."""

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poetopt.api import SAME_BYTES, Model, TrainingFile
-from poetopt.engine.limits import least_ram
+from poetopt.engine.least import least_ram
 from poetopt.engine.solution import Options
-from poetopt.engine.storeall import store_all
 from poetopt.errors import ModelError
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all as ordinary
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
@@ -101,11 +102,12 @@ class Needs:
 
 def needs(problem: Problem) -> Needs:
     """Look at a problem without solving it (a few seconds at most for the zoo's networks)."""
-    plan = store_all(problem)
+    plan = ordinary(problem)
     simulation = simulate(plan)
     live = simulation.live_bytes
     at = max(range(len(live)), key=live.__getitem__)
     operator = next(i.target for i in plan.instructions[at:] if i.action is Action.COMPUTE)
+    store_all = store_all_bytes(problem)
     ram_bound = problem.least_ram_bytes
     binding = next(
         (
@@ -117,17 +119,17 @@ def needs(problem: Problem) -> Needs:
     )
     return Needs(
         problem=problem,
-        store_all_peak_bytes=simulation.peak_bytes,
+        store_all_peak_bytes=store_all,
         peak_operator=problem.operators[operator].name,
-        peak=_live_at(plan, at),
-        least_ram_bytes=least_ram(problem, Options(ram_bytes=simulation.peak_bytes)),
+        peak=_live_at(plan, at, store_all),
+        least_ram_bytes=least_ram(problem, Options(ram_bytes=store_all)),
         ram_bound_bytes=ram_bound,
         binding_operator=binding,
     )
 
 
-def _live_at(plan: Plan, at: int) -> tuple[tuple[str, str, int], ...]:
-    """What is in RAM during instruction `at` of a plan, the largest first."""
+def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int], ...]:
+    """What of `total_bytes` is taken during instruction `at` of a plan, the largest first."""
     problem = plan.problem
     live = dict.fromkeys(problem.inputs)
     workspace = 0
@@ -141,6 +143,7 @@ def _live_at(plan: Plan, at: int) -> tuple[tuple[str, str, int], ...]:
             workspace = problem.operators[step.target].workspace_bytes if index == at else 0
     found = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
     found += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
+    found.append(("gaps between buffers", "gaps", total_bytes - sum(nbytes for _, _, nbytes in found)))
     return tuple(sorted((entry for entry in found if entry[2]), key=lambda entry: (-entry[2], entry[0])))
 
 

@@ -53,7 +53,9 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = ["interrupted before one was found"] if solution.interrupted else []
-    if least is not None and f"{least:,}" not in said:
+    if least is not None and least == bound and f"{bound:,}" in said:
+        known.append(f"a schedule with just that is known (--ram {least})")
+    elif least is not None and f"{least:,}" not in said:
         known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
     if bound is not None and bound != least and f"{bound:,}" not in said:
         known.append(f"no schedule has less than {bound:,} bytes")

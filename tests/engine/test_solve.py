@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from poetopt.engine.greedy import greedy
-from poetopt.engine.limits import least_ram
+from poetopt.engine.least import least_ram
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
-from poetopt.engine.storeall import store_all
 from poetopt.errors import BackendUnavailableError, FormulationError
 from poetopt.frontends.problem_file import load_problem_file
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all
 from poetopt.problem import Problem
 from tests.bruteforce import plan_optimum
 from tests.problems import random_budget, random_problem

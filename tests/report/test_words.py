@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from poetopt.engine.solution import Options, Solution, Status
-from poetopt.engine.storeall import store_all
 from poetopt.plan.simulate import Simulation, simulate
+from poetopt.plan.storeall import store_all
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
 from poetopt.report.words import failure_words, proof_words, scope_words

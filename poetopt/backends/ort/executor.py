@@ -26,11 +26,10 @@ from poetopt.backends.ort.sessions import Sessions, onnxruntime
 from poetopt.backends.ort.storage import PageFile
 from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
-from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.schedule import Schedule
+from poetopt.plan.storeall import store_all_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -203,7 +202,7 @@ def _execution(
         arena_bytes=arena,
         kernel_workspace_bytes=kernels,
         measured_peak_bytes=None if kernels is None else arena + kernels,
-        store_all_peak_bytes=simulate(plan_of(plan.problem, Schedule())).peak_bytes,
+        store_all_peak_bytes=store_all_bytes(plan.problem),
         step_s=times["scheduled"],
         store_all_step_s=times["store_all"],
         fused_step_s=times["fused"],

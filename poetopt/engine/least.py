@@ -1,0 +1,117 @@
+"""The smallest budget and the shortest deadline for which a schedule is known: what a refused user can ask for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypedDict
+
+from poetopt.engine.greedy import greedy
+from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.solution import DeadlineModel, Options, Solution
+from poetopt.plan.storeall import store_all_bytes
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+Search = Callable[[Problem, Options], Solution]
+"""A whole solve: the plan that it finds, if any, has been simulated and laid out."""
+
+SEARCH_S = 8.0
+"""Seconds that searching for the least budget may take."""
+STEP_S = 2.5
+"""Seconds of each solve in it."""
+RESOLUTION = 500
+"""Bisection stops at this fraction of the budget."""
+
+
+class Remedies(TypedDict, total=False):
+    """Fields of a Solution without a plan that say what would help."""
+
+    ram_bound_bytes: int
+    least_ram_bytes: int | None
+    least_deadline_s: float | None
+
+
+def remedies(problem: Problem, options: Options, search: Search, seconds: float = SEARCH_S) -> Remedies:
+    """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known."""
+    found = Remedies(
+        ram_bound_bytes=problem.least_ram_bytes, least_ram_bytes=least_ram(problem, options, search, seconds)
+    )
+    if options.deadline_s is not None:
+        one_pass = problem.baseline_time_s
+        found["least_deadline_s"] = one_pass if options.deadline_s < one_pass else _shortest(problem, options)
+    return found
+
+
+def least_ram(
+    problem: Problem, options: Options, search: Search | None = None, seconds: float = SEARCH_S
+) -> int | None:
+    """The smallest budget in bytes at which a schedule was found, at the deadline of `options`; None if there is none.
+
+    It lies between `problem.least_ram_bytes`, which no schedule undercuts, and what ordinary training takes.
+
+    search, seconds
+        What decides where the heuristics give up, and about how long it may take; without it they are all there is.
+    """
+    if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
+        return None
+    until = time.monotonic() + seconds
+    low = problem.least_ram_bytes
+    high = _bisect(low, store_all_bytes(problem), lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes))
+    if search is None:
+        return high
+    solving = replace(options, gap=1.0)
+
+    def fits(ram_bytes: int) -> bool:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        found = search(problem, replace(solving, ram_bytes=ram_bytes, time_limit_s=min(STEP_S, left)))
+        if found.interrupted:
+            raise TimeoutError
+        return found.plan is not None
+
+    return _bisect(low, high, fits)
+
+
+def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The smallest budget that `fits`, which `high` is known to do; stops where it raises TimeoutError."""
+    try:
+        if low >= high or fits(low):
+            return min(low, high)
+        while high - low > max(1, high // RESOLUTION):
+            middle = (low + high) // 2
+            if fits(middle):
+                high = middle
+            else:
+                low = middle
+    except (TimeoutError, KeyboardInterrupt):
+        pass
+    return high
+
+
+def _shortest(problem: Problem, options: Options) -> float | None:
+    """Seconds of the quickest schedule that the heuristics find within the budget, or None."""
+    quickest: float | None = None
+    for schedule in _heuristic(problem, options, options.ram_bytes):
+        trial = Incumbent(problem, replace(options, deadline_s=None))
+        if trial.offer(schedule) and trial.best is not None:
+            paper = options.deadline_model is DeadlineModel.PAPER
+            simulation = trial.best.simulation
+            time_s = simulation.compute_s if paper else simulation.makespan_s
+            quickest = time_s if quickest is None else min(quickest, time_s)
+    return quickest
+
+
+def _heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Schedule]:
+    for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
+        for share in (1.0, 0.95, 0.88):
+            schedule = greedy(problem, int(ram_bytes * share), paging=paging, remat=remat)
+            if schedule is not None:
+                yield schedule
+
+
+def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int) -> bool:
+    trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
+    return any(trial.offer(schedule) for schedule in _heuristic(problem, options, ram_bytes))

@@ -1,0 +1,25 @@
+"""The schedule of ordinary training: nothing recomputed, nothing paged, everything freed after its last read."""
+
+from __future__ import annotations
+
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+def store_all(problem: Problem) -> Plan:
+    """Ordinary training as a plan, not laid out."""
+    return plan_of(problem, Schedule())
+
+
+def store_all_bytes(problem: Problem) -> int:
+    """The least budget in bytes that ordinary training keeps to: what a RAM percentage refers to.
+
+    The peak of the live bytes or, where alignment or gaps make it the larger, the arena with the reserve beside it.
+    """
+    plan = store_all(problem)
+    peak = simulate(plan).peak_bytes
+    return max(peak, arena_bytes(lay_out(plan, ram_bytes=peak - problem.reserve_bytes)) + problem.reserve_bytes)
