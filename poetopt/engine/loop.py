@@ -16,7 +16,8 @@ from poetopt.backends.solver import Backend, Outcome, Point, Session, backend
 from poetopt.engine.cutting import cut
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.limits import impossible, remedies
+from poetopt.engine.least import SEARCH_S, remedies
+from poetopt.engine.limits import impossible
 from poetopt.engine.model import model_of
 from poetopt.engine.neighbourhood import improve
 from poetopt.engine.run import Run
@@ -27,10 +28,9 @@ from poetopt.engine.solution import (
     Solution,
     Status,
 )
-from poetopt.engine.storeall import store_all
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.language import Formulation
-from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -93,18 +93,31 @@ def solve(
 
     Raises FormulationError and BackendUnavailableError for options that don't exist.
     """
+    begin = time.monotonic()
+    solution = _solve(problem, options, listener, starts)
+    if solution.plan is not None or solution.interrupted:
+        return solution
+    # What would help is worth a few seconds, but not the limit that was asked for.
+    spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
+    return replace(solution, **remedies(problem, options, _solve, min(SEARCH_S, max(0.0, spare))))
+
+
+def _solve(
+    problem: Problem, options: Options, listener: Listener | None = None, starts: Sequence[Schedule] = ()
+) -> Solution:
+    """The same without a word of what would help."""
     run = Run(problem, options, listener)
     chosen = formulation_of(options.formulation)
     solver = backend(options.backend)
-    plain = simulate(store_all(problem))
+    store_all = store_all_bytes(problem)
     run.scope = "store-all"
     run.offer(Schedule(), "store-all")
     if run.incumbent.best is not None:
-        return _solution(run, Status.OPTIMAL, plain.peak_bytes)
+        return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
     if refusal is not None:
         return replace(
-            _solution(run, Status.INFEASIBLE, plain.peak_bytes),
+            _solution(run, Status.INFEASIBLE, store_all),
             overhead_bound_j=None,
             **refusal,
         )
@@ -115,7 +128,7 @@ def solve(
     except KeyboardInterrupt:
         run.interrupted = True
         proof = _Proof(run.scope, run.bound, False, run.incumbent.overhead_j, False)
-    return _conclude(run, proof, plain.peak_bytes)
+    return _conclude(run, proof, store_all)
 
 
 def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> None:
@@ -328,6 +341,7 @@ def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
         reason = (
             f"no schedule exists in the scope {proof.scope}"
+            + ("" if proof.scope == "full" else ", by proof; a wider --scope may have one")
             if proof.infeasible
             else f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
         )
@@ -336,7 +350,6 @@ def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
             solution,
             overhead_bound_j=None if proof.infeasible else run.bound,
             reason=reason,
-            **remedies(run.problem, run.options),
         )
     overhead = best.simulation.overhead_j
     gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
