@@ -19,12 +19,16 @@ class Reference:
     energy_j: float
     makespan_s: float
     live_bytes: list[int]
+    start_s: list[float]
+    end_s: list[float]
+    """When each instruction runs; both are when the CPU passes it for a FREE."""
 
 
 def reference(plan: Plan) -> Reference:
     """What the plan needs, or InvalidError."""
     peak, live = _memory(plan)
-    return Reference(peak, _energy(plan), _makespan(plan), live)
+    makespan, start, end = _clock(plan)
+    return Reference(peak, _energy(plan), makespan, live, start, end)
 
 
 def _memory(plan: Plan) -> tuple[int, list[int]]:
@@ -78,21 +82,24 @@ def _energy(plan: Plan) -> float:
     return sum(joules[step.action](step.target) for step in plan.instructions)
 
 
-def _makespan(plan: Plan) -> float:
+def _clock(plan: Plan) -> tuple[float, list[float], list[float]]:
     """CPU and channel as two processes; nothing is computed ahead, each waits until it is woken."""
     problem = plan.problem
+    start, end = ([0.0] * len(plan.instructions) for _ in range(2))
     if not problem.dma:
         seconds = 0.0
-        for step in plan.instructions:
+        for place, step in enumerate(plan.instructions):
+            start[place] = seconds
             if step.action is Action.COMPUTE:
                 seconds += problem.operators[step.target].time_s
             elif step.action is Action.PAGE_OUT:
                 seconds += problem.tensors[step.target].page_out_s
             elif step.action is Action.PAGE_IN:
                 seconds += problem.tensors[step.target].page_in_s
-        return seconds
-    program = deque(plan.instructions)
-    channel: deque[tuple[Action, int]] = deque()
+            end[place] = seconds
+        return seconds, start, end
+    program = deque(enumerate(plan.instructions))
+    channel: deque[tuple[Action, int, int]] = deque()
     pending: Counter[tuple[Action, int]] = Counter()
     events: list[tuple[float, int, str]] = [(0.0, 0, "cpu")]
     cpu_idle, channel_idle = False, True
@@ -118,19 +125,24 @@ def _makespan(plan: Plan) -> float:
         if who == "cpu":
             cpu_idle = True
         else:
-            pending[channel.popleft()] -= 1
+            done, tensor, _ = channel.popleft()
+            pending[done, tensor] -= 1
             channel_idle = True
-        while cpu_idle and program and not blocked(program[0].action, program[0].target):
-            step = program.popleft()
+        while cpu_idle and program and not blocked(program[0][1].action, program[0][1].target):
+            place, step = program.popleft()
+            start[place] = end[place] = now
             if step.action is Action.COMPUTE:
                 cpu_idle = False
-                at(now + problem.operators[step.target].time_s, "cpu")
+                end[place] = now + problem.operators[step.target].time_s
+                at(end[place], "cpu")
             elif step.action is not Action.FREE:
-                channel.append((step.action, step.target))
+                channel.append((step.action, step.target, place))
                 pending[step.action, step.target] += 1
         if channel_idle and channel:
-            action, tensor = channel[0]
+            action, tensor, place = channel[0]
             channel_idle = False
             entry = problem.tensors[tensor]
-            at(now + (entry.page_out_s if action is Action.PAGE_OUT else entry.page_in_s), "channel")
-    return now
+            start[place] = now
+            end[place] = now + (entry.page_out_s if action is Action.PAGE_OUT else entry.page_in_s)
+            at(end[place], "channel")
+    return now, start, end
