@@ -103,6 +103,20 @@ def parse_watts(value: str | float, *, option: str) -> float:
     return number * factors[unit]
 
 
+def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
+    """Joules, from `3`, `3J` or `250mJ`, or a multiple of one pass (`1.05x`). Raises OptionError unless positive."""
+    if isinstance(value, Factor):
+        return value
+    examples = "3J, 250mJ, or 1.05x (times one compute of each operator)"
+    number, unit = _split(value, option, examples)
+    factors = {"": 1.0, "J": 1.0, "kJ": 1e3, "mJ": 1e-3, "uJ": 1e-6, "µJ": 1e-6, "Wh": 3600.0, "mWh": 3.6}
+    if unit in ("x", "X", "×") and number > 0:
+        return Factor(number)
+    if unit not in factors or number <= 0:
+        raise OptionError(f"{option} {value}: not an energy; examples: {examples}")
+    return number * factors[unit]
+
+
 def parse_fraction(value: str | float, *, option: str) -> float:
     """A tolerance between 0 and 1, from `0.1%` or `0.001`. Raises OptionError."""
     examples = "0.1% or 0.001"
@@ -146,6 +160,11 @@ def show_bytes(count: int) -> str:
 def show_joules(energy: float) -> str:
     """`11.7 mJ`: three digits."""
     return _prefixed(energy, "J", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
+
+
+def show_watts(power: float) -> str:
+    """`500 mW`: three digits."""
+    return _prefixed(power, "W", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6)))
 
 
 def show_seconds(time: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import PlanError
+from poetopt.formulations import formulation
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
@@ -17,12 +18,17 @@ from poetopt.schedule import Schedule
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that was accepted: laid out, within the budget and the deadline."""
+    """A plan that was accepted: laid out, within the budget, the deadline and what blocks ask.
+
+    value
+        What is minimised, above one pass, in the goal's unit: joules of overhead unless a block says otherwise.
+    """
 
     schedule: Schedule
     plan: Plan
     simulation: Simulation
     arena_bytes: int
+    value: float
 
 
 @dataclass
@@ -41,10 +47,19 @@ class Incumbent:
     _seen: dict[Schedule, int] = field(default_factory=dict)
     """Schedules that were offered, with the bytes by which their layout alone failed (0: it didn't)."""
 
+    def __post_init__(self) -> None:
+        self._judge = formulation(self.options.formulation)
+        self._ram_bytes = self.options.ram_bytes - self._judge.reserve_bytes(self.problem)
+
+    @property
+    def value(self) -> float | None:
+        """Of the best plan: what is minimised, above one pass (joules, or the goal's unit)."""
+        return None if self.best is None else self.best.value
+
     @property
     def overhead_j(self) -> float | None:
-        """Joules of the best plan's overhead."""
-        return None if self.best is None else self.best.simulation.overhead_j
+        """The same under its older name."""
+        return self.value
 
     def offer(self, schedule: Schedule) -> bool:
         """Simulate the plan of `schedule`; keep it if it is valid and better. Says whether it was kept."""
@@ -57,14 +72,21 @@ class Incumbent:
             simulation = simulate(plan)
         except PlanError:
             return False
-        if simulation.peak_bytes > self.options.ram_bytes:
+        if simulation.peak_bytes > self._ram_bytes:
             return False
-        if self.best is not None and simulation.overhead_j >= self.best.simulation.overhead_j:
+        if self._judge.timed and self.problem.dma and simulation.page_ins:
+            plan = plan_transfers(plan, self._ram_bytes)
+            simulation = simulate(plan)
+        trial = self._judge.trial(plan, simulation)
+        value = self._judge.goal.value(trial)
+        if self.best is not None and value >= self.best.value:
+            return False
+        if self._judge.refusal(trial) is not None:
             return False
         if self.options.deadline_s is not None:
             time_s = self._time_s(simulation)
             if time_s > self.options.deadline_s and self.problem.dma and simulation.page_ins:
-                plan = plan_transfers(plan, self.options.ram_bytes)
+                plan = plan_transfers(plan, self._ram_bytes)
                 simulation = simulate(plan)
                 time_s = self._time_s(simulation)
             if time_s > self.options.deadline_s * (1 + RELATIVE_TOLERANCE):
@@ -77,7 +99,7 @@ class Incumbent:
             self._seen[schedule] = arena - self._room
             self._too_wide(self._seen[schedule])
             return False
-        self.best = Candidate(schedule, laid_out, simulation, arena)
+        self.best = Candidate(schedule, laid_out, simulation, arena, value)
         self.arena_excess = self.makespan_excess_s = None
         return True
 
@@ -85,17 +107,18 @@ class Incumbent:
         """Queue the best plan's transfers so that the CPU waits least, where its layout still fits then."""
         if self.best is None or not self.problem.dma or not self.best.simulation.page_ins:
             return
-        plan = plan_transfers(replace(self.best.plan, offsets=()), self.options.ram_bytes)
+        plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes)
         simulation = simulate(plan)
         laid_out = lay_out(plan, ram_bytes=self._room)
         arena = arena_bytes(laid_out)
         if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self._room:
-            self.best = Candidate(self.best.schedule, laid_out, simulation, arena)
+            value = self._judge.goal.value(self._judge.trial(plan, simulation))
+            self.best = Candidate(self.best.schedule, laid_out, simulation, arena, min(value, self.best.value))
 
     @property
     def _room(self) -> int:
         """Bytes for the arena: the budget less what kernels allocate beside it."""
-        return self.options.ram_bytes - self.problem.reserve_bytes
+        return self._ram_bytes - self.problem.reserve_bytes
 
     def _time_s(self, simulation: Simulation) -> float:
         """What the deadline bounds."""

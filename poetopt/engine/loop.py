@@ -20,6 +20,7 @@ from poetopt.engine.least import SEARCH_S, remedies
 from poetopt.engine.limits import impossible
 from poetopt.engine.model import model_of
 from poetopt.engine.neighbourhood import improve
+from poetopt.engine.objective import objective_of
 from poetopt.engine.run import Run
 from poetopt.engine.solution import (
     OPTIMAL_GAP,
@@ -106,28 +107,28 @@ def _solve(
     problem: Problem, options: Options, listener: Listener | None = None, starts: Sequence[Schedule] = ()
 ) -> Solution:
     """The same without a word of what would help."""
-    run = Run(problem, options, listener)
     chosen = formulation_of(options.formulation)
+    run = Run(problem, options, listener)
     solver = backend(options.backend)
     store_all = store_all_bytes(problem)
     run.scope = "store-all"
-    run.offer(Schedule(), "store-all")
+    if chosen.judged:
+        run.offer(Schedule(), "store-all")
     if run.incumbent.best is not None:
         return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
     if refusal is not None:
-        return replace(
-            _solution(run, Status.INFEASIBLE, store_all),
-            overhead_bound_j=None,
-            **refusal,
-        )
+        return replace(_solution(run, Status.INFEASIBLE, store_all), **refusal)
+    hopeless = chosen.impossible(problem)
+    if hopeless is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
     try:
         with run.timed("heuristics"):
-            _first_schedules(run, chosen.strict, starts)
+            _first_schedules(run, chosen.strict or not chosen.judged, starts)
         proof = _through_scopes(run, chosen, solver)
     except KeyboardInterrupt:
         run.interrupted = True
-        proof = _Proof(run.scope, run.bound, False, run.incumbent.overhead_j, False)
+        proof = _Proof(run.scope, run.bound, False, run.incumbent.value, False)
     return _conclude(run, proof, store_all)
 
 
@@ -180,7 +181,7 @@ def _through_scopes(run: Run, chosen: Formulation, solver: Backend) -> _Proof:
             run.until = time.monotonic() + WARM_UP_SHARE * run.remaining_s
         if automatic and last is not None and run.remaining_s < 0.5:
             break
-        before = run.incumbent.overhead_j
+        before = run.incumbent.value
         run.bound = 0.0
         last = _one_scope(run, chosen, solver, scope)
         if not automatic:
@@ -244,7 +245,7 @@ def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _P
         run.scope,
         run.bound,
         exact is _Outcome.INFEASIBLE,
-        run.incumbent.overhead_j,
+        run.incumbent.value,
         run.closed(run.options.gap),
         exact is _Outcome.FINISHED,
     )
@@ -257,7 +258,8 @@ def _attempt(run: Run, chosen: Formulation, solver: Backend, scope: str, shrink:
         deadline_s = None if options.deadline_s is None else options.deadline_s - slower
         asked = replace(options, ram_bytes=options.ram_bytes - shrink, deadline_s=deadline_s)
         model = model_of(chosen, run.problem, asked, scope)
-        scale = TARGET / (run.incumbent.overhead_j or run.problem.baseline_energy_j or 1.0)
+        baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
+        scale = TARGET / (run.incumbent.value or baseline or 1.0)
         session = solver.open(model, threads=run.options.threads, scale=scale)
     run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     return _search(run, chosen, model, session, exact=not shrink and not slower)
@@ -284,7 +286,7 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: 
             model,
             session,
             until=time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0),
-            overhead_j=run.incumbent.overhead_j,
+            overhead_j=run.incumbent.value,
             on_bound=relaxed,
         )
     run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
@@ -308,7 +310,7 @@ def _integer(
     while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
         best = run.incumbent.best
         if exact and best is not None:
-            session.tighten(best.simulation.overhead_j)
+            session.tighten(best.value)
         starts = [*([] if best is None else [best.schedule]), *run.starts]
         start = next((values for s in starts if (values := chosen.start(model, s)) is not None), None)
         found = session.search(
@@ -316,14 +318,14 @@ def _integer(
             gap=run.options.gap / 2,
             start=start,
             on_point=improving,
-            on_bound=lambda value: bound(min(value, run.incumbent.overhead_j or value), "search"),
+            on_bound=lambda value: bound(min(value, run.incumbent.value or value), "search"),
         )
         if found.outcome is Outcome.INFEASIBLE:
             if best is None or not session.tightened:
                 return _Outcome.INFEASIBLE
-            bound(best.simulation.overhead_j, "search")  # nothing that is left is better
+            bound(best.value, "search")  # nothing that is left is better
             return _Outcome.FINISHED
-        bound(found.bound if best is None else min(found.bound, best.simulation.overhead_j), "search")
+        bound(found.bound if best is None else min(found.bound, best.value), "search")
         if found.point is None:
             return _Outcome.STOPPED
         rows = [row for row in chosen.separate(model, found.point) if row.core]
@@ -345,13 +347,8 @@ def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
             if proof.infeasible
             else f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
         )
-        solution = _solution(run, status, store_all_peak)
-        return replace(
-            solution,
-            overhead_bound_j=None if proof.infeasible else run.bound,
-            reason=reason,
-        )
-    overhead = best.simulation.overhead_j
+        return replace(_solution(run, status, store_all_peak), reason=reason)
+    overhead = best.value
     gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
     if gap <= OPTIMAL_GAP:
         status = Status.OPTIMAL
@@ -365,13 +362,16 @@ def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
 def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
     best = run.incumbent.best
     total_s = run.elapsed_s
+    bound = None if status is Status.INFEASIBLE else run.bound if best is None else min(run.bound, best.value)
+    bound_j, objective = objective_of(run.chosen, run.problem, run.incumbent.value, bound)
     return Solution(
         status=status,
         scope=run.scope,
         options=run.options,
         plan=None if best is None else best.plan,
         simulation=None if best is None else best.simulation,
-        overhead_bound_j=run.bound if best is None else min(run.bound, best.simulation.overhead_j),
+        overhead_bound_j=bound_j,
+        objective=objective,
         arena_bytes=None if best is None else best.arena_bytes,
         store_all_peak_bytes=store_all_peak,
         build_s=run.timing.get("build", 0.0),

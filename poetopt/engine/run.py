@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import Listener, Options, Progress
+from poetopt.formulations import formulation
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -33,6 +34,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.incumbent = Incumbent(self.problem, self.options)
+        self.chosen = formulation(self.options.formulation)
         self.until = self.begin + self.options.time_limit_s
 
     @property
@@ -54,7 +56,8 @@ class Run:
             self.timing[phase] = self.timing.get(phase, 0.0) + time.monotonic() - begin
 
     def say(self, phase: str) -> None:
-        progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.overhead_j, self.bound)
+        unit = self.chosen.goal.unit
+        progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.value, self.bound, unit)
         self.trace.append(progress)
         if self.listener is not None:
             self.listener(progress)
@@ -70,5 +73,5 @@ class Run:
 
     def closed(self, gap: float) -> bool:
         """Whether the incumbent is proven to within `gap` in the present scope."""
-        overhead = self.incumbent.overhead_j
+        overhead = self.incumbent.value
         return overhead is not None and overhead - self.bound <= gap * overhead

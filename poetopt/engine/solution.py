@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from poetopt.formulations.language import Formulation
     from poetopt.plan.instructions import Plan
     from poetopt.plan.simulate import Simulation
 
@@ -40,6 +41,8 @@ class Options:
         The budget for everything that is not resident.
     deadline_s
         Bound on the step's time, or None.
+    formulation
+        Its name, or the object.
     scope
         `auto`, `depth:D`, `forward` or `full` (only `full` for the formulation `poet`).
     paging, remat
@@ -51,7 +54,7 @@ class Options:
     ram_bytes: int
     deadline_s: float | None = None
     deadline_model: DeadlineModel = DeadlineModel.MAKESPAN
-    formulation: str = "retention"
+    formulation: str | Formulation = "retention"
     backend: str = "highs"
     scope: str = "auto"
     paging: bool = True
@@ -60,16 +63,46 @@ class Options:
     gap: float = 1e-3
     threads: int = 0
 
+    @property
+    def formulation_name(self) -> str:
+        """How results call the formulation."""
+        return self.formulation if isinstance(self.formulation, str) else self.formulation.name
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What was minimised, where it isn't the energy that the simulator counts; figures in `unit`.
+
+    baseline
+        Of one compute of each operator.
+    value, bound
+        The plan's above the baseline, and what is proven that no schedule in the scope is below; None: not known.
+    says
+        What the blocks ask for, in words.
+    """
+
+    name: str
+    unit: str
+    baseline: float
+    value: float | None
+    bound: float | None
+    says: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A line of the live display: the incumbent and the bound so far (joules of overhead; None: not yet)."""
+    """A line of the live display: the incumbent and the bound so far (joules of overhead; None: not yet).
+
+    unit
+        Of both figures, where something else than energy is minimised.
+    """
 
     elapsed_s: float
     phase: str
     scope: str
     overhead_j: float | None
     overhead_bound_j: float | None
+    unit: str = "J"
 
 
 Listener = Callable[[Progress], None]
@@ -83,7 +116,10 @@ class Solution:
         The space in which `overhead_bound_j` is a bound: `depth<=D`, `forward`, `full`; `store-all`
         where keeping everything fits (then nothing can be cheaper).
     overhead_bound_j
-        No schedule in the scope has less overhead; 0 where nothing better is known. None if infeasible.
+        No schedule in the scope has less overhead; 0 where nothing better is known. None if infeasible, and where
+        something else was minimised.
+    objective
+        What was minimised instead of the energy that the simulator counts; gaps are then of it. None: that energy.
     least_ram_bytes, least_deadline_s
         For an infeasible problem: the smallest that is feasible, where it was found.
     ram_bound_bytes
@@ -100,6 +136,7 @@ class Solution:
     plan: Plan | None = None
     simulation: Simulation | None = None
     overhead_bound_j: float | None = None
+    objective: Objective | None = None
     arena_bytes: int | None = None
     store_all_peak_bytes: int = 0
     least_ram_bytes: int | None = None
@@ -114,19 +151,30 @@ class Solution:
     trace: tuple[Progress, ...] = ()
 
     @property
+    def _figures(self) -> tuple[float, float, float] | None:
+        """Baseline, value and bound of what was minimised; None where one of them isn't known."""
+        if self.simulation is None:
+            return None
+        baseline = self.simulation.energy_j - self.simulation.overhead_j
+        value: float | None = self.simulation.overhead_j
+        bound = self.overhead_bound_j
+        if self.objective is not None:
+            baseline, value, bound = self.objective.baseline, self.objective.value, self.objective.bound
+        return None if value is None or bound is None else (baseline, value, bound)
+
+    @property
     def overhead_gap(self) -> float | None:
         """(overhead - overhead bound) / overhead; 0 where the overhead is 0; None without a plan."""
-        if self.simulation is None or self.overhead_bound_j is None:
+        if self._figures is None:
             return None
-        overhead = self.simulation.overhead_j
-        if overhead <= 0:
-            return 0.0
-        return max(0.0, (overhead - self.overhead_bound_j) / overhead)
+        _, value, bound = self._figures
+        return 0.0 if value <= 0 else max(0.0, (value - bound) / value)
 
     @property
     def gap(self) -> float | None:
         """(energy - bound) / energy, as the paper's solver measures it; None without a plan."""
-        if self.simulation is None or self.overhead_bound_j is None:
+        if self._figures is None:
             return None
-        energy = self.simulation.energy_j
-        return max(0.0, (self.simulation.overhead_j - self.overhead_bound_j) / energy) if energy > 0 else 0.0
+        baseline, value, bound = self._figures
+        total = baseline + value
+        return max(0.0, (value - bound) / total) if total > 0 else 0.0

@@ -29,11 +29,13 @@ def names() -> tuple[str, ...]:
     return (*NAMES, *sorted(point.name for point in entry_points(group="poetopt.formulations")))
 
 
-def formulation(name: str) -> Formulation:
-    """The formulation called `name`.
+def formulation(name: str | Formulation) -> Formulation:
+    """The formulation called `name`; a Formulation is itself.
 
     Raises FormulationError, with the closest names, where there is none.
     """
+    if not isinstance(name, str):
+        return name
     if name in NAMES:
         module = importlib.import_module(f"poetopt.formulations.{name}")
         found: Formulation = getattr(module, name)

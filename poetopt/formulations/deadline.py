@@ -50,4 +50,4 @@ def _build(block: PyomoBlock) -> None:
     block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row)
 
 
-deadline = Block("deadline", _build, when=_needed)
+deadline = Block("deadline", _build, when=_needed, collects=True)

@@ -7,13 +7,16 @@ the blocks contribute last, so that a block added later is never left out of it.
 
 A block contributes by setting any of these on itself:
 
-| attribute    | unit  | meaning                                             |
-|--------------|-------|-----------------------------------------------------|
-| `energy_j`   | J     | joules above one compute of each operator           |
-| `compute_s`  | s     | seconds of computing above one compute of each      |
-| `transfer_s` | s     | seconds on the transfer channel                     |
+| attribute       | unit  | meaning                                             |
+|-----------------|-------|-----------------------------------------------------|
+| `energy_j`      | J     | joules above one compute of each operator           |
+| `compute_s`     | s     | seconds of computing above one compute of each      |
+| `transfer_s`    | s     | seconds on the transfer channel                     |
+| `written_bytes` | bytes | what is written to storage                          |
+| `late_s`        | s     | makespan above one pass, where it is minimised      |
 
-Each is a pair (variables, coefficients) made by `terms`. Rows that are too many to write down come
+Each is a pair (variables, coefficients) made by `terms`. Memory is contributed in bytes that a block takes out
+of the budget for the whole step (`Block.reserve_bytes`). Rows that are too many to write down come
 from a block's *separator*: given a point it returns violated rows in the block's own variables.
 """
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyomo.environ as pyo
@@ -30,8 +33,13 @@ from numpy.typing import NDArray
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.errors import FormulationError
+from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
+
+if TYPE_CHECKING:
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
 
 PyomoBlock = Any
 """A pyo.Block under construction: its attributes are its components, which no type can list."""
@@ -151,6 +159,28 @@ class Block:
         Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
     when
         Optional: whether the block is needed in a space at all; always, where it is None.
+    collects
+        Whether it reads what the others contribute, so that it stands after them.
+    says
+        What it asks for, in a few words for people: `at most 10 MB written a step`.
+
+    How simulated plans are judged; the model may be a relaxation of it:
+
+    refuses
+        Optional: why a simulated plan breaks the block's rule, or None where it keeps it.
+    restricts
+        Whether the block forbids schedules that the simulator passes. One that does, and has no `refuses`, makes
+        every formulation with it strict: only what the solver finds counts, and no heuristic's plan.
+    adds_j
+        Optional: joules of a simulated plan beyond what the simulator counts, above those of `base_j`.
+    base_j
+        Optional: the same of one compute of each operator.
+    impossible
+        Optional: (problem, baseline joules) -> why no schedule at all can keep the block's rule, where that is plain.
+    reserve_bytes
+        Optional: bytes of RAM that it takes for the whole step.
+    goal
+        Optional: what is minimised instead of energy.
     """
 
     name: str
@@ -159,6 +189,15 @@ class Block:
     separator: Separator | None = None
     when: Callable[[Space], bool] | None = None
     revive: Callable[[PyomoBlock, object], Row] | None = None
+    collects: bool = False
+    says: str = ""
+    refuses: Callable[[Trial], str | None] | None = None
+    restricts: bool = True
+    adds_j: Callable[[Plan, Simulation], float] | None = None
+    base_j: Callable[[Problem], float] | None = None
+    impossible: Callable[[Problem, float], str | None] | None = None
+    reserve_bytes: Callable[[Problem], int] | None = None
+    goal: Goal | None = None
 
 
 def _no_depth(scope: str) -> float:
@@ -185,6 +224,8 @@ class Formulation:
     strict
         Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.
+    simulated
+        Names of the blocks whose rules the simulator holds itself.
     schedule
         (model, point) -> the schedule that an integral point stands for.
     start
@@ -202,6 +243,74 @@ class Formulation:
     deepening: bool = False
     depth: Callable[[str], float] = _no_depth
     strict: bool = False
+    simulated: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> bool:
+        """Whether a simulated plan can be judged without the model: each block's rule is the simulator's or its own."""
+        return all(b.name in self.simulated or b.refuses is not None or not b.restricts for b in self.blocks)
+
+    @property
+    def goal(self) -> Goal:
+        """What is minimised: what a block says, else energy."""
+        return next((block.goal for block in self.blocks if block.goal is not None), ENERGY)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the makespan counts for more than a deadline: in the objective."""
+        return self.goal is not ENERGY or any(block.adds_j is not None for block in self.blocks)
+
+    def with_block(self, *blocks: Block, name: str | None = None) -> Formulation:
+        """This formulation and more blocks, each before those that collect what the others contribute.
+
+        name
+            Of the new one; by default both names, as in `retention+flash_wear`.
+
+        Raises FormulationError for a name that is there already, or a second block with a goal.
+        """
+        together = list(self.blocks)
+        for block in blocks:
+            if any(block.name == other.name for other in together):
+                raise FormulationError(
+                    f"formulation '{self.name}' has a block '{block.name}' already; give it another name"
+                )
+            place = next((k for k, other in enumerate(together) if other.collects), len(together))
+            together.insert(len(together) if block.collects else place, block)
+        goals = [block.name for block in together if block.goal is not None]
+        if len(goals) > 1:
+            raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
+        added = "+".join([self.name, *(block.name for block in blocks)])
+        return replace(self, name=name or added, blocks=tuple(together))
+
+    def reserve_bytes(self, problem: Problem) -> int:
+        """Bytes of the budget that blocks take for the whole step."""
+        return sum(block.reserve_bytes(problem) for block in self.blocks if block.reserve_bytes is not None)
+
+    def baseline_j(self, problem: Problem) -> float:
+        """Joules of one compute of each operator, with what blocks add."""
+        return problem.baseline_energy_j + sum(b.base_j(problem) for b in self.blocks if b.base_j is not None)
+
+    def trial(self, plan: Plan, simulation: Simulation) -> Trial:
+        """A simulated plan with what blocks add to it."""
+        more = sum(block.adds_j(plan, simulation) for block in self.blocks if block.adds_j is not None)
+        return Trial(plan, simulation, self.baseline_j(plan.problem), simulation.overhead_j + more)
+
+    def refusal(self, trial: Trial) -> str | None:
+        """Why a simulated plan breaks a block's rule, or None."""
+        for block in self.blocks:
+            reason = None if block.refuses is None else block.refuses(trial)
+            if reason is not None:
+                return reason
+        return None
+
+    def impossible(self, problem: Problem) -> str | None:
+        """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
+        baseline_j = self.baseline_j(problem)
+        for block in self.blocks:
+            reason = None if block.impossible is None else block.impossible(problem, baseline_j)
+            if reason is not None:
+                return reason
+        return None
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
         """The AbstractModel: nothing is constructed until `create_instance`.
@@ -225,7 +334,9 @@ class Formulation:
             present.append(block.name)
             model.add_component(block.name, pyo.Block(rule=block.build))
         model.block_names = tuple(present)
-        model.overhead_j = pyo.Objective(rule=_energy, sense=pyo.minimize)
+        model.goal = self.goal
+        model.baseline_j = self.baseline_j(space.problem)
+        model.overhead_j = pyo.Objective(rule=_objective, sense=pyo.minimize)
         return model
 
     def build(
@@ -250,7 +361,8 @@ class Formulation:
         paging, remat
             False leaves the decisions (and their blocks) out.
         """
-        limits = Limits(ram_bytes=ram_bytes, compute_s=compute_s, makespan_s=makespan_s)
+        room = ram_bytes - self.reserve_bytes(problem)
+        limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
         return self.abstract(space).create_instance()
 
@@ -278,5 +390,5 @@ def contributions(model: Any, attribute: str) -> list[Terms]:
     ]
 
 
-def _energy(model: Any) -> LinearExpression:
-    return linear(contributions(model, "energy_j"))
+def _objective(model: Any) -> LinearExpression:
+    return linear(contributions(model, model.goal.attribute))

@@ -85,7 +85,7 @@ class Report:
             "status": str(solution.status),
             "reason": solution.reason or None,
             "scope": solution.scope or None,
-            "formulation": options.formulation,
+            "formulation": options.formulation_name,
             "backend": options.backend,
             "model": problem.name,
             "model_ref": problem.model_ref or None,
@@ -224,7 +224,7 @@ class Report:
         if solution.scope == "store-all":
             return f"in {total}, without a solver"
         return (
-            f"{solution.options.formulation} on {solution.options.backend}: built in {show_seconds(solution.build_s)}, "
+            f"{solution.options.formulation_name} on {solution.options.backend}: built in {show_seconds(solution.build_s)}, "
             f"solved in {show_seconds(solution.solve_s)}, {total} in all"
         )
 

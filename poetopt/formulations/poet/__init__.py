@@ -59,5 +59,7 @@ poet = Formulation(
     schedule=_schedule,
     start=_start,
     strict=True,
+    simulated=("paging", "rematerialization", "paging_source", "memory", "deadline"),
 )
 build = poet.build
+with_block = poet.with_block

@@ -56,6 +56,7 @@ def _moves(block: PyomoBlock) -> None:
     variables = [*M_in, *M_out]
     block.energy_j = Terms(variables, [t.page_in_j for t in tensors] + [t.page_out_j for t in tensors])
     block.transfer_s = Terms(variables, [t.page_in_s for t in tensors] + [t.page_out_s for t in tensors])
+    block.written_bytes = Terms(M_out, [float(t.nbytes) for t in tensors])
 
 
 def _write(block: PyomoBlock) -> None:

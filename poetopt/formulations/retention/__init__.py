@@ -95,5 +95,7 @@ retention = Formulation(
     stages=_stages,
     deepening=True,
     depth=scope_depth,
+    simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "deadline"),
 )
 build = retention.build
+with_block = retention.with_block

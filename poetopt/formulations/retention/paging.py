@@ -44,6 +44,7 @@ def _build(block: PyomoBlock) -> None:
         terms(block.p, np.array([tensors[i].page_in_s for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_s for i in candidates])),
     )
+    block.written_bytes = terms(block.o, np.array([float(tensors[i].nbytes) for i in candidates]))
 
 
 def _sum(first: Terms, second: Terms) -> Terms:

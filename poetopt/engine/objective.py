@@ -1,0 +1,19 @@
+"""What was minimised, as a Solution tells it."""
+
+from __future__ import annotations
+
+from poetopt.engine.solution import Objective
+from poetopt.formulations.goal import ENERGY
+from poetopt.formulations.language import Formulation
+from poetopt.problem import Problem
+
+
+def objective_of(
+    chosen: Formulation, problem: Problem, value: float | None, bound: float | None
+) -> tuple[float | None, Objective | None]:
+    """The overhead bound in joules where energy was minimised as the simulator counts it, else the objective."""
+    if not chosen.timed:
+        return bound, None
+    name = chosen.goal.name if chosen.goal is not ENERGY else "energy with what blocks add"
+    baseline = chosen.goal.baseline(problem, chosen.baseline_j(problem))
+    return None, Objective(name, chosen.goal.unit, baseline, value, bound)

@@ -1,0 +1,62 @@
+r"""Block `flash_wear`: a bound on what a step writes to storage.
+
+Flash and SD cards bear a limited number of writes. With $m_i$ the bytes of tensor i and $o_i$ whether it is written:
+
+$$ \sum_i m_i\, o_i \le W $$
+
+| symbol | attribute | unit  | meaning                               |
+|--------|-----------|-------|---------------------------------------|
+| $W$    | -         | bytes | what a step may write                 |
+| $m_i$  | -         | bytes | size of tensor i                      |
+| $o_i$  | -         | -     | tensor i is written to storage, once  |
+
+The left side is what the blocks before it contribute as `written_bytes`. A tensor is written at most once a step in
+`retention`; `poet` may write one again.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pyomo.environ as pyo
+
+from poetopt.errors import FormulationError
+from poetopt.formulations.goal import Trial
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms, contributions, linear
+from poetopt.plan.instructions import Action
+from poetopt.units import show_bytes
+
+
+def _build(block: PyomoBlock, *, written_bytes: int) -> None:
+    parts = contributions(block.model(), "written_bytes")
+    unit = float(written_bytes or 1)
+
+    def row(_: PyomoBlock) -> PyomoRow:
+        if not any(part.variables for part in parts):
+            return pyo.Constraint.Feasible
+        scaled = [Terms(part.variables, [c / unit for c in part.coefficients]) for part in parts]
+        return None, linear(scaled), written_bytes / unit
+
+    block.within = pyo.Constraint(rule=row)
+
+
+def _refuses(trial: Trial, *, written_bytes: int) -> str | None:
+    tensors = trial.plan.problem.tensors
+    steps = trial.plan.instructions
+    written = sum(tensors[step.target].nbytes for step in steps if step.action is Action.PAGE_OUT)
+    if written <= written_bytes:
+        return None
+    return f"the plan writes {written:,} bytes to storage, more than the {written_bytes:,} that a step may write"
+
+
+def flash_wear(written_bytes: int) -> Block:
+    """The block for a step that writes at most `written_bytes` to storage. Raises FormulationError for less than 0."""
+    if written_bytes < 0:
+        raise FormulationError(f"flash_wear: {written_bytes} bytes can't be written; give a number of at least 0")
+    return Block(
+        "flash_wear",
+        functools.partial(_build, written_bytes=written_bytes),
+        collects=True,
+        refuses=functools.partial(_refuses, written_bytes=written_bytes),
+        says=f"at most {show_bytes(written_bytes)} written to storage a step",
+    )

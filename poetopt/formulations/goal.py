@@ -1,0 +1,87 @@
+"""What a formulation minimises, and how a simulated plan is judged by it.
+
+A solver's point becomes a plan, and the plan is simulated; only then it counts. So whatever a block adds to
+the objective, or forbids, has two sides that must agree: terms and rows in the model, and a judgement of the
+simulated plan. The model's side may be a relaxation of the plan's, never stricter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
+    from poetopt.problem import Problem
+
+
+class Trial(NamedTuple):
+    """A simulated plan, as blocks judge it.
+
+    baseline_j
+        Joules of one compute of each operator, and what blocks add to them.
+    overhead_j
+        Joules above that: the simulation's, and what blocks add.
+    """
+
+    plan: Plan
+    simulation: Simulation
+    baseline_j: float
+    overhead_j: float
+
+    @property
+    def energy_j(self) -> float:
+        """All joules of the step."""
+        return self.baseline_j + self.overhead_j
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is minimised, counted above one compute of each operator; never below 0.
+
+    name, unit
+        For people and for `--json`: `energy` in `J`.
+    attribute
+        What blocks contribute to it is under this attribute (see the table of `language`).
+    baseline
+        (problem, baseline joules with what blocks add) -> the value of one pass, from which the rest counts.
+    value
+        A trial's value above that.
+    """
+
+    name: str
+    unit: str
+    attribute: str
+    baseline: Callable[[Problem, float], float]
+    value: Callable[[Trial], float]
+
+
+def _baseline_j(problem: Problem, baseline_j: float) -> float:
+    return baseline_j
+
+
+def _overhead_j(trial: Trial) -> float:
+    return trial.overhead_j
+
+
+def _one_pass_s(problem: Problem, baseline_j: float) -> float:
+    return problem.baseline_time_s
+
+
+def _late_s(trial: Trial) -> float:
+    return max(0.0, trial.simulation.makespan_s - trial.plan.problem.baseline_time_s)
+
+
+ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j)
+"""The default: the joules of computes and transfers."""
+
+TIME = Goal("time", "s", "late_s", _one_pass_s, _late_s)
+"""The makespan. A block that sets it contributes `late_s`."""
+
+
+def describe(model: Any) -> str:
+    """What a built model minimises, as in `energy (J)`."""
+    goal: Goal = model.goal
+    return f"{goal.name} ({goal.unit})"

@@ -1,0 +1,38 @@
+r"""How late a step ends: the makespan above one pass, as a variable that blocks price or minimise.
+
+With C the compute seconds above one pass, X the seconds on the transfer channel and $\Psi$ one pass:
+
+$$ \begin{aligned}
+   l &\ge C + X                  && \text{a device without DMA: exact at the least } l \\
+   l &\ge C, \quad l \ge X - \Psi && \text{a device with DMA: at most the makespan above one pass}
+   \end{aligned} $$
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyomo.environ as pyo
+
+from poetopt.formulations.language import PyomoBlock, PyomoRow, Terms, contributions, linear
+
+
+def lateness(block: PyomoBlock) -> Any:
+    """Add the variable `late` (s, indexed by 0) and its rows to a block that collects; the variable."""
+    model = block.model()
+    problem = model.space.problem
+    one_pass = problem.baseline_time_s
+    compute = contributions(model, "compute_s")
+    transfer = contributions(model, "transfer_s")
+    block.late = pyo.Var(pyo.RangeSet(0, 0), domain=pyo.NonNegativeReals)
+    late = block.late[0]
+    sums = [(compute, 0.0), (transfer, one_pass)] if problem.dma else [([*compute, *transfer], 0.0)]
+    scale = one_pass or 1.0  # relative to one pass: a tolerance then means the same on every device
+
+    def row(_: PyomoBlock, index: int) -> PyomoRow:
+        parts, free = sums[index]
+        scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
+        return None, linear([*scaled, Terms([late], [-1.0 / scale])]), free / scale
+
+    block.not_earlier = pyo.Constraint(pyo.RangeSet(0, len(sums) - 1), rule=row)
+    return block.late

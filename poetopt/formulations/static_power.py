@@ -1,0 +1,61 @@
+r"""Block `static_power`: what the device draws merely by being on, for as long as the step takes.
+
+$$ E = P\, l, \qquad l \ge \text{makespan} - \Psi $$
+
+so that the objective is the energy of computes and transfers plus idle power times makespan, above one pass.
+The paper's energy has no such term: waiting costs nothing there. With it a schedule that pages on a
+slow card pays for its waits, and recomputation becomes dearer by the seconds that it takes.
+
+| symbol | attribute | unit | meaning                                          |
+|--------|-----------|------|--------------------------------------------------|
+| $P$    | -         | W    | power that is drawn whatever the device does     |
+| $l$    | `late`    | s    | makespan above one pass (see `lateness`)         |
+| $\Psi$ | -         | s    | one compute of each operator                     |
+
+A simulated plan pays for its exact makespan. On a device with DMA the model's is a lower bound of it, so that a
+gap may stay open where transfers don't hide; without DMA both agree.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.errors import FormulationError
+from poetopt.formulations.language import Block, PyomoBlock, terms
+from poetopt.formulations.lateness import lateness
+from poetopt.units import show_watts
+
+if TYPE_CHECKING:
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
+    from poetopt.problem import Problem
+
+
+def _build(block: PyomoBlock, *, power_w: float) -> None:
+    block.energy_j = terms(lateness(block), np.array([power_w]))
+
+
+def _adds_j(plan: Plan, simulation: Simulation, *, power_w: float) -> float:
+    return power_w * max(0.0, simulation.makespan_s - plan.problem.baseline_time_s)
+
+
+def _base_j(problem: Problem, *, power_w: float) -> float:
+    return power_w * problem.baseline_time_s
+
+
+def static_power(power_w: float) -> Block:
+    """The block for a device that draws `power_w` watts in idle. Raises FormulationError unless they are positive."""
+    if not 0 < power_w < float("inf"):
+        raise FormulationError(f"static_power: {power_w} W is no idle power; give a positive number of watts")
+    return Block(
+        "static_power",
+        functools.partial(_build, power_w=power_w),
+        collects=True,
+        restricts=False,
+        adds_j=functools.partial(_adds_j, power_w=power_w),
+        base_j=functools.partial(_base_j, power_w=power_w),
+        says=f"idle power of {show_watts(power_w)} for the whole step",
+    )
