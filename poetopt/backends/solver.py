@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +23,29 @@ from poetopt.formulations.language import Row
 
 Floats = NDArray[np.float64]
 
-BACKENDS = {"highs": "poetopt.backends.highs"}
+BACKENDS = {
+    "highs": "poetopt.backends.highs",
+    "gurobi": "poetopt.backends.gurobi",
+    "cbc": "poetopt.backends.cbc",
+}
 """The backends that come with poetopt, by name: the module that holds an object `backend`."""
+
+
+class Capability(StrEnum):
+    """What a backend can do beyond the contract's least; the solve loop asks for these, never for names."""
+
+    INCREMENTAL = "incremental"
+    """Rows added to a relaxation re-solve from where it stood; without it each round starts from nothing."""
+    WARM_START = "warm start"
+    """`search` begins with the given start."""
+    PROGRESS = "progress"
+    """`search` tells improving solutions while it runs, not only when it ends."""
+    BOUND = "bound"
+    """A search that is stopped still proves a bound; without it only a finished one does."""
+    DUALS = "duals"
+    """`dual_proof` and `tighten` work."""
+    THREADS = "threads"
+    """`threads` is obeyed; without it a backend uses one."""
 
 
 class Outcome(StrEnum):
@@ -120,7 +142,10 @@ class Session(Protocol):
         ...
 
     def dual_proof(self) -> DualProof:
-        """The relaxation as it stands, with the multipliers of its last solve."""
+        """The relaxation as it stands, with the multipliers of its last solve.
+
+        Raises FormulationError in a backend that isn't capable of DUALS.
+        """
         ...
 
     @property
@@ -136,7 +161,7 @@ class Session(Protocol):
         """Fix what no solution better than `cutoff` can change, by the last relaxation's reduced costs.
 
         Afterwards the model holds no worse solutions in full: a bound found later is a bound up to `cutoff`.
-        Returns how many variables were fixed.
+        Returns how many variables were fixed: none in a backend that isn't capable of DUALS.
         """
         ...
 
@@ -160,7 +185,9 @@ class Session(Protocol):
         Variables in `frozen` keep the given values; the bound is then one of that neighbourhood only, and
         neither told nor remembered.
 
-        `on_point` is called with each improving solution, `on_bound` with the bound as it rises.
+        `on_point` is called with each improving solution (at the end with the best, where the backend isn't
+        capable of PROGRESS), `on_bound` with the bound as it rises. A search that is out of time with a solution is
+        STOPPED and has its point; its bound is the one proven so far, -inf where there is none.
         An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped.
         """
         ...
@@ -171,15 +198,33 @@ class Session(Protocol):
         ...
 
 
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+
+
 class Backend(Protocol):
     """A solver: `open` a model in it."""
 
     name: str
+    capabilities: frozenset[Capability]
 
-    def open(self, model: Any, *, threads: int, scale: float) -> Session:
+    def open(
+        self,
+        model: Any,
+        *,
+        threads: int,
+        scale: float,
+        options: Mapping[str, str] = NO_OPTIONS,
+        log: str | None = None,
+    ) -> Session:
         """Compile `model`. `scale` multiplies the objective inside the solver (its tolerances are absolute).
 
-        Raises BackendUnavailableError, with how to get it, where the solver isn't installed.
+        options
+            The solver's own options, by its own names.
+        log
+            A file to append what the solver prints to.
+
+        Raises BackendUnavailableError, with how to get it, where the solver isn't installed, and OptionError for an
+        option that the solver doesn't know.
         """
         ...
 
@@ -191,24 +236,34 @@ def names() -> tuple[str, ...]:
     return (*BACKENDS, *sorted(point.name for point in entry_points(group="poetopt.backends")))
 
 
-def backend(name: str) -> Backend:
-    """The backend called `name`.
+def backend(name: str | Backend) -> Backend:
+    """The backend called `name`; a backend itself is returned as it is.
 
-    Raises BackendUnavailableError, with the closest name or how to install it.
+    Raises BackendUnavailableError, with the closest names or how to install it.
     """
+    if not isinstance(name, str):
+        return name
     if name in BACKENDS:
         try:
             found: Backend = importlib.import_module(BACKENDS[name]).backend
         except ImportError as error:
-            raise BackendUnavailableError(
-                f"backend '{name}' is not installed ({error}); install it with: pip install 'poetopt[{name}]'"
-            ) from error
+            raise _absent(name, f"pip install 'poetopt[{name}]'", error) from error
         return found
     from importlib.metadata import entry_points
 
     for point in entry_points(group="poetopt.backends"):
         if point.name == name:
-            loaded: Backend = point.load()
+            try:
+                loaded: Backend = point.load()
+            except (ImportError, AttributeError) as error:
+                package = point.dist.name if point.dist is not None else point.value
+                raise _absent(name, f"pip install --force-reinstall {package}", error) from error
             return loaded
-    close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
-    raise BackendUnavailableError(f"unknown backend '{name}': there are {', '.join(names())}; closest: {close[0]}")
+    close = difflib.get_close_matches(name, names(), n=2) or names()
+    raise BackendUnavailableError(
+        f"unknown backend '{name}': there are {', '.join(names())}; closest: {' or '.join(close)}"
+    )
+
+
+def _absent(name: str, command: str, error: Exception) -> BackendUnavailableError:
+    return BackendUnavailableError(f"backend '{name}' is not installed ({error}); install it with: {command}")

@@ -1,0 +1,182 @@
+"""What the sessions of our backends share: the arrays, the rows that came late, and what a solved relaxation proves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.backends.matrix import compile_model
+from poetopt.backends.solver import DualProof, Floats, Outcome, Point, Relaxation, Search
+from poetopt.errors import OptionError, PoetError
+from poetopt.formulations.language import Row
+
+SLACK = 1e-6
+"""A cut with more slack than this at the relaxation is purged."""
+
+
+class MatrixSession:
+    """One Pyomo model as arrays; a backend's session derives from it and solves them.
+
+    A subclass sets `_last`, `_activity`, `_relaxed` and, with duals, `_reduced` and `_multipliers` when it has solved
+    the relaxation (through `_solved`), and overrides `_append`, `_delete` and `_fix` where its solver holds the
+    relaxation too.
+    """
+
+    def __init__(self, model: Any, *, threads: int, scale: float) -> None:
+        self._matrix = compile_model(model)
+        self._columns = self._matrix.columns
+        self._lower, self._upper = self._matrix.lower.copy(), self._matrix.upper.copy()
+        self._threads = threads
+        self._scale = scale
+        self._added: list[Row] = []
+        self._bound = -math.inf
+        self._last: Floats | None = None
+        self._activity: Floats | None = None
+        self._reduced: Floats | None = None
+        self._multipliers: Floats | None = None
+        self._relaxed = 0.0
+        self._fixed = 0
+
+    # what a solver that holds the relaxation does
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        """Rows were added."""
+
+    def _delete(self, places: NDArray[np.int32]) -> None:
+        """Rows, by their place in the whole, were dropped."""
+
+    def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:
+        """Columns were fixed."""
+
+    # what a subclass tells
+
+    def _objective(self, value: float) -> float:
+        """A figure of the solver's (scaled, without the constant) in the model's units."""
+        return value / self._scale + self._matrix.constant
+
+    def _point(self, values: Floats, integral: bool) -> Point:
+        return Point(values, self._columns.of, integral)
+
+    def _solved(
+        self,
+        objective: float,
+        values: Floats,
+        activity: Floats,
+        reduced: Floats | None = None,
+        multipliers: Floats | None = None,
+    ) -> Relaxation:
+        """The relaxation is solved: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled."""
+        self._last, self._activity, self._reduced, self._relaxed = values, activity, reduced, objective
+        self._multipliers = multipliers
+        bound = self._objective(objective)
+        self._bound = max(self._bound, bound)
+        return Relaxation(Outcome.OPTIMAL, bound, self._point(values, False))
+
+    def _nothing_to_solve(self) -> Relaxation | None:
+        """The answer for a model without variables."""
+        if len(self._columns):
+            return None
+        return self._solved(0.0, np.zeros(0), np.zeros(len(self._matrix.row_lower) + len(self._added)))
+
+    def _nothing_to_search(self) -> Search | None:
+        if len(self._columns):
+            return None
+        constant = self._matrix.constant
+        return Search(Outcome.OPTIMAL, self._point(np.zeros(0), True), constant, constant)
+
+    # the contract
+
+    @property
+    def incumbent_bound(self) -> float:
+        """The best bound proven in this session, also after an interrupt."""
+        return self._bound
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows found by separators. Raises PoetError for one over a variable that the model doesn't use."""
+        if rows:
+            self._append(rows)
+            self._added += rows
+
+    @property
+    def added(self) -> Sequence[Row]:
+        """The rows added and not purged."""
+        return self._added
+
+    def purge(self) -> int:
+        """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
+        if self._activity is None:
+            return 0
+        base = len(self._matrix.row_lower)
+        slack = [
+            x
+            for x, (row, value) in enumerate(zip(self._added, self._activity[base:], strict=False))
+            if not row.core and min(value - row.lower, row.upper - value) > SLACK
+        ]
+        if slack:
+            dropped = set(slack)
+            self._delete(np.array(slack, dtype=np.int32) + base)
+            self._added = [row for x, row in enumerate(self._added) if x not in dropped]
+            self._activity = None
+        return len(slack)
+
+    @property
+    def tightened(self) -> bool:
+        """Whether `tighten` has fixed anything."""
+        return bool(self._fixed)
+
+    def tighten(self, cutoff: float) -> int:
+        """Fix what no solution better than `cutoff` can change; see the contract."""
+        if self._reduced is None or self._last is None:
+            return 0
+        slack = (cutoff - self._matrix.constant) * self._scale - self._relaxed
+        slack += 1e-6 * max(1.0, abs(self._relaxed))  # the reduced costs are good to a tolerance
+        down = self._matrix.integer & (self._last < 1e-9) & (self._reduced > slack)
+        up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
+        chosen = np.flatnonzero(down | up).astype(np.int32)
+        if len(chosen):
+            values = np.where(up[chosen], 1.0, 0.0)
+            self._lower[chosen] = self._upper[chosen] = values
+            self._fix(chosen, values)
+        self._fixed = max(self._fixed, len(chosen))
+        return len(chosen)
+
+    def dual_proof(self) -> DualProof:
+        """The relaxation as it stands, with the multipliers of its last solve."""
+        whole = self._matrix.extended(self._added)
+        multipliers = np.zeros(len(whole.row_lower))
+        if self._multipliers is not None and len(self._multipliers) == len(multipliers):
+            multipliers = self._multipliers / self._scale
+        return DualProof(
+            constant=whole.constant,
+            costs=whole.costs.tolist(),
+            lower=self._lower.tolist(),
+            upper=self._upper.tolist(),
+            starts=whole.rows.indptr.tolist(),
+            columns=whole.rows.indices.tolist(),
+            values=whole.rows.data.tolist(),
+            row_lower=whole.row_lower.tolist(),
+            row_upper=whole.row_upper.tolist(),
+            multipliers=multipliers.tolist(),
+        )
+
+
+def refuse_reserved(backend: str, options: Mapping[str, str], reserved: Mapping[str, str]) -> None:
+    """Raise OptionError for a solver's option that poetopt sets itself; `reserved` says which of ours does."""
+    for key in options:
+        if key.lower() in reserved:
+            ours = reserved[key.lower()]
+            raise OptionError(
+                f"--solver-option {key}={options[key]}: poetopt sets {backend}'s {key} itself; use {ours}"
+            )
+
+
+def unbounded() -> PoetError:
+    """The error for a model whose objective has no least value."""
+    return PoetError(
+        "the model is unbounded: its objective falls without end; check that no block contributes a negative cost "
+        "to a variable that nothing bounds"
+    )
