@@ -65,10 +65,10 @@ def _memory(plan: Plan) -> tuple[int, list[int]]:
             if step.target not in flash - ram or not problem.paging:
                 raise InvalidError
             ram.add(step.target)
-        live.append(sum(problem.tensors[i].nbytes for i in held | ram) + workspace)
+        live.append(sum(problem.tensors[i].nbytes for i in held | ram) + workspace + problem.reserve_bytes)
     if set(runs) != set(range(len(problem.operators))):
         raise InvalidError
-    return max([sum(problem.tensors[i].nbytes for i in problem.inputs), *live]), live
+    return max([sum(problem.tensors[i].nbytes for i in problem.inputs) + problem.reserve_bytes, *live]), live
 
 
 def _energy(plan: Plan) -> float:
