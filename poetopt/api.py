@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
     from poetopt.engine.solution import Listener, Options, Solution
+    from poetopt.formulations.language import Block, Formulation
     from poetopt.frontends.problem_file import ProblemFile
     from poetopt.graph import Graph, TrainingGraph
     from poetopt.plan.codec import PlanFile
@@ -171,7 +172,8 @@ def solve(
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
-    formulation: str = "retention",
+    formulation: str | Formulation = "retention",
+    blocks: Sequence[str | Block] = (),
     backend: str = "highs",
     scope: str = "auto",
     paging: bool = True,
@@ -189,11 +191,15 @@ def solve(
     deadline
         Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
     steps
-        Training steps that an absolute deadline is for.
+        Training steps that an absolute deadline is for; totals that blocks are asked for (joules, bytes) as well.
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
-    formulation, backend
-        Names of a formulation and of a solver.
+    formulation
+        Its name, or the object: `po.formulations.retention.with_block(...)`.
+    blocks
+        More blocks: objects, or texts such as `"static-power=0.5W"`, `"energy-limit=3J"`, `"flash-wear=10MB"`.
+    backend
+        Name of a solver.
     scope
         `auto`, `depth:D`, `forward` or `full`: the space that the proof is for.
     paging, remat
@@ -210,6 +216,8 @@ def solve(
     """
     from poetopt.engine.loop import solve as search
     from poetopt.engine.solution import DeadlineModel, Options, Status
+    from poetopt.formulations import formulation as formulation_of
+    from poetopt.formulations.options import with_options
     from poetopt.report.report import Report
     from poetopt.report.words import failure_words
 
@@ -217,11 +225,12 @@ def solve(
         raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
     if threads < 0:
         raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
+    chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
     options = Options(
         ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
-        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps),
+        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
         deadline_model=DeadlineModel(deadline_model),
-        formulation=formulation,
+        formulation=chosen,
         backend=backend,
         scope=_scope(scope),
         paging=paging,
@@ -432,13 +441,14 @@ def _ram_bytes(problem: Problem, ram: int | Share | None) -> int:
     return problem.device_ram_bytes - problem.resident_bytes
 
 
-def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int) -> float | None:
+def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, totals: bool = False) -> float | None:
+    """Seconds of a step. `totals`: whether the steps divide something else as well."""
     if steps < 1:
         raise OptionError(f"--steps {steps}: must be at least 1")
     if isinstance(deadline, Factor):
         return deadline.times * problem.baseline_time_s
     if deadline is None:
-        if steps > 1:
+        if steps > 1 and not totals:
             raise OptionError(f"--steps {steps} divides a total deadline: give one with --deadline, as in 3h")
         return None
     return deadline / steps

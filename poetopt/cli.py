@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from poetopt.commands.blocks import EnergyLimitOption, FlashWearOption, StaticPowerOption, WithOption, asked_blocks
+from poetopt.commands.blocks import formulations as formulations_command
 from poetopt.commands.compare import compare, pareto
 from poetopt.commands.options import (
     BatchOption,
@@ -65,6 +67,10 @@ def solve(
     loss: LossOption = "auto",
     output: OutputOption = None,
     formulation: Annotated[str, typer.Option(metavar="NAME", help="The mathematics: retention, poet.")] = "retention",
+    static_power: StaticPowerOption = None,
+    energy_limit: EnergyLimitOption = None,
+    flash_wear: FlashWearOption = None,
+    blocks: WithOption = None,
     backend: Annotated[str, typer.Option(metavar="NAME", help="The solver: highs.")] = "highs",
     scope: Annotated[str, typer.Option(metavar="auto|depth:D|forward|full", help="The space of the proof.")] = "auto",
     no_paging: Annotated[bool, typer.Option("--no-paging", help="Recompute only.")] = False,
@@ -96,6 +102,7 @@ def solve(
                 steps=steps,
                 deadline_model=deadline_model,
                 formulation=formulation,
+                blocks=asked_blocks(static_power, energy_limit, flash_wear, blocks),
                 backend=backend,
                 scope=scope,
                 paging=not no_paging,
@@ -206,6 +213,7 @@ def show(
 app.command()(compare)
 app.command()(pareto)
 app.command("profile")(profile_command)
+app.command("formulations")(formulations_command)
 app.command("sweep")(sweep_command)
 
 

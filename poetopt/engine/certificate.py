@@ -59,9 +59,11 @@ def certify(problem: Problem, options: Options, scope: str) -> Certificate:
     for a cut that its path does not support.
     """
     begin = time.monotonic()
+    if options.formulation_name != "retention":
+        raise FormulationError(
+            f"certificates exist for the formulation 'retention', not for '{options.formulation_name}'"
+        )
     chosen = formulation(options.formulation)
-    if chosen.name != "retention":
-        raise FormulationError(f"certificates exist for the formulation 'retention', not for '{chosen.name}'")
     model = model_of(chosen, problem, options, scope)
     scale = 1e4 / (problem.baseline_energy_j or 1.0)
     session = backend(options.backend).open(model, threads=options.threads, scale=scale)

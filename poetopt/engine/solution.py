@@ -68,6 +68,13 @@ class Options:
         """How results call the formulation."""
         return self.formulation if isinstance(self.formulation, str) else self.formulation.name
 
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What blocks ask for beside the budget and the deadline, in words."""
+        if isinstance(self.formulation, str):
+            return ()
+        return tuple(block.says for block in self.formulation.blocks if block.says)
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -77,8 +84,6 @@ class Objective:
         Of one compute of each operator.
     value, bound
         The plan's above the baseline, and what is proven that no schedule in the scope is below; None: not known.
-    says
-        What the blocks ask for, in words.
     """
 
     name: str
@@ -86,7 +91,6 @@ class Objective:
     baseline: float
     value: float | None
     bound: float | None
-    says: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

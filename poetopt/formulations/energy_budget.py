@@ -28,7 +28,8 @@ from poetopt.errors import FormulationError
 from poetopt.formulations.goal import TIME, Trial
 from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms, contributions, linear, terms
 from poetopt.formulations.lateness import lateness
-from poetopt.units import show_joules
+from poetopt.formulations.options import BlockOption
+from poetopt.units import Factor, parse_energy, show_joules
 
 if TYPE_CHECKING:
     from poetopt.problem import Problem
@@ -82,3 +83,12 @@ def energy_budget(energy_j: float) -> Block:
         goal=TIME,
         says=f"the least time within {show_joules(energy_j)} a step",
     )
+
+
+def _option(value: str, problem: Problem, steps: int) -> Block:
+    """A multiple is one of a step; joules are divided by the steps that they are for."""
+    limit = parse_energy(value, option="--energy-limit")
+    return energy_budget(limit.times * problem.baseline_energy_j if isinstance(limit, Factor) else limit / steps)
+
+
+option = BlockOption("JOULES|FACTOR", _option, "3J")

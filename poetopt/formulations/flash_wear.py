@@ -17,14 +17,19 @@ The left side is what the blocks before it contribute as `written_bytes`. A tens
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms, contributions, linear
+from poetopt.formulations.options import BlockOption
 from poetopt.plan.instructions import Action
-from poetopt.units import show_bytes
+from poetopt.units import parse_size, show_bytes
+
+if TYPE_CHECKING:
+    from poetopt.problem import Problem
 
 
 def _build(block: PyomoBlock, *, written_bytes: int) -> None:
@@ -60,3 +65,10 @@ def flash_wear(written_bytes: int) -> Block:
         refuses=functools.partial(_refuses, written_bytes=written_bytes),
         says=f"at most {show_bytes(written_bytes)} written to storage a step",
     )
+
+
+def _option(value: str, problem: Problem, steps: int) -> Block:
+    return flash_wear(parse_size(value, option="--flash-wear") // steps)
+
+
+option = BlockOption("SIZE", _option, "10MB")

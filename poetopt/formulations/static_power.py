@@ -26,7 +26,8 @@ import numpy as np
 from poetopt.errors import FormulationError
 from poetopt.formulations.language import Block, PyomoBlock, terms
 from poetopt.formulations.lateness import lateness
-from poetopt.units import show_watts
+from poetopt.formulations.options import BlockOption
+from poetopt.units import parse_watts, show_watts
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
@@ -59,3 +60,10 @@ def static_power(power_w: float) -> Block:
         base_j=functools.partial(_base_j, power_w=power_w),
         says=f"idle power of {show_watts(power_w)} for the whole step",
     )
+
+
+def _option(value: str, problem: Problem, steps: int) -> Block:
+    return static_power(parse_watts(value, option="--with static-power"))
+
+
+option = BlockOption("WATTS", _option, "0.5W")

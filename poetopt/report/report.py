@@ -12,6 +12,7 @@ from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.report.layout import table
+from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.words import proof_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -87,6 +88,8 @@ class Report:
             "scope": solution.scope or None,
             "formulation": options.formulation_name,
             "backend": options.backend,
+            "asks": list(options.asks),
+            "objective": objective_document(solution),
             "model": problem.name,
             "model_ref": problem.model_ref or None,
             "model_hash": problem.model_hash or None,
@@ -169,6 +172,9 @@ class Report:
                 ("time", self._time()),
                 ("schedule", self._schedule()),
             ]
+        rows += [("asked", text) for text in self.solution.options.asks]
+        if self.solution.objective is not None:
+            rows.append(("minimised", objective_words(self.solution.objective)))
         rows.append(("proof", proof_words(self.solution)))
         rows += [("note", note) for note in self._notes()]
         rows.append(("solved", self._solved()))
@@ -224,8 +230,8 @@ class Report:
         if solution.scope == "store-all":
             return f"in {total}, without a solver"
         return (
-            f"{solution.options.formulation_name} on {solution.options.backend}: built in {show_seconds(solution.build_s)}, "
-            f"solved in {show_seconds(solution.solve_s)}, {total} in all"
+            f"{solution.options.formulation_name} on {solution.options.backend}: "
+            f"built in {show_seconds(solution.build_s)}, solved in {show_seconds(solution.solve_s)}, {total} in all"
         )
 
     def _notes(self) -> list[str]:

@@ -27,17 +27,20 @@ def proof_words(solution: Solution) -> str:
     if solution.simulation is None:
         return "there is no schedule"
     if solution.scope == "store-all":
-        return "optimal: keeping everything fits, and nothing can cost less"
+        less = "take less time" if solution.objective is not None and solution.objective.unit == "s" else "cost less"
+        return f"optimal: keeping everything fits, and nothing can {less}"
     space, gap = scope_words(solution.scope), solution.overhead_gap
     if gap is None:
         return f"no bound on what {space} could save"
     if solution.status is Status.OPTIMAL:
         return f"optimal among {space}"
-    could = f"at most {show_share(gap)} of the overhead can be saved among {space}"
+    what = "overhead" if solution.objective is None else f"{solution.objective.name} above one pass"
+    could = f"at most {show_share(gap)} of the {what} can be saved among {space}"
     if solution.status is Status.WITHIN_GAP:
         return f"{could} (asked: {show_share(solution.options.gap)})"
-    if not solution.overhead_bound_j:
-        return f"a valid schedule; no bound above 0 was found on the overhead among {space}"
+    bound = solution.overhead_bound_j if solution.objective is None else solution.objective.bound
+    if not bound:
+        return f"a valid schedule; no bound above 0 was found on the {what} among {space}"
     return could
 
 

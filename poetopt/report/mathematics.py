@@ -1,0 +1,153 @@
+"""What formulations and blocks are installed, and their mathematics, for people and programs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+
+from poetopt import formulations
+from poetopt.errors import FormulationError
+from poetopt.formulations import options
+from poetopt.formulations.language import Block, Formulation
+from poetopt.formulations.mathematics import Symbol, mathematics, symbols, title
+from poetopt.problem import Problem
+from poetopt.report.layout import table
+
+_EXAMPLE = Problem("example", "example", (), ())
+"""What a block is made for where only its words matter."""
+_TEX = (
+    (r"\sum", "∑"), (r"\le", "≤"), (r"\ge", "≥"), (r"\in", "∈"), (r"\Phi", "Φ"), (r"\Psi", "Ψ"), (r"\mu", "μ"),
+    (r"\min", "min"), (r"\max", "max"), (r"\cdot", "·"), (r"\times", "×"), (r"\notin", "∉"), (r"\cup", "∪"),
+)  # fmt: skip
+_FRAMES = ("$$", r"\begin{aligned}", r"\end{aligned}", r"\textstyle", "&&", "&", r"\\", r"\,", r"\;", r"\ ", r"\:")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A formulation, or a block that `--with` puts into one.
+
+    option
+        How the command line asks for it.
+    """
+
+    name: str
+    kind: str
+    about: str
+    option: str
+    blocks: tuple[Block, ...]
+    minimises: str
+    doc: str
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values; TeX as it is in the docstrings."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "about": self.about,
+            "option": self.option,
+            "minimises": self.minimises,
+            "doc": self.doc,
+            "blocks": [_block_document(block) for block in self.blocks],
+        }
+
+
+def catalogue(name: str | None = None) -> list[Entry]:
+    """All that is installed, formulations first; or the one called `name`.
+
+    Raises FormulationError for an unknown name, or an entry point that can't be loaded.
+    """
+    if name is None:
+        found = [_formulation(known) for known in formulations.names()]
+        return [*found, *(_option(known) for known in options.names())]
+    if name in options.names():
+        return [_option(name)]
+    by_block = {options.option(known).make(options.option(known).example, _EXAMPLE, 1).name: known
+                for known in options.HOMES}  # fmt: skip
+    if name in by_block:
+        return [_option(by_block[name])]
+    for known in formulations.NAMES:
+        for block in formulations.formulation(known).blocks:
+            if block.name == name:
+                return [Entry(name, "block", title(block), f"a part of {known}", (block,), "", "")]
+    if name not in formulations.names():
+        raise FormulationError(
+            f"unknown formulation or block '{name}': there are {', '.join([*formulations.names(), *options.names()])}"
+        )
+    return [_formulation(name)]
+
+
+def _formulation(name: str) -> Entry:
+    found: Formulation = formulations.formulation(name)
+    doc = inspect.cleandoc(found.doc or "")
+    about = re.sub(r"^`[^`]+`:\s*", "", doc.partition("\n\n")[0].replace("\n", " ")).rstrip(".")
+    minimises = f"{found.goal.name} ({found.goal.unit})"
+    return Entry(name, "formulation", about, f"--formulation {name}", found.blocks, minimises, doc)
+
+
+def _option(name: str) -> Entry:
+    found = options.option(name)
+    block = found.make(found.example, _EXAMPLE, 1)
+    asked = f"--with {name}={found.metavar}" if found.metavar else f"--with {name}"
+    minimises = f"{block.goal.name} ({block.goal.unit})" if block.goal is not None else ""
+    return Entry(name, "block", title(block), asked, (block,), minimises, "")
+
+
+def listing(entries: list[Entry]) -> str:
+    """A paragraph each: what it is, how to ask for it, which blocks it has."""
+    parts = []
+    for entry in entries:
+        rows = [("ask with", entry.option)]
+        if entry.minimises:
+            rows.append(("minimises", entry.minimises))
+        if entry.kind == "formulation":
+            rows += [(block.name, title(block)) for block in entry.blocks]
+        elif entry.blocks[0].requires:
+            rows.append(("requires", ", ".join(entry.blocks[0].requires)))
+        parts.append(table(f"{entry.kind} {entry.name}: {entry.about}", rows))
+    return "\n\n".join([*parts, "poetopt formulations --show NAME has the mathematics."])
+
+
+def page(entry: Entry) -> str:
+    """One entry in full: the mathematics of each of its blocks as text."""
+    heading = f"{entry.kind} {entry.name}: {entry.about}\n{entry.option}"
+    parts = [heading]
+    rest = entry.doc.partition("\n\n")[2]
+    if rest:
+        parts.append(readable(rest))
+    for block in entry.blocks:
+        needs = f"requires {', '.join(block.requires)}" if block.requires else "requires no other block"
+        parts.append(f"--- {block.name} ({needs}) ---\n{readable(mathematics(block)) or 'no docstring'}")
+    return "\n\n".join(parts)
+
+
+def readable(doc: str) -> str:
+    """A docstring with its TeX as plain text: `r_{j,t} ≤ 1`."""
+    lines = []
+    for line in doc.splitlines():
+        text = line
+        if not text.lstrip().startswith("|"):
+            for frame in _FRAMES:
+                text = text.replace(frame, " " if frame in ("&&", r"\ ") else "")
+        text = re.sub(r"\\(?:text|mathrm)\{([^}]*)\}", r"\1", text.replace("$", ""))
+        for tex, plain in sorted(_TEX, key=lambda pair: -len(pair[0])):
+            text = re.sub(re.escape(tex) + r"(?![A-Za-z])", plain, text)
+        text = re.sub(r"([_^])\{([^{}]*)\}", r"\1\2", text)
+        if text.strip() or not line.strip():
+            lines.append(text.rstrip())
+    return textwrap.dedent("\n".join(lines)).strip()
+
+
+def _block_document(block: Block) -> dict[str, object]:
+    return {
+        "name": block.name,
+        "about": title(block),
+        "requires": list(block.requires),
+        "symbols": [_symbol_document(symbol) for symbol in symbols(block)],
+        "mathematics": mathematics(block),
+    }
+
+
+def _symbol_document(symbol: Symbol) -> dict[str, str]:
+    return dict(symbol._asdict())
