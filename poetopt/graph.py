@@ -124,6 +124,8 @@ class Operator:
     over
         Where it works in place: the input whose bytes its single output takes over, and which nobody else reads.
         Both are resident, so that no schedule sees them, and it runs once.
+    meaning
+        Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Operator:
     recomputable: bool = True
     backward: bool = False
     over: str = ""
+    meaning: Node | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

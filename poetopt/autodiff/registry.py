@@ -201,18 +201,21 @@ def nondifferentiable() -> Mapping[tuple[str, str], frozenset[int] | None]:
 
 
 def principal(operator: Operator) -> Node:
-    """The node whose signature is the operator's: the one of its kind, else the first."""
+    """The node whose signature is the operator's: what it means, the one of its kind, else the first."""
+    if operator.meaning is not None:
+        return operator.meaning
     return next((node for node in operator.nodes if node.op_type == operator.kind), operator.nodes[0])
 
 
 def signature(operator: Operator) -> tuple[str, str]:
     """Domain and name under which an operator's rule is looked up.
 
-    An operator of one node goes by its op, one of several (made by this package) by its kind.
+    An operator of one node goes by its op, a composite region by its meaning, another of several nodes (made by
+    this package) by its kind.
     """
-    if len(operator.nodes) == 1:
-        domain = operator.nodes[0].domain
-        return ("" if domain == "ai.onnx" else domain), operator.nodes[0].op_type
+    if operator.meaning is not None or len(operator.nodes) == 1:
+        node = principal(operator)
+        return ("" if node.domain == "ai.onnx" else node.domain), node.op_type
     return "", operator.kind
 
 

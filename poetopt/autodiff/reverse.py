@@ -16,6 +16,7 @@ from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, f
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import attach
 from poetopt.autodiff.order import low_memory_order
+from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import Primal, blocked_inputs, downstream, find_rule, principal, rule_of
 from poetopt.errors import ModelError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
@@ -31,7 +32,8 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
         Name of the output that the loss is on; needed where the model has several.
 
     The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
-    are rewritten so that running them twice is harmless.
+    are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one
+    operator each (`poetopt.autodiff.regions`).
 
     Raises `ModelError` where nothing can be trained or the loss does not fit the output, and
     `MissingVjpError` where a gradient would have to flow through an operator without a rule.
@@ -40,6 +42,7 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
         raise ModelError(f"{graph.name}: opset {graph.opset} is older than {OLDEST_OPSET}; convert the model first")
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
+    graph = compose(graph)
     builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
     for name in graph.trained:
         if builder.unique(f"{name}.grad") != f"{name}.grad":
@@ -169,7 +172,9 @@ class _Sweep:
 
 def _outputs(operator: Operator) -> tuple[str, ...]:
     """What the rule sees as outputs: by position for one node, else what the operator writes."""
-    return operator.nodes[0].outputs if len(operator.nodes) == 1 else operator.outputs
+    if operator.meaning is not None or len(operator.nodes) == 1:
+        return principal(operator).outputs
+    return operator.outputs
 
 
 def _root(builder: GraphBuilder, tensor: Tensor) -> Tensor:

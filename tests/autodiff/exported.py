@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from typing import Any
 
+import onnx
 import torch
 import torch.nn.functional as f
 from torch import Tensor, nn
+
+from poetopt.frontends.onnx_file import load_onnx
+from poetopt.graph import Graph
 
 
 class SqueezeExcite(nn.Module):
@@ -128,3 +134,23 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         "decoder": (Decoder(), ids),
         "mixed": (Mixed(), torch.randn(2, 3, 8, 8)),
     }
+
+
+def export(module: nn.Module, x: Tensor, opset: int) -> onnx.ModelProto:
+    """What the older exporter writes in training mode; the module's statistics stay as they were."""
+    module.train()
+    file: Any = io.BytesIO()
+    statistics = {key: value.clone() for key, value in module.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (x,), file, opset_version=opset, dynamo=False, do_constant_folding=False,
+            training=torch.onnx.TrainingMode.TRAINING,
+        )  # fmt: skip
+    module.load_state_dict(statistics)
+    return onnx.load_from_string(file.getvalue())
+
+
+def exported(name: str, opset: int) -> Graph:
+    """The network of this name as it is imported."""
+    return load_onnx(export(*networks()[name], opset))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-
 import numpy as np
-import onnx
 import pytest
 
 from poetopt.autodiff import differentiate
@@ -15,7 +11,7 @@ from tests.autodiff.oracle import run
 
 torch = pytest.importorskip("torch")
 
-from tests.autodiff.exported import networks  # noqa: E402
+from tests.autodiff.exported import export, networks  # noqa: E402
 
 CASES = {
     "squeeze-excite": (11, 17), "unet": (11, 20), "lstm": (11, 17), "gru": (14,), "encoder": (14, 17, 20),
@@ -26,17 +22,7 @@ CASES = {
 @pytest.mark.parametrize(("name", "opset"), [(name, opset) for name, opsets in CASES.items() for opset in opsets])
 def test_gradients_equal_torchs(name: str, opset: int) -> None:
     module, x = networks()[name]
-    module.train()
-    file = io.BytesIO()
-    statistics = {key: value.clone() for key, value in module.state_dict().items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module, (x,), file, opset_version=opset, dynamo=False, do_constant_folding=False,
-            training=torch.onnx.TrainingMode.TRAINING,
-        )  # fmt: skip
-    module.load_state_dict(statistics)
-    graph = differentiate(load_onnx(onnx.load_from_string(file.getvalue())))
+    graph = differentiate(load_onnx(export(module, x, opset)))
     y = module(x)
     classes = y.shape[1] if y.dim() >= 4 else y.shape[-1]
     (labels,) = graph.added_inputs

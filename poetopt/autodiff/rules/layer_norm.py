@@ -29,7 +29,7 @@ def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
         return (None,) * len(op.inputs)
     k = op.emit("grad_input")
     mean, inv = (k.cast(op.output(index), op.x.dtype) for index in (1, 2))
-    return _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    return row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
 
 
 @register_vjp("RMSNormalization", since=23)
@@ -41,7 +41,7 @@ def rms_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     squares = k.reduce_sum(k.mul(k.reshape(op.x, (rows, columns)), k.reshape(op.x, (rows, columns))), [1])
     epsilon = k.graph.scalar(op.attr_float("epsilon", 1e-5), op.x.dtype)
     inv = k.unary("Reciprocal", k.unary("Sqrt", k.add(k.mul(squares, 1.0 / columns), epsilon)))
-    return _row_norm(op, k, dy, None, inv)
+    return row_norm(op, k, dy, None, inv)
 
 
 def _matrix(op: Primal) -> tuple[int, int]:
@@ -51,7 +51,8 @@ def _matrix(op: Primal) -> tuple[int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
-def _row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
+def row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
+    """The gradients, from the mean (None: not subtracted) and the inverse deviation of each row."""
     rows, columns = _matrix(op)
     inner = op.x.shape[op.attr_int("axis", -1) % len(op.x.shape) :]
     x, d = k.reshape(op.x, (rows, columns)), k.reshape(dy, (rows, columns))
