@@ -85,6 +85,8 @@ def executable() -> str:
 class CbcSession(MatrixSession):
     """One Pyomo model, for CBC."""
 
+    capabilities = frozenset({Capability.WARM_START, Capability.BOUND, Capability.DUALS, Capability.THREADS})
+
     def __init__(
         self, model: Any, program: str, *, threads: int, scale: float, options: Mapping[str, str], log: str | None
     ) -> None:
@@ -313,7 +315,7 @@ class CbcBackend:
     """CBC (COIN-OR branch and cut)."""
 
     name = "cbc"
-    capabilities = frozenset({Capability.WARM_START, Capability.BOUND, Capability.DUALS, Capability.THREADS})
+    capabilities = CbcSession.capabilities
 
     def open(
         self,

@@ -41,6 +41,8 @@ _attendant = Attendant("gurobi")
 class GurobiSession(MatrixSession):
     """One Pyomo model, open in Gurobi."""
 
+    capabilities = frozenset(Capability)
+
     def __init__(self, model: Any, env: gp.Env, *, threads: int, scale: float) -> None:
         super().__init__(model, threads=threads, scale=scale)
         matrix = self._matrix
@@ -197,7 +199,7 @@ class GurobiBackend:
     """Gurobi (commercial)."""
 
     name = "gurobi"
-    capabilities = frozenset(Capability)
+    capabilities = GurobiSession.capabilities
 
     def open(
         self,

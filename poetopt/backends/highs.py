@@ -40,6 +40,8 @@ _attendant = Attendant("highs")
 class HighsSession(MatrixSession):
     """One Pyomo model, open in HiGHS."""
 
+    capabilities = frozenset(Capability)
+
     def __init__(
         self,
         model: Any,
@@ -222,7 +224,7 @@ class HighsBackend:
     """HiGHS (Huangfu & Hall), the default backend."""
 
     name = "highs"
-    capabilities = frozenset(Capability)
+    capabilities = HighsSession.capabilities
 
     def open(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.matrix import compile_model
-from poetopt.backends.solver import DualProof, Floats, Outcome, Point, Relaxation, Search
+from poetopt.backends.solver import Capability, DualProof, Floats, Outcome, Point, Relaxation, Search
 from poetopt.errors import OptionError, PoetError
 from poetopt.formulations.language import Row
 
@@ -25,6 +25,8 @@ class MatrixSession:
     the relaxation (through `_solved`), and overrides `_append`, `_delete` and `_fix` where its solver holds the
     relaxation too.
     """
+
+    capabilities: frozenset[Capability] = frozenset()
 
     def __init__(self, model: Any, *, threads: int, scale: float) -> None:
         self._matrix = compile_model(model)

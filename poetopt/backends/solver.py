@@ -133,6 +133,11 @@ class DualProof:
 class Session(Protocol):
     """One model, open in a solver."""
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Its backend's."""
+        ...
+
     def relax(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation."""
         ...
@@ -204,8 +209,15 @@ NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 class Backend(Protocol):
     """A solver: `open` a model in it."""
 
-    name: str
-    capabilities: frozenset[Capability]
+    @property
+    def name(self) -> str:
+        """What `--backend` calls it."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What its sessions can do."""
+        ...
 
     def open(
         self,

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from poetopt.backends.solver import DualProof, backend
+from poetopt.backends.solver import Capability, DualProof
 from poetopt.engine.cutting import cut
-from poetopt.engine.model import model_of
+from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
@@ -66,7 +66,11 @@ def certify(problem: Problem, options: Options, scope: str) -> Certificate:
     chosen = formulation(options.formulation)
     model = model_of(chosen, problem, options, scope)
     scale = 1e4 / (problem.baseline_energy_j or 1.0)
-    session = backend(options.backend).open(model, threads=options.threads, scale=scale)
+    session = session_of(model, options, scale=scale)
+    if Capability.DUALS not in session.capabilities:
+        raise FormulationError(
+            f"the backend '{options.backend_name}' gives no multipliers to certify a bound with; use --backend highs"
+        )
     until = time.monotonic() + options.time_limit_s
     cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False)
     relaxed = session.relax(max(1.0, until - time.monotonic()))

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from poetopt.backends.solver import Outcome, Session
+from poetopt.backends.solver import Capability, Outcome, Session
 from poetopt.formulations.language import Formulation
 
 ROUNDS = 40
 """At most so many rounds of cuts on one relaxation."""
+ROUNDS_FROM_NOTHING = 12
+"""The same where each round solves the relaxation from nothing: the first ones gain the most."""
 STALL = 3
 """Rounds in which the bound rose by less than STALL_GAIN of the overhead end the cutting."""
 STALL_GAIN = 2e-4
@@ -38,7 +40,8 @@ def cut(
     Returns whether the relaxation is infeasible, and with it the model.
     """
     stalled, last = 0, -math.inf
-    for _ in range(ROUNDS):
+    rounds = ROUNDS if Capability.INCREMENTAL in session.capabilities else ROUNDS_FROM_NOTHING
+    for _ in range(rounds):
         relaxed = session.relax(max(0.1, until - time.monotonic()))
         if relaxed.outcome is Outcome.INFEASIBLE:
             return True

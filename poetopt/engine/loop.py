@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from poetopt.backends.solver import Backend, Outcome, Point, Session, backend
+from poetopt.backends.solver import Capability, Outcome, Point, Session, backend
 from poetopt.engine.cutting import cut
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.least import SEARCH_S, remedies
 from poetopt.engine.limits import impossible
-from poetopt.engine.model import model_of
+from poetopt.engine.model import model_of, session_of
 from poetopt.engine.neighbourhood import improve
 from poetopt.engine.objective import objective_of
 from poetopt.engine.run import Run
@@ -109,7 +109,7 @@ def _solve(
     """The same without a word of what would help."""
     chosen = formulation_of(options.formulation)
     run = Run(problem, options, listener)
-    solver = backend(options.backend)
+    backend(options.backend)  # says at once where there is none
     store_all = store_all_bytes(problem)
     run.scope = "store-all"
     if chosen.judged:
@@ -125,7 +125,7 @@ def _solve(
     try:
         with run.timed("heuristics"):
             _first_schedules(run, chosen.strict or not chosen.judged, starts)
-        proof = _through_scopes(run, chosen, solver)
+        proof = _through_scopes(run, chosen)
     except KeyboardInterrupt:
         run.interrupted = True
         proof = _Proof(run.scope, run.bound, False, run.incumbent.value, False)
@@ -168,7 +168,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
 
 
-def _through_scopes(run: Run, chosen: Formulation, solver: Backend) -> _Proof:
+def _through_scopes(run: Run, chosen: Formulation) -> _Proof:
     """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
     proven: _Proof | None = None
     last: _Proof | None = None
@@ -183,7 +183,7 @@ def _through_scopes(run: Run, chosen: Formulation, solver: Backend) -> _Proof:
             break
         before = run.incumbent.value
         run.bound = 0.0
-        last = _one_scope(run, chosen, solver, scope)
+        last = _one_scope(run, chosen, scope)
         if not automatic:
             continue
         if last.closed:
@@ -218,10 +218,10 @@ def _better_claim(proven: _Proof | None, last: _Proof, gap: float) -> _Proof:
     )
 
 
-def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _Proof:
+def _one_scope(run: Run, chosen: Formulation, scope: str) -> _Proof:
     """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans."""
     run.scope = scope.replace("depth:", "depth<=")
-    exact = _attempt(run, chosen, solver, scope, 0, 0.0)
+    exact = _attempt(run, chosen, scope, 0, 0.0)
     shrink, slower = 0, 0.0
     step = max(1, run.options.ram_bytes // SHRINK)
     for _ in range(ATTEMPTS):
@@ -234,12 +234,12 @@ def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _P
             slower += late
         else:
             break
-        if _attempt(run, chosen, solver, scope, shrink, slower) is _Outcome.INFEASIBLE:
+        if _attempt(run, chosen, scope, shrink, slower) is _Outcome.INFEASIBLE:
             # too tight: halfway between what was refused and what is impossible
             shrink, slower = shrink // 2, slower / 2
             if shrink < run.options.ram_bytes // (8 * SHRINK) and not slower:
                 break
-            _attempt(run, chosen, solver, scope, shrink, slower)
+            _attempt(run, chosen, scope, shrink, slower)
             break
     return _Proof(
         run.scope,
@@ -251,7 +251,7 @@ def _one_scope(run: Run, chosen: Formulation, solver: Backend, scope: str) -> _P
     )
 
 
-def _attempt(run: Run, chosen: Formulation, solver: Backend, scope: str, shrink: int, slower: float) -> _Outcome:
+def _attempt(run: Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> _Outcome:
     """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
     with run.timed("build"):
         options = run.options
@@ -260,7 +260,7 @@ def _attempt(run: Run, chosen: Formulation, solver: Backend, scope: str, shrink:
         model = model_of(chosen, run.problem, asked, scope)
         baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
         scale = TARGET / (run.incumbent.value or baseline or 1.0)
-        session = solver.open(model, threads=run.options.threads, scale=scale)
+        session = session_of(model, options, scale=scale)
     run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     return _search(run, chosen, model, session, exact=not shrink and not slower)
 
@@ -316,7 +316,7 @@ def _integer(
         found = session.search(
             time_limit_s=run.remaining_s,
             gap=run.options.gap / 2,
-            start=start,
+            start=start if Capability.WARM_START in session.capabilities else None,
             on_point=improving,
             on_bound=lambda value: bound(min(value, run.incumbent.value or value), "search"),
         )

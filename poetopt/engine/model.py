@@ -1,9 +1,10 @@
-"""From what was asked to a Pyomo model: which bound of time the deadline is."""
+"""From what was asked to a Pyomo model, and to a session on it: which bound of time the deadline is."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from poetopt.backends.solver import Session, backend
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.formulations.language import Formulation
 from poetopt.problem import Problem
@@ -20,4 +21,15 @@ def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str
         scope=scope,
         paging=options.paging,
         remat=options.remat,
+    )
+
+
+def session_of(model: Any, options: Options, *, scale: float, threads: int | None = None) -> Session:
+    """A session on `model` in the backend of `options`, with the solver's own options and log."""
+    return backend(options.backend).open(
+        model,
+        threads=options.threads if threads is None else threads,
+        scale=scale,
+        options=options.solver_options,
+        log=options.log,
     )

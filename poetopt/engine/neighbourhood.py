@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solver import Frozen, Outcome, Point, Session
+from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation
 
@@ -23,7 +23,7 @@ WINDOW_S = 4.0
 
 def improve(run: Run, chosen: Formulation, model: Any, session: Session, until: float) -> None:
     """Slide windows over the incumbent until a whole sweep brings nothing, it is proven, or the time is up."""
-    if chosen.stages is None or run.incumbent.best is None:
+    if chosen.stages is None or run.incumbent.best is None or Capability.WARM_START not in session.capabilities:
         return
     staged = chosen.stages(model)
     decided = np.unique(np.concatenate([stages for _, stages in staged[:1]]))

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from poetopt.backends.solver import Backend
     from poetopt.formulations.language import Formulation
     from poetopt.plan.instructions import Plan
     from poetopt.plan.simulate import Simulation
@@ -43,25 +44,38 @@ class Options:
         Bound on the step's time, or None.
     formulation
         Its name, or the object.
+    backend
+        Its name, or the object.
     scope
         `auto`, `depth:D`, `forward` or `full` (only `full` for the formulation `poet`).
     paging, remat
         False leaves the block out.
     gap
         Tolerance on the overhead gap.
+    solver_options
+        The solver's own options, by its own names.
+    log
+        A file to append what the solver prints to, or None.
     """
 
     ram_bytes: int
     deadline_s: float | None = None
     deadline_model: DeadlineModel = DeadlineModel.MAKESPAN
     formulation: str | Formulation = "retention"
-    backend: str = "highs"
+    backend: str | Backend = "highs"
     scope: str = "auto"
     paging: bool = True
     remat: bool = True
     time_limit_s: float = 60.0
     gap: float = 1e-3
     threads: int = 0
+    solver_options: Mapping[str, str] = field(default_factory=dict)
+    log: str | None = None
+
+    @property
+    def backend_name(self) -> str:
+        """How results call the backend."""
+        return self.backend if isinstance(self.backend, str) else self.backend.name
 
     @property
     def formulation_name(self) -> str:
@@ -113,6 +127,31 @@ Listener = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderFound:
+    """What a search over orders of the operators did and won. The proof is of the order of the plan's problem alone.
+
+    moves
+        Moves from the given order to the one used; 0 where the given order was kept.
+    gain_j
+        Joules of overhead by which the plan is below the best one found in the given order; None without both.
+    given_overhead_j, given_bound_j
+        What was found, and proven, in the given order.
+    judged, drawn
+        How many orders the relaxation judged, and how many moves were drawn.
+    finished
+        Whether the search ended of itself: the same seed then ends there again; else the clock ended it.
+    """
+
+    moves: int
+    gain_j: float | None
+    given_overhead_j: float | None
+    given_bound_j: float | None
+    judged: int
+    drawn: int
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Solution:
     """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
 
@@ -132,6 +171,8 @@ class Solution:
         Seconds by phase: heuristics, build, relaxation, neighbourhoods, search.
     reason
         For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
+    order
+        Where orders of the operators were searched: what that did.
     """
 
     status: Status
@@ -153,6 +194,7 @@ class Solution:
     timing: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     trace: tuple[Progress, ...] = ()
+    order: OrderFound | None = None
 
     @property
     def _figures(self) -> tuple[float, float, float] | None:

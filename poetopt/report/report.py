@@ -13,7 +13,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.objective import objective_document, objective_words
-from poetopt.report.words import proof_words
+from poetopt.report.words import order_fields, order_words, proof_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 
@@ -87,7 +87,7 @@ class Report:
             "reason": solution.reason or None,
             "scope": solution.scope or None,
             "formulation": options.formulation_name,
-            "backend": options.backend,
+            "backend": options.backend_name,
             "asks": list(options.asks),
             "objective": objective_document(solution),
             "model": problem.name,
@@ -130,6 +130,7 @@ class Report:
             "timing": dict(solution.timing),
             "process_peak_bytes": peak_memory_bytes(),
             "interrupted": solution.interrupted,
+            **order_fields(solution.order),
             "paging": problem.paging and options.paging,
             "remat": options.remat,
             "time_limit_s": options.time_limit_s,
@@ -175,6 +176,8 @@ class Report:
         rows += [("asked", text) for text in self.solution.options.asks]
         if self.solution.objective is not None:
             rows.append(("minimised", objective_words(self.solution.objective)))
+        if self.solution.order is not None:
+            rows.append(("order", order_words(self.solution.order)))
         rows.append(("proof", proof_words(self.solution)))
         rows += [("note", note) for note in self._notes()]
         rows.append(("solved", self._solved()))
@@ -230,7 +233,7 @@ class Report:
         if solution.scope == "store-all":
             return f"in {total}, without a solver"
         return (
-            f"{solution.options.formulation_name} on {solution.options.backend}: "
+            f"{solution.options.formulation_name} on {solution.options.backend_name}: "
             f"built in {show_seconds(solution.build_s)}, solved in {show_seconds(solution.solve_s)}, {total} in all"
         )
 
