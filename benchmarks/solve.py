@@ -6,7 +6,9 @@
 A cell is a problem, a device, a RAM budget (a share of the store-all peak, or bytes), a scope and what
 must hold. Each runs in a fresh process, so that neither imports nor caches of one help the next; `total`
 is from the problem to the simulated plan, imports included. Problem files are looked for in the shared
-instances; zoo networks (names with a `zoo:` prefix) are differentiated first, which is not in `total`.
+instances; zoo networks (names with a `zoo:` prefix) and generated ones of 1,000 operators (`deep:`) are
+differentiated first, which is not in `total`. `MB` is the most that the process held, that included; `build s` is
+all building of models. Both have their limits for ONNX: 2 GB at 1,000 operators, 1 s or 30 % of the total.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTANCES = ROOT.parent / "shared" / "instances"
@@ -89,6 +95,10 @@ def cells() -> Iterator[Cell]:
             for ram in (0.5, 0.3):
                 yield Cell("ONNX", f"zoo:{network}", device, ram, "depth:8", 1e-3, 60)
                 yield Cell("ONNX", f"zoo:{network}", device, ram, "forward", 3e-2, 180)
+    for network in ("resnet", "transformer"):
+        for device in ("m4", "a72"):
+            yield Cell("deep", f"deep:{network}", device, 0.3, "auto", 1e-2, 60)
+            yield Cell("deep", f"deep:{network}", device, 0.15, "auto", 5e-2, 180)
 
 
 def measure(cell: Cell, limit_s: float) -> dict[str, object]:
@@ -98,10 +108,18 @@ def measure(cell: Cell, limit_s: float) -> dict[str, object]:
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.plan.storeall import store_all_bytes
 
-    if cell.problem.startswith("zoo:"):
+    kind, _, network = cell.problem.rpartition(":")
+    if kind:
         import poetopt as po
 
-        problem = po.load(cell.problem.removeprefix("zoo:")).differentiate().cost(cell.device)
+        if kind == "deep":
+            from benchmarks.deep import build
+
+            model: str | onnx.ModelProto = build(network)
+        else:
+            model = network
+        problem = po.load(model).differentiate().cost(cell.device)
+        del model
         begin = time.perf_counter()
     else:
         from poetopt.frontends.problem_file import load_problem_file
@@ -152,6 +170,12 @@ def verdict(cell: Cell, row: dict[str, object]) -> str:
         missing.append("overhead")
     if not isinstance(total, float) or total > cell.want_s:
         missing.append("time")
+    build, peak_mb = row["build_s"], row["peak_mb"]
+    if cell.group in ("ONNX", "deep") and isinstance(build, float) and isinstance(total, float):
+        if build > max(1.0, 0.3 * total):
+            missing.append("build")
+        if cell.group == "deep" and isinstance(peak_mb, float) and peak_mb > 2000:
+            missing.append("MB")
     return ", ".join(missing) or "ok"
 
 

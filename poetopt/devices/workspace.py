@@ -10,6 +10,7 @@ says also where in a larger workspace it would fit, for a runtime that can be to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,10 +84,10 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
         still = operator.view or is_inner_view(node, group)
         kernels.append(0 if still else kernel_bytes(node, inputs, outputs))
     names = tuple(first)
-    offsets, size = pack(
-        [tensors[name].nbytes for name in names],
-        [first[name] for name in names],
-        [last[name] + 1 for name in names],
+    offsets, size = _packed(
+        tuple(tensors[name].nbytes for name in names),
+        tuple(first[name] for name in names),
+        tuple(last[name] + 1 for name in names),
         alignment,
     )
     at = dict(zip(names, offsets, strict=True))
@@ -102,6 +103,14 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
         kernel_offsets=tuple(places),
         total_bytes=max([size, *(place + need for place, need in zip(places, kernels, strict=True))]),
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _packed(
+    sizes: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], alignment: int
+) -> tuple[tuple[int, ...], int]:
+    """`pack`, once for all operators of the same shape: equal blocks ask the same again and again."""
+    return pack(sizes, starts, ends, alignment)
 
 
 def shared_storage(operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:

@@ -41,7 +41,7 @@ def build(batch: int, variant: str) -> ModelProto:
     x = _embeddings(net, ids, types, width)
     bias = _mask(net, mask)
     for index in range(layers):
-        x = _layer(net, x, f"bert.encoder.layer.{index}", size, bias)
+        x = layer(net, x, f"bert.encoder.layer.{index}", size, bias)
     first = net.add("Gather", [x, net.constant("first", np.array(0, np.int64))], "bert.pooler.first", axis=1)
     pooled = net.add("Tanh", [linear(net, first, "bert.pooler.dense", width, width)], "bert.pooler.activation")
     return net.model(linear(net, pooled, "classifier", width, CLASSES), (batch, CLASSES))
@@ -68,7 +68,7 @@ def _mask(net: Network, mask: str) -> str:
     return net.add("Mul", [hidden, least], "mask.bias")
 
 
-def _layer(net: Network, x: str, name: str, size: Size, mask: str) -> str:
+def layer(net: Network, x: str, name: str, size: Size, mask: str) -> str:
     """Attention, then two linear layers, each added to its input and normalized."""
     orders = {"query": (0, 2, 1, 3), "key": KEYS, "value": (0, 2, 1, 3)}
     inner = f"{name}.attention.self"

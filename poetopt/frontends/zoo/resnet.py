@@ -23,15 +23,15 @@ def build(batch: int) -> ModelProto:
     x = net.relu(net.batch_norm(net.conv(x, "conv1", (3, 64), 3, pad=1), "bn1", 64), "relu1")
     before = 64
     for stage, (channels, stride) in enumerate(STAGES, start=1):
-        for block in range(2):
-            x = _block(net, x, f"layer{stage}.{block}", (before, channels), stride if block == 0 else 1)
+        for place in range(2):
+            x = block(net, x, f"layer{stage}.{place}", (before, channels), stride if place == 0 else 1)
             before = channels
     x = net.add("GlobalAveragePool", [x], "avgpool")
     x = net.add("Flatten", [x], "flatten", axis=1)
     return net.model(net.linear(x, "fc", 512, 10), (batch, 10))
 
 
-def _block(net: Network, x: str, name: str, channels: tuple[int, int], stride: int) -> str:
+def block(net: Network, x: str, name: str, channels: tuple[int, int], stride: int) -> str:
     """Two 3x3 convolutions beside a shortcut."""
     outside = channels[1]
     y = net.conv(x, f"{name}.conv1", channels, 3, stride, pad=1)

@@ -1,0 +1,46 @@
+"""Networks of about 1,000 operators a training step, for the solver's table: deep, narrow, quick to make.
+
+`resnet` is the ResNet-110 of He et al.'s family for 32x32 images (6n + 2 layers, n = 18; "Deep Residual Learning",
+2016, section 4.2), `transformer` a stack of 17 of BERT's encoder layers at a third of its width. Weights come from
+fixed seeds; what matters to a schedule is the graph with its sizes and costs.
+"""
+
+from __future__ import annotations
+
+from onnx import ModelProto, TensorProto
+
+from poetopt.frontends.zoo.bert import layer
+from poetopt.frontends.zoo.network import Network
+from poetopt.frontends.zoo.resnet import block
+from poetopt.frontends.zoo.transformer import OPSET, Size, linear
+
+
+def build(name: str) -> ModelProto:
+    """The network called `resnet` or `transformer`."""
+    return {"resnet": resnet, "transformer": transformer}[name]()
+
+
+def resnet(blocks: int = 18, batch: int = 4) -> ModelProto:
+    """Three stages of 16, 32 and 64 channels with `blocks` residual blocks each, BatchNormalization that trains."""
+    net = Network("deep-resnet", 110)
+    x = net.input("input", (batch, 3, 32, 32))
+    x = net.relu(net.batch_norm(net.conv(x, "conv1", (3, 16), 3, pad=1), "bn1", 16), "relu1")
+    before = 16
+    for stage, (channels, stride) in enumerate(((16, 1), (32, 2), (64, 2)), start=1):
+        for place in range(blocks):
+            x = block(net, x, f"layer{stage}.{place}", (before, channels), stride if place == 0 else 1)
+            before = channels
+    x = net.add("GlobalAveragePool", [x], "avgpool")
+    x = net.add("Flatten", [x], "flatten", axis=1)
+    return net.model(net.linear(x, "fc", before, 10), (batch, 10))
+
+
+def transformer(layers: int = 17, batch: int = 1) -> ModelProto:
+    """Float input [batch, 128, 256], `layers` encoder layers with 4 heads, a classifier of every token."""
+    size = Size(batch, tokens=128, width=256, heads=4)
+    net = Network("deep-transformer", 17, OPSET)
+    x = net.input("input", (batch, size.tokens, size.width))
+    bias = net.input("mask", (batch, 1, 1, size.tokens), TensorProto.FLOAT)
+    for index in range(layers):
+        x = layer(net, x, f"layer.{index}", size, bias)
+    return net.model(linear(net, x, "classifier", size.width, 8), (batch, size.tokens, 8))
