@@ -231,6 +231,8 @@ class Formulation:
     start
         (model, schedule) -> values by variable name for a warm start, or None where the schedule
         lies outside the space.
+    labels
+        Optional: model -> a readable name of each entry of its variables, for model files.
     """
 
     name: str
@@ -244,6 +246,7 @@ class Formulation:
     depth: Callable[[str], float] = _no_depth
     strict: bool = False
     simulated: tuple[str, ...] = ()
+    labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
 
     @property
     def judged(self) -> bool:

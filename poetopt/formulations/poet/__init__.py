@@ -14,6 +14,7 @@ import numpy as np
 
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Floats, Formulation, PointLike
+from poetopt.formulations.poet.labels import labels
 from poetopt.formulations.poet.memory import memory
 from poetopt.formulations.poet.paging import paging, paging_source
 from poetopt.formulations.poet.rematerialization import rematerialization
@@ -58,6 +59,7 @@ poet = Formulation(
     space=poet_space,
     schedule=_schedule,
     start=_start,
+    labels=labels,
     strict=True,
     simulated=("paging", "rematerialization", "paging_source", "memory", "deadline"),
 )

@@ -15,6 +15,7 @@ import numpy as np
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Floats, Formulation, Ints, PointLike
 from poetopt.formulations.retention.chain_cuts import chain_cuts
+from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
@@ -93,6 +94,7 @@ retention = Formulation(
     schedule=_schedule,
     start=_start,
     stages=_stages,
+    labels=labels,
     deepening=True,
     depth=scope_depth,
     simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "deadline"),
