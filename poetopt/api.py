@@ -180,6 +180,7 @@ def solve(
     remat: bool = True,
     time_limit: str | float = 60.0,
     gap: str | float = 1e-3,
+    order: str = "given",
     threads: int = 0,
     listener: Listener | None = None,
 ) -> Report:
@@ -206,6 +207,9 @@ def solve(
         False forbids it.
     time_limit, gap
         When to stop: after so many seconds, or with an overhead proven to be that close to the least.
+    order
+        `given`, or `search`: look for an order of the operators that costs less. The report's problem is then in
+        that order, and the proof is of it alone.
     threads
         Of the solver; 0 lets it choose.
     listener
@@ -225,6 +229,7 @@ def solve(
         raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
     if threads < 0:
         raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
+    searching = _searching(order, bool(blocks) or not isinstance(formulation, str))
     chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
     options = Options(
         ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
@@ -241,6 +246,11 @@ def solve(
     )
     if options.ram_bytes <= 0 and ram is None:
         report = Report(problem=problem, solution=_no_room(problem, options))
+    elif searching:
+        from poetopt.engine.ordered import solve_ordered
+
+        used, solution = solve_ordered(problem, options, listener)
+        report = Report(problem=used, solution=solution)
     else:
         report = Report(problem=problem, solution=search(problem, options, listener))
     if report.plan is None:
@@ -274,6 +284,7 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
     Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
     for one that can't be read.
     """
+    from poetopt.engine.order import reordered_like
     from poetopt.plan import codec
 
     shown = os.fspath(path)
@@ -297,7 +308,7 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
         training = loaded.differentiate(
             loss=loss if isinstance(loss, str) else "auto", output=output if isinstance(output, str) else None
         )
-        return training.cost(SAME_BYTES)
+        return reordered_like(training.cost(SAME_BYTES), [operator.name for operator in problem.operators])
 
     return codec.load(path, again)
 
@@ -452,6 +463,17 @@ def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, t
             raise OptionError(f"--steps {steps} divides a total deadline: give one with --deadline, as in 3h")
         return None
     return deadline / steps
+
+
+def _searching(order: str, own_blocks: bool) -> bool:
+    """Whether orders are to be searched. Raises OptionError."""
+    if order not in ("given", "search"):
+        raise OptionError(f"--order {order}: must be given or search")
+    if order == "search" and own_blocks:
+        raise OptionError(
+            "--order search: orders are judged by their energy alone; leave out --with and own formulations"
+        )
+    return order == "search"
 
 
 def _scope(scope: str) -> str:

@@ -79,6 +79,9 @@ def solve(
     gap: Annotated[
         str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
     ] = "0.1%",
+    order: Annotated[
+        str, typer.Option(metavar="given|search", help="Of the operators; search: look for a better one.")
+    ] = "given",
     threads: ThreadsOption = 0,
     profile: Annotated[
         str | None, typer.Option(metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates.")
@@ -109,6 +112,7 @@ def solve(
                 remat=not no_remat,
                 time_limit=time_limit,
                 gap=gap,
+                order=order,
                 threads=threads,
                 listener=listener,
             )

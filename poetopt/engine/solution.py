@@ -134,6 +134,8 @@ class OrderFound:
         Moves from the given order to the one used; 0 where the given order was kept.
     gain_j
         Joules of overhead by which the plan is below the best one found in the given order; None without both.
+    proven_j
+        Of these, what no schedule of the given order can win back, within the scope that was proven there.
     given_overhead_j, given_bound_j
         What was found, and proven, in the given order.
     judged, drawn
@@ -144,6 +146,7 @@ class OrderFound:
 
     moves: int
     gain_j: float | None
+    proven_j: float | None
     given_overhead_j: float | None
     given_bound_j: float | None
     judged: int

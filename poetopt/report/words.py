@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from poetopt.engine.solution import Solution, Status
+from poetopt.engine.solution import OrderFound, Solution, Status
 from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_share
+from poetopt.units import show_bytes, show_joules, show_share
 
 
 def scope_words(scope: str) -> str:
@@ -32,6 +32,7 @@ def proof_words(solution: Solution) -> str:
     space, gap = scope_words(solution.scope), solution.overhead_gap
     if gap is None:
         return f"no bound on what {space} could save"
+    space += "" if solution.order is None else ", in the order of operators used"
     if solution.status is Status.OPTIMAL:
         return f"optimal among {space}"
     what = "overhead" if solution.objective is None else f"{solution.objective.name} above one pass"
@@ -42,6 +43,36 @@ def proof_words(solution: Solution) -> str:
     if not bound:
         return f"a valid schedule; no bound above 0 was found on the {what} among {space}"
     return could
+
+
+def order_words(order: OrderFound) -> str:
+    """What a search over orders of the operators found, in one sentence."""
+    tried = f"{order.judged} orders judged" + ("" if order.finished else " until the time was up")
+    if not order.moves:
+        return f"as given: no better one was found ({tried})"
+    moved = "1 move" if order.moves == 1 else f"{order.moves} moves"
+    if order.gain_j is None or order.given_overhead_j is None:
+        return f"{moved} from the given one, in which no schedule was found ({tried})"
+    share = f", {show_share(order.gain_j / order.given_overhead_j)}" if order.given_overhead_j else ""
+    proven = f", {show_joules(order.proven_j)} of it proven" if order.proven_j else ""
+    return f"{moved} from the given one save {show_joules(order.gain_j)} of its overhead{share}{proven} ({tried})"
+
+
+def order_fields(order: OrderFound | None) -> dict[str, object]:
+    """The same as fields of the JSON report; `order` is what was asked for."""
+    if order is None:
+        return {"order": "given"}
+    return {
+        "order": "search",
+        "order_moves": order.moves,
+        "order_gain_j": order.gain_j,
+        "order_gain_proven_j": order.proven_j,
+        "order_given_overhead_j": order.given_overhead_j,
+        "order_given_bound_j": order.given_bound_j,
+        "order_judged": order.judged,
+        "order_drawn": order.drawn,
+        "order_finished": order.finished,
+    }
 
 
 def failure_words(problem: Problem, solution: Solution) -> str:

@@ -1,0 +1,141 @@
+"""Solving with the order of operators as a choice too: the given one, a search, and the better of two solves.
+
+Every proof is of one order. The given order is solved first, for a share of the time; then others are
+searched; what the search prefers is solved like the given one, and replaces it only where its simulated
+plan costs less. So the answer is never worse than that of the given order, and what the order won is the difference of
+two simulated plans, not of two estimates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from poetopt.engine.loop import solve
+from poetopt.engine.order import reordered
+from poetopt.engine.order_search import search_order
+from poetopt.engine.solution import Listener, Options, OrderFound, Progress, Solution, Status
+from poetopt.plan.assemble import schedule_of
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+GIVEN_SHARE = 0.35
+"""Share of the time limit for the given order."""
+SEARCH_SHARE = 0.5
+"""Share of what is left then for the search."""
+
+
+def solve_ordered(
+    problem: Problem, options: Options, listener: Listener | None = None, *, seed: int = 0
+) -> tuple[Problem, Solution]:
+    """Solve `problem` in the given order and in the best that a search finds; the better one, with its problem.
+
+    The solution's proof is of that order alone, and its `order` says what the search did and won. Errors as of `solve`.
+    """
+    clock = _Clock(options, listener)
+    given = clock.solved(problem, clock.left_s() * GIVEN_SHARE)
+    if given.interrupted or _settled(problem, options, given):
+        return problem, clock.stamped(given, _found(given, given))
+    begin = time.monotonic()
+    try:
+        found = search_order(
+            problem, options, until=begin + clock.left_s() * SEARCH_SHARE, seed=seed, on_better=clock.say
+        )
+    except KeyboardInterrupt:
+        return problem, clock.stamped(replace(given, interrupted=True), _found(given, given, finished=False))
+    clock.timing["order"] = time.monotonic() - begin
+    best, chosen = problem, given
+    other = reordered(problem, found.order)
+    if found.moves:
+        best, chosen = _better((problem, given), (other, clock.solved(other, clock.left_s())))
+    elif given.status in (Status.FEASIBLE, Status.UNKNOWN):
+        starts = () if given.plan is None else (schedule_of(given.plan),)
+        chosen = _better((problem, given), (problem, clock.solved(problem, clock.left_s(), starts)))[1]
+    order = _found(given, chosen, found.moves if best is other else 0, found.judged, found.drawn, found.finished)
+    return best, clock.stamped(chosen, order)
+
+
+def _settled(problem: Problem, options: Options, given: Solution) -> bool:
+    """Whether no other order can be better: nothing to save, or sums that hold in every order."""
+    if given.simulation is not None:
+        return given.simulation.overhead_j <= 0
+    in_time = options.deadline_s is None or options.deadline_s >= problem.baseline_time_s * (1 - 1e-9)
+    return options.ram_bytes < problem.least_ram_bytes or not in_time
+
+
+def _better(first: tuple[Problem, Solution], second: tuple[Problem, Solution]) -> tuple[Problem, Solution]:
+    """The one with the cheaper plan; of equals in one order the one with the better proof, else the first."""
+    one, two = first[1].simulation, second[1].simulation
+    if two is None:
+        return first
+    if one is None or two.overhead_j < one.overhead_j:
+        return second
+    same = first[0] is second[0] and two.overhead_j == one.overhead_j
+    return second if same and (second[1].overhead_bound_j or 0.0) > (first[1].overhead_bound_j or 0.0) else first
+
+
+def _found(
+    given: Solution, chosen: Solution, moves: int = 0, judged: int = 0, drawn: int = 0, finished: bool = True
+) -> OrderFound:
+    before = None if given.simulation is None else given.simulation.overhead_j
+    after = None if chosen.simulation is None else chosen.simulation.overhead_j
+    return OrderFound(
+        moves=moves,
+        gain_j=None if before is None or after is None else before - after,
+        proven_j=None if after is None or given.overhead_bound_j is None else max(0.0, given.overhead_bound_j - after),
+        given_overhead_j=before,
+        given_bound_j=given.overhead_bound_j,
+        judged=judged,
+        drawn=drawn,
+        finished=finished,
+    )
+
+
+@dataclass
+class _Clock:
+    """One time limit over several solves."""
+
+    options: Options
+    listener: Listener | None
+
+    def __post_init__(self) -> None:
+        self.begin = time.monotonic()
+        self.timing: dict[str, float] = {}
+        self.build_s = 0.0
+
+    def left_s(self) -> float:
+        return max(0.0, self.begin + self.options.time_limit_s - time.monotonic())
+
+    def solved(self, problem: Problem, seconds: float, starts: Sequence[Schedule] = ()) -> Solution:
+        """Solve for so many seconds, with progress on the common clock."""
+        before = time.monotonic() - self.begin
+
+        def later(progress: Progress) -> None:
+            if self.listener is not None:
+                self.listener(replace(progress, elapsed_s=before + progress.elapsed_s))
+
+        solution = solve(problem, replace(self.options, time_limit_s=max(seconds, 0.1)), later, starts=starts)
+        for phase, spent in solution.timing.items():
+            self.timing[phase] = self.timing.get(phase, 0.0) + spent
+        self.build_s += solution.build_s
+        trace = tuple(replace(progress, elapsed_s=before + progress.elapsed_s) for progress in solution.trace)
+        return replace(solution, trace=trace)
+
+    def say(self, overhead_j: float) -> None:
+        """Tell of a better order: its judged overhead is a bound in that order, in the search's scope."""
+        if self.listener is not None:
+            self.listener(Progress(time.monotonic() - self.begin, "order", "other order", None, overhead_j))
+
+    def stamped(self, solution: Solution, order: OrderFound) -> Solution:
+        """The solution with the options as asked, and the time that all of it took."""
+        total_s = time.monotonic() - self.begin
+        return replace(
+            solution,
+            options=self.options,
+            order=order,
+            timing=dict(self.timing),
+            build_s=self.build_s,
+            total_s=total_s,
+            solve_s=total_s - self.build_s,
+        )
