@@ -8,6 +8,8 @@ $$ \begin{aligned}
    \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA}
    \end{aligned} $$
 
+With DMA, how much of the transfers can be hidden at all is the matter of the block `hiding` (`retention` has it).
+
 Source: eq. 3 of the paper; the makespan is the simulator's.
 """
 

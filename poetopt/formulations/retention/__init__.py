@@ -16,6 +16,7 @@ from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Floats, Formulation, Ints, PointLike
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.labels import labels
+from poetopt.formulations.retention.hiding import hiding
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
@@ -89,7 +90,7 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
 retention = Formulation(
     name="retention",
     doc=__doc__,
-    blocks=(recompute, paging, residency, memory, chain_cuts, deadline),
+    blocks=(recompute, paging, residency, memory, chain_cuts, deadline, hiding),
     space=retention_space,
     schedule=_schedule,
     start=_start,
@@ -97,7 +98,7 @@ retention = Formulation(
     labels=labels,
     deepening=True,
     depth=scope_depth,
-    simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "deadline"),
+    simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "deadline", "hiding"),
 )
 build = retention.build
 with_block = retention.with_block
