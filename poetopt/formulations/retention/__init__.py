@@ -15,8 +15,8 @@ import numpy as np
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Floats, Formulation, Ints, PointLike
 from poetopt.formulations.retention.chain_cuts import chain_cuts
-from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.hiding import hiding
+from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
