@@ -1,0 +1,91 @@
+"""Sweep files: the points that they mean, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poetopt.errors import DeviceError, ModelError, OptionError
+from poetopt.sweep.points import read_sweep
+from poetopt.units import Factor, Share
+from tests.sweep.support import FILE, write_sweep
+
+
+def test_the_product_in_order(tmp_path: Path) -> None:
+    points = read_sweep(write_sweep(tmp_path))
+    assert [point.index for point in points] == list(range(2 * 2 * 2 * 3 * 2))
+    assert len({point.key for point in points}) == len(points)
+    assert [str(point) for point in points[:2]] == ["poet, chain on a72 at 40%", "revolve, chain on a72 at 40%"]
+    assert str(points[-1]) == "revolve, short on m4 at 3000000 in 1.4x"
+    assert (points[0].ram, points[0].deadline) == (Share(0.4), None)
+    assert (points[-1].ram, points[-1].deadline) == (3_000_000, Factor(1.4))
+    assert points[0].settings.time_limit_s == 20
+
+
+def test_ranges_defaults_and_repetitions(tmp_path: Path) -> None:
+    text = 'models = "lenet"\ndevices = "a72"\nram = ["20%..100%/5", "60%"]\n'
+    points = read_sweep(write_sweep(tmp_path, text))
+    assert [point.ram_text for point in points] == ["20%", "40%", "60%", "80%", "100%"]
+    assert {point.method for point in points} == {"poet"}
+    assert {point.settings.threads for point in points} == {1}
+
+
+def test_keys_follow_contents_not_places(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder in (first, second):
+        folder.mkdir()
+    keys = [point.key for point in read_sweep(write_sweep(first))]
+    assert [point.key for point in read_sweep(write_sweep(second))] == keys
+    longer = [point.key for point in read_sweep(write_sweep(second, FILE.replace("20s", "21s")))]
+    assert not set(longer) & set(keys)
+    path = write_sweep(second)
+    (second / "short.json").write_text((second / "short.json").read_text() + "\n")
+    changed = [point.key for point in read_sweep(path)]
+    assert changed[: len(keys) // 2] == keys[: len(keys) // 2]
+    assert not set(changed[len(keys) // 2 :]) & set(keys)
+
+
+def test_models_with_options(tmp_path: Path) -> None:
+    text = """
+    models = [{ model = "lenet", batch = 4, train = "fc.*" }, { model = "lenet", loss = "none", name = "plain" }]
+    devices = ["a72"]
+    ram = 400_000
+    """
+    first, second = read_sweep(write_sweep(tmp_path, text))
+    assert (first.model.name, first.model.batch, first.model.train) == ("lenet batch=4 train=fc.*", 4, ("fc.*",))
+    assert (second.model.name, second.model.loss, second.ram) == ("plain", "none", 400_000)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "says"),
+    [
+        ("deadlines", "dedlines", OptionError, "unknown key 'dedlines': did you mean 'deadlines'"),
+        ('name = "short"', 'nmae = "short"', OptionError, "unknown key 'nmae': did you mean 'name'"),
+        ("ram =", "# ram =", OptionError, "'ram' is missing"),
+        ('["a72", "m4"]', "[]", OptionError, "devices is empty"),
+        ('["a72", "m4"]', "[7]", OptionError, "devices: 7 must be text"),
+        ('["a72", "m4"]', '["a71"]', DeviceError, "did you mean a72"),
+        ('"chain.json", ', '"lenett", ', ModelError, "did you mean lenet"),
+        ('name = "short"', 'name = "chain"', OptionError, "two are called 'chain'"),
+        ('name = "short"', "batch = 0", OptionError, "batch = 0 must be"),
+        ('name = "short"', "train = [1]", OptionError, "must be a pattern"),
+        ('name = "short"', "loss = 3", OptionError, "loss = 3 must be text"),
+        ('"40%", ', '"40 %%", ', OptionError, "ram 40 %%"),
+        ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
+        ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
+        ('"20s"', "true", OptionError, "time_limit = True must be"),
+        ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope = 'deep' must be"),
+        ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1 must be"),
+        ("models = [", "models = [[", OptionError, "not valid TOML"),
+    ],
+)
+def test_bad_files(tmp_path: Path, old: str, new: str, error: type[Exception], says: str) -> None:
+    assert old in FILE
+    with pytest.raises(error, match=says.replace("%", "%")):
+        read_sweep(write_sweep(tmp_path, FILE.replace(old, new)))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="can't be read"):
+        read_sweep(tmp_path / "none.toml")

@@ -1,0 +1,100 @@
+"""Results files: of one sweep and one version, written by one process at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from poetopt.errors import OptionError, OutputError
+from poetopt.sweep.evaluate import evaluate
+from poetopt.sweep.points import Point, read_sweep
+from poetopt.sweep.store import COLUMNS, opened
+from tests.sweep.support import FILE, write_sweep
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Sequence[Point]:
+    return read_sweep(write_sweep(tmp_path))
+
+
+def test_rows_come_back_in_order(points: Sequence[Point], tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    rows = {index: evaluate(points[index]) for index in (5, 2)}
+    for index, row in rows.items():
+        with opened(path, points) as store:
+            store.start(points[index])
+            store.put(points[index], row)
+    with opened(path, points) as store:
+        assert store.done() == {2, 5}
+        found = store.rows()
+    assert [row["point"] for row in found] == [2, 5]
+    assert tuple(found[0]) == COLUMNS
+    for got in found:
+        place = got["point"]
+        assert isinstance(place, int)
+        for key, value in rows[place].items():
+            assert got[key] == value, key
+
+
+def test_a_row_once_only(points: Sequence[Point], tmp_path: Path) -> None:
+    with opened(tmp_path / "r.sqlite", points) as store:
+        store.put(points[0], {"status": "optimal"})
+        with pytest.raises(sqlite3.IntegrityError):
+            store.put(points[0], {"status": "optimal"})
+
+
+def test_a_grown_sweep_goes_on_and_another_is_refused(points: Sequence[Point], tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    with opened(path, points) as store:
+        store.put(points[0], {"status": "optimal"})
+    grown = read_sweep(write_sweep(tmp_path, FILE.replace('"40%", ', '"20%", "40%", ')))
+    with opened(path, grown) as store:
+        (place,) = store.done()
+        assert grown[place].key == points[0].key
+        assert place != 0
+    other = read_sweep(write_sweep(tmp_path, FILE.replace("20s", "30s")))
+    with pytest.raises(OptionError, match=r"the results of another sweep: 1 of its rows.*poet, chain on a72 at 40%"):
+        opened(path, other).__enter__()
+
+
+def test_another_version(points: Sequence[Point], tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    with opened(path, points):
+        pass
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE about SET value = '0.0.1' WHERE name = 'version'")
+    with pytest.raises(OptionError, match=r"written by poetopt 0\.0\.1"):
+        opened(path, points).__enter__()
+
+
+def test_files_of_something_else(points: Sequence[Point], tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("no database at all, but long enough to be looked at\n" * 40)
+    with pytest.raises(OptionError, match="not the results of a sweep"):
+        opened(text, points).__enter__()
+    assert text.read_text().startswith("no database")
+    other = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(other)) as connection, connection:
+        connection.execute("CREATE TABLE mine (x)")
+    with pytest.raises(OptionError, match="a database, but not"):
+        opened(other, points).__enter__()
+    with pytest.raises(OutputError):
+        opened(tmp_path / "no" / "folder.sqlite", points).__enter__()
+    (tmp_path / "empty").touch()
+    with opened(tmp_path / "empty", points) as store:
+        assert store.done() == set()
+
+
+def test_one_writer(points: Sequence[Point], tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    with opened(path, points) as store:
+        with pytest.raises(OptionError, match="another sweep is writing it"):
+            opened(path, points).__enter__()
+        store.put(points[0], {"status": "optimal"})
+        # Whoever only reads may do so meanwhile.
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT count(*) FROM rows").fetchone() == (1,)
