@@ -5,7 +5,7 @@
     report = po.solve(problem, ram="40%", deadline="1.2x")
     po.execute(report)
 
-`poetopt.api` documents each call. Subpackages are imported when they are first named.
+`poetopt.api` documents each call. Everything is imported when it is first named.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from poetopt.api import (
-    Model,
-    Training,
-    TrainingFile,
-    device,
-    execute,
-    load,
-    load_plan,
-    simulate,
-    solve,
-    store_all_peak_bytes,
-    train,
-)
-from poetopt.errors import PoetError
-
 if TYPE_CHECKING:
     from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report
+    from poetopt.api import (
+        Model,
+        Training,
+        TrainingFile,
+        device,
+        execute,
+        load,
+        load_plan,
+        simulate,
+        solve,
+        store_all_peak_bytes,
+        train,
+    )
     from poetopt.comparison.interface import compare, pareto
     from poetopt.devices import Device
+    from poetopt.errors import PoetError
+    from poetopt.exchange import export, import_solution
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.plan.instructions import Plan
     from poetopt.problem import Problem
@@ -59,8 +59,10 @@ __all__ = [
     "device",
     "devices",
     "execute",
+    "export",
     "formulations",
     "frontends",
+    "import_solution",
     "load",
     "load_plan",
     "pareto",
@@ -79,12 +81,26 @@ _HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",
     "Operator": "poetopt.graph",
+    "Model": "poetopt.api",
     "Plan": "poetopt.plan.instructions",
+    "PoetError": "poetopt.errors",
     "Problem": "poetopt.problem",
     "Report": "poetopt.report.report",
     "Tensor": "poetopt.graph",
+    "Training": "poetopt.api",
+    "TrainingFile": "poetopt.api",
     "TrainingGraph": "poetopt.graph",
     "compare": "poetopt.comparison.interface",
+    "export": "poetopt.exchange",
+    "train": "poetopt.api",
+    "store_all_peak_bytes": "poetopt.api",
+    "solve": "poetopt.api",
+    "simulate": "poetopt.api",
+    "load_plan": "poetopt.api",
+    "load": "poetopt.api",
+    "execute": "poetopt.api",
+    "device": "poetopt.api",
+    "import_solution": "poetopt.exchange",
     "pareto": "poetopt.comparison.interface",
 }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import onnx
 
     from poetopt.backends.ort import Execution, TrainingRun
+    from poetopt.backends.solver import Backend
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
     from poetopt.engine.solution import Listener, Options, Solution
@@ -174,7 +175,7 @@ def solve(
     deadline_model: str = "makespan",
     formulation: str | Formulation = "retention",
     blocks: Sequence[str | Block] = (),
-    backend: str = "highs",
+    backend: str | Backend = "highs",
     scope: str = "auto",
     paging: bool = True,
     remat: bool = True,
@@ -182,6 +183,8 @@ def solve(
     gap: str | float = 1e-3,
     order: str = "given",
     threads: int = 0,
+    solver_options: Mapping[str, str] | None = None,
+    log: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
 ) -> Report:
     """The schedule of least energy that keeps a RAM budget and a deadline.
@@ -200,7 +203,7 @@ def solve(
     blocks
         More blocks: objects, or texts such as `"static-power=0.5W"`, `"energy-limit=3J"`, `"flash-wear=10MB"`.
     backend
-        Name of a solver.
+        A solver's name (`highs`, `gurobi`, `cbc`), or the object.
     scope
         `auto`, `depth:D`, `forward` or `full`: the space that the proof is for.
     paging, remat
@@ -212,6 +215,10 @@ def solve(
         that order, and the proof is of it alone.
     threads
         Of the solver; 0 lets it choose.
+    solver_options
+        The solver's own options, by its own names: `{"mip_heuristic_effort": "0.2"}`.
+    log
+        A file for what the solver prints. It is begun anew.
     listener
         Called with each `Progress`.
 
@@ -219,31 +226,33 @@ def solve(
     found in time, OptionError for an option that can't be understood, BackendUnavailableError.
     """
     from poetopt.engine.loop import solve as search
-    from poetopt.engine.solution import DeadlineModel, Options, Status
-    from poetopt.formulations import formulation as formulation_of
-    from poetopt.formulations.options import with_options
+    from poetopt.engine.solution import Status
     from poetopt.report.report import Report
     from poetopt.report.words import failure_words
 
-    if deadline_model not in tuple(DeadlineModel):
-        raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
-    if threads < 0:
-        raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
     searching = _searching(order, bool(blocks) or not isinstance(formulation, str))
-    chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
-    options = Options(
-        ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
-        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
-        deadline_model=DeadlineModel(deadline_model),
-        formulation=chosen,
+    options = asked(
+        problem,
+        ram=ram,
+        deadline=deadline,
+        steps=steps,
+        deadline_model=deadline_model,
+        formulation=formulation,
+        blocks=blocks,
         backend=backend,
-        scope=_scope(scope),
+        scope=scope,
         paging=paging,
         remat=remat,
-        time_limit_s=parse_time(time_limit, option="--time-limit"),
-        gap=parse_fraction(gap, option="--gap"),
+        time_limit=time_limit,
+        gap=gap,
         threads=threads,
+        solver_options=solver_options,
+        log=log,
     )
+    if options.log is not None:
+        from poetopt.files import write_atomically
+
+        write_atomically(options.log, "")
     if options.ram_bytes <= 0 and ram is None:
         report = Report(problem=problem, solution=_no_room(problem, options))
     elif searching:
@@ -257,6 +266,52 @@ def solve(
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
         raise failure(failure_words(problem, report.solution), report=report.to_dict())
     return report
+
+
+def asked(
+    problem: Problem,
+    *,
+    ram: str | float | Share | None = None,
+    deadline: str | float | Factor | None = None,
+    steps: int = 1,
+    deadline_model: str = "makespan",
+    formulation: str | Formulation = "retention",
+    blocks: Sequence[str | Block] = (),
+    backend: str | Backend = "highs",
+    scope: str = "auto",
+    paging: bool = True,
+    remat: bool = True,
+    time_limit: str | float = 60.0,
+    gap: str | float = 1e-3,
+    threads: int = 0,
+    solver_options: Mapping[str, str] | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> Options:
+    """What `solve` takes, as the engine does: every text read, and checked. Raises OptionError."""
+    from poetopt.engine.solution import DeadlineModel, Options
+    from poetopt.formulations import formulation as formulation_of
+    from poetopt.formulations.options import with_options
+
+    if deadline_model not in tuple(DeadlineModel):
+        raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
+    if threads < 0:
+        raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
+    chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
+    return Options(
+        ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
+        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
+        deadline_model=DeadlineModel(deadline_model),
+        formulation=chosen,
+        backend=backend,
+        scope=_scope(scope),
+        paging=paging,
+        remat=remat,
+        time_limit_s=parse_time(time_limit, option="--time-limit"),
+        gap=parse_fraction(gap, option="--gap"),
+        threads=threads,
+        solver_options=dict(solver_options or {}),
+        log=None if log is None else os.fspath(log),
+    )
 
 
 def store_all_peak_bytes(problem: Problem) -> int:

@@ -10,16 +10,21 @@ import typer
 from poetopt.commands.blocks import EnergyLimitOption, FlashWearOption, StaticPowerOption, WithOption, asked_blocks
 from poetopt.commands.blocks import formulations as formulations_command
 from poetopt.commands.compare import compare, pareto
+from poetopt.commands.exchange import export, import_solution
 from poetopt.commands.options import (
+    BackendOption,
     BatchOption,
     DeadlineOption,
     DeviceOption,
     JsonOption,
+    LogOption,
     LossOption,
     ModelArgument,
     OutputOption,
+    SolverOption,
     ThreadsOption,
     TrainOption,
+    pairs,
     patterns,
 )
 from poetopt.commands.profile import profile as profile_command
@@ -71,7 +76,7 @@ def solve(
     energy_limit: EnergyLimitOption = None,
     flash_wear: FlashWearOption = None,
     blocks: WithOption = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="The solver: highs.")] = "highs",
+    backend: BackendOption = "highs",
     scope: Annotated[str, typer.Option(metavar="auto|depth:D|forward|full", help="The space of the proof.")] = "auto",
     no_paging: Annotated[bool, typer.Option("--no-paging", help="Recompute only.")] = False,
     no_remat: Annotated[bool, typer.Option("--no-remat", help="Page only.")] = False,
@@ -83,6 +88,8 @@ def solve(
         str, typer.Option(metavar="given|search", help="Of the operators; search: look for a better one.")
     ] = "given",
     threads: ThreadsOption = 0,
+    solver_option: SolverOption = None,
+    log: LogOption = None,
     profile: Annotated[
         str | None, typer.Option(metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates.")
     ] = None,
@@ -93,7 +100,7 @@ def solve(
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     import poetopt as po
 
-    check_outputs([model, profile], {"-o": out, "--json": json})
+    check_outputs([model, profile], {"-o": out, "--json": json, "--log": log})
     with live_progress() as listener:
         training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
         problem = training.cost(device, profile=profile)
@@ -114,6 +121,8 @@ def solve(
                 gap=gap,
                 order=order,
                 threads=threads,
+                solver_options=pairs(solver_option),
+                log=log,
                 listener=listener,
             )
         except (InfeasibleError, NoScheduleError) as error:
@@ -217,6 +226,8 @@ def show(
 app.command()(compare)
 app.command()(pareto)
 app.command("profile")(profile_command)
+app.command()(export)
+app.command("import-solution")(import_solution)
 app.command("formulations")(formulations_command)
 app.command("sweep")(sweep_command)
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyomo.common.errors import InfeasibleConstraintException
 from pyomo.common.gc_manager import PauseGC
 from pyomo.core.base import Objective
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 from scipy.sparse import csr_matrix, vstack
 
 from poetopt.backends.solver import Floats, Frozen
-from poetopt.errors import PoetError
+from poetopt.errors import InfeasibleError, PoetError
 from poetopt.formulations.language import Row
 
 Ints = NDArray[np.int64]
@@ -141,12 +142,15 @@ class Matrix:
 def compile_model(model: Any) -> Matrix:
     """The arrays of a linear Pyomo model with one objective, to be minimised.
 
-    Raises PoetError where there is no active objective.
+    Raises PoetError where there is no active objective, and InfeasibleError where a row can't hold whatever is decided.
     """
     if not any(True for _ in model.component_data_objects(Objective, active=True)):
         raise PoetError("the model has no active objective")
-    with PauseGC():
-        form = LinearStandardFormCompiler().write(model, mixed_form=True)
+    try:
+        with PauseGC():
+            form = LinearStandardFormCompiler().write(model, mixed_form=True)
+    except InfeasibleConstraintException as error:
+        raise InfeasibleError(f"no schedule exists in this scope, budget and deadline: {error}") from error
     n = len(form.columns)
     kinds = np.array([row.bound_type for row in form.rows], dtype=int)
     rhs = np.asarray(form.rhs, dtype=float)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from poetopt.errors import OptionError
+
 ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`)."),
@@ -27,9 +29,32 @@ DeadlineOption = Annotated[
     str | None, typer.Option("--deadline", metavar="TIME|FACTOR", help="250ms, 3h, or 1.5x one pass; default: none.")
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", help="Of the solver; 0: it chooses.", min=0)]
+BackendOption = Annotated[
+    str, typer.Option("--backend", metavar="NAME", help="The solver: highs, gurobi, cbc, or an installed one.")
+]
+SolverOption = Annotated[
+    list[str] | None,
+    typer.Option("--solver-option", metavar="KEY=VALUE", help="The solver's own option; may be repeated."),
+]
+LogOption = Annotated[
+    str | None, typer.Option("--log", metavar="FILE", help="Write what the solver prints there, as it goes.")
+]
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]
+
+
+def pairs(options: list[str] | None) -> dict[str, str]:
+    """Repeated `--solver-option` options as a mapping. Raises OptionError for one that isn't `key=value`."""
+    found: dict[str, str] = {}
+    for text in options or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise OptionError(f"--solver-option {text}: say KEY=VALUE, with the solver's own names, as in presolve=off")
+        if key.strip() in found:
+            raise OptionError(f"--solver-option {text}: {key.strip()} is given twice")
+        found[key.strip()] = value.strip()
+    return found
 
 
 def patterns(train: list[str] | None) -> str | None:

@@ -29,6 +29,7 @@ from poetopt.engine.solution import (
     Solution,
     Status,
 )
+from poetopt.errors import InfeasibleError
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.language import Formulation
 from poetopt.plan.storeall import store_all_bytes
@@ -260,7 +261,10 @@ def _attempt(run: Run, chosen: Formulation, scope: str, shrink: int, slower: flo
         model = model_of(chosen, run.problem, asked, scope)
         baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
         scale = TARGET / (run.incumbent.value or baseline or 1.0)
-        session = session_of(model, options, scale=scale)
+        try:
+            session = session_of(model, options, scale=scale)
+        except InfeasibleError:
+            return _Outcome.INFEASIBLE
     run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     return _search(run, chosen, model, session, exact=not shrink and not slower)
 

@@ -1,0 +1,107 @@
+"""The Python interface of `poetopt export` and `poetopt import-solution`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from poetopt.api import asked
+from poetopt.units import Factor, Share
+
+if TYPE_CHECKING:
+    from poetopt.backends.solver import Backend
+    from poetopt.engine.exchange import Exported
+    from poetopt.formulations.language import Block, Formulation
+    from poetopt.problem import Problem
+    from poetopt.report.report import Report
+
+
+def export(
+    problem: Problem,
+    path: str | os.PathLike[str],
+    *,
+    also: Sequence[str | os.PathLike[str]] = (),
+    ram: str | float | Share | None = None,
+    deadline: str | float | Factor | None = None,
+    steps: int = 1,
+    deadline_model: str = "makespan",
+    formulation: str | Formulation = "retention",
+    blocks: Sequence[str | Block] = (),
+    backend: str | Backend = "highs",
+    scope: str = "auto",
+    paging: bool = True,
+    remat: bool = True,
+    time_limit: str | float = 20.0,
+) -> Exported:
+    """Write the model as `.mps`, `.lp` or `.nl` (with `.col` and `.row` beside), for a solver of your own.
+
+    path
+        Its suffix says the format.
+    also
+        Solutions that `import_solution` refused for rows that are only written where a solution breaks them.
+    backend, time_limit
+        What finds cuts on the relaxation, and for how long; they are written with the model.
+    scope
+        As in `solve`, but that `auto` is `depth:8`.
+
+    The other options are those of `solve`. Raises OptionError, InfeasibleError, BackendUnavailableError.
+    """
+    from poetopt.engine.exchange import export as write
+
+    options = asked(
+        problem,
+        ram=ram,
+        deadline=deadline,
+        steps=steps,
+        deadline_model=deadline_model,
+        formulation=formulation,
+        blocks=blocks,
+        backend=backend,
+        scope=scope,
+        paging=paging,
+        remat=remat,
+        time_limit=time_limit,
+    )
+    return write(problem, options, path, also=also)
+
+
+def import_solution(
+    problem: Problem,
+    path: str | os.PathLike[str],
+    *,
+    ram: str | float | Share | None = None,
+    deadline: str | float | Factor | None = None,
+    steps: int = 1,
+    deadline_model: str = "makespan",
+    formulation: str | Formulation = "retention",
+    blocks: Sequence[str | Block] = (),
+    scope: str = "auto",
+    paging: bool = True,
+    remat: bool = True,
+) -> Report:
+    """The report on a solution file's schedule, simulated and laid out. Nothing is proven about it.
+
+    path
+        What HiGHS, Gurobi, CBC, SCIP, CPLEX or an AMPL solver wrote, or lines of a name and a value.
+
+    The options are those of the export. Raises PlanError for a file that is of another model, incomplete or
+    fractional, and for a schedule that is refused.
+    """
+    from poetopt.engine.exchange import import_solution as read
+    from poetopt.report.report import Report
+
+    options = asked(
+        problem,
+        ram=ram,
+        deadline=deadline,
+        steps=steps,
+        deadline_model=deadline_model,
+        formulation=formulation,
+        blocks=blocks,
+        backend="imported",
+        scope=scope,
+        paging=paging,
+        remat=remat,
+    )
+    return Report(problem=problem, solution=read(problem, options, path))
