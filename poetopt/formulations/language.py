@@ -385,12 +385,20 @@ class Formulation:
 
 
 def contributions(model: Any, attribute: str) -> list[Terms]:
-    """What the model's blocks contribute under `attribute`, in building order."""
-    return [
-        getattr(model.component(name), attribute)
-        for name in model.block_names
-        if hasattr(model.component(name), attribute)
-    ]
+    """What the model's blocks contribute under `attribute`, in building order.
+
+    Raises FormulationError for what isn't made by `terms`.
+    """
+    found = []
+    for name in model.block_names:
+        given = getattr(model.component(name), attribute, None)
+        if given is not None and not isinstance(given, Terms):
+            raise FormulationError(
+                f"block '{name}': {attribute} must be made by `terms`, and is a {type(given).__name__}"
+            )
+        if given is not None:
+            found.append(given)
+    return found
 
 
 def _objective(model: Any) -> LinearExpression:

@@ -1,0 +1,298 @@
+"""`check_block`: whether a block does what it says, on small problems whose optimum is found by trying everything."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyomo.environ as pyo
+
+from poetopt.backends.solver import Frozen
+from poetopt.backends.solver import backend as backend_of
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options, Solution, Status
+from poetopt.errors import FormulationError
+from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.goal import ENERGY
+from poetopt.formulations.language import Block, Formulation, Limits, Terms
+from poetopt.formulations.mathematics import mathematics, symbols
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.simulate import Simulation, simulate
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+from poetopt.testing.contract import ContractError, require
+from poetopt.testing.exhaustive import MOST_DECISIONS, best, decisions, valid
+from poetopt.testing.problems import tight
+
+CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
+TOLERANCE = 1e-6
+SCOPE = "forward"
+OTHERS = "check_block tries the decisions of 'retention'; formulation '{}' has others: give one made of it"
+
+
+@dataclass(frozen=True)
+class BlockCheck:
+    """What `check_block` did.
+
+    problems, infeasible
+        Problems solved, and how many of them had no schedule.
+    binding
+        In how many the block refuses the schedule that is best without it.
+    """
+
+    name: str
+    problems: int
+    infeasible: int
+    binding: int
+
+
+def check_block(
+    block: Block | Callable[[Problem], Block],
+    *,
+    formulation: str | Formulation = "retention",
+    problems: int = 10,
+    seed: int = 0,
+    backend: str = "highs",
+) -> BlockCheck:
+    """Hold a block against its contract.
+
+    block
+        The block, or a function that makes one for a problem (limits that bind depend on it).
+    formulation
+        What it is put into; one with the decisions of `retention`.
+    problems, seed
+        How many random problems, half of them for a device with DMA.
+    backend
+        Name of a solver.
+
+    Checked are: name, requirements, docstring and its table of symbols; that it pickles; that what it contributes
+    can be summed; and on small problems that a solve proves exactly the optimum of all schedules that the block
+    accepts (with DMA, that its bound is not above it), and returns only such schedules.
+
+    Raises ContractError for what is broken, FormulationError where the block can't stand in the formulation.
+    """
+    base = formulation_of(formulation)
+    draw = random.Random(seed)
+    infeasible = binding = 0
+    name = ""
+    for number in range(problems):
+        problem, ram_bytes = _small(draw, base, dma=number % 2 == 1)
+        made = block if isinstance(block, Block) else block(problem)
+        if number == 0:
+            name = made.name
+            _check_words(made)
+        together = base.with_block(made)
+        together.abstract(_space(base, problem, ram_bytes))
+        _check_build(made, together, problem, ram_bytes)
+        tried = valid(_space(base, problem, ram_bytes), ram_bytes)
+        found = best(together, tried, ram_bytes)
+        if found is not None:
+            _check_price(made, together, problem, ram_bytes, found, backend)
+        _check_optimum(made, together, problem, ram_bytes, found, backend)
+        plain = best(base, tried, ram_bytes)
+        infeasible += found is None
+        binding += plain is not None and _refused(together, problem, plain[1])
+    require(infeasible < problems, f"block '{name}': no problem had a schedule, so nothing was compared; ask for less")
+    return BlockCheck(name, problems, infeasible, binding)
+
+
+def _refused(together: Formulation, problem: Problem, schedule: Schedule) -> bool:
+    plan = plan_of(problem, schedule)
+    return together.refusal(together.trial(plan, simulate(plan))) is not None
+
+
+def _small(draw: random.Random, base: Formulation, *, dma: bool) -> tuple[Problem, int]:
+    """A problem and a budget with at least one decision, and few enough to try all."""
+    while True:
+        problem, ram_bytes = tight(draw, forward=3, dma=dma)
+        again, back = decisions(_space(base, problem, ram_bytes))
+        if 0 < len(again) + len(back) <= MOST_DECISIONS:
+            return problem, ram_bytes
+
+
+def _space(base: Formulation, problem: Problem, ram_bytes: int) -> RetentionSpace:
+    if not base.deepening:
+        raise FormulationError(OTHERS.format(base.name))
+    space = base.space(problem, Limits(ram_bytes=ram_bytes), SCOPE, True, True)
+    if not isinstance(space, RetentionSpace):
+        raise FormulationError(OTHERS.format(base.name))
+    return space
+
+
+def _check_words(block: Block) -> None:
+    where = f"block '{block.name}'"
+    require(block.name.isidentifier(), f"{where}: its name is an attribute of the model; make it a Python identifier")
+    text = mathematics(block)
+    require(text, f"{where}: neither its file nor its build function has a docstring; write the mathematics there")
+    for symbol in symbols(block):
+        require(symbol.unit, f"{where}: symbol {symbol.symbol} has no unit in its table; '-' where there is none")
+        require(symbol.meaning, f"{where}: symbol {symbol.symbol} has no meaning in its table")
+    require(
+        block.refuses is not None or not block.restricts,
+        f"{where}: nobody can tell which plans it forbids; give it `refuses`, or restricts=False where it forbids none",
+    )
+    require(
+        (block.adds_j is None) == (block.base_j is None),
+        f"{where}: adds_j and base_j belong together: joules above one pass, and joules of one pass",
+    )
+    try:
+        pickle.dumps(block)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        require(False, f"{where}: it doesn't pickle ({error}); put its rules at module level, functools.partial binds")
+
+
+def _check_build(block: Block, together: Formulation, problem: Problem, ram_bytes: int) -> None:
+    where = f"block '{block.name}'"
+    try:
+        model = together.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
+    except FormulationError as error:
+        raise ContractError(str(error)) from error
+    if block.name not in model.block_names:
+        return
+    built = model.component(block.name)
+    for symbol in symbols(block):
+        if symbol.attribute not in ("", "-"):
+            require(
+                hasattr(built, symbol.attribute),
+                f"{where}: its table says that {symbol.symbol} is `{symbol.attribute}`, which it doesn't set",
+            )
+    known = {id(item) for item in model.component_data_objects(pyo.Var)}
+    for attribute in CONTRIBUTIONS:
+        if hasattr(built, attribute):
+            _check_terms(f"{where}: {attribute}", getattr(built, attribute), known)
+    place = together.blocks.index(block)
+    if not block.collects:
+        gives = [name for name in CONTRIBUTIONS if hasattr(built, name)]
+        late = [other.name for other in together.blocks[:place] if other.collects]
+        require(not (gives and late), f"{where}: it contributes {', '.join(gives)} behind {', '.join(late)}")
+    require(
+        together.goal is ENERGY or any(hasattr(model.component(b), together.goal.attribute) for b in model.block_names),
+        f"{where}: it minimises {together.goal.name}, and no block contributes `{together.goal.attribute}`",
+    )
+
+
+def _check_terms(where: str, found: Any, known: set[int]) -> None:
+    require(isinstance(found, Terms), f"{where}: must be made by `terms`, and is a {type(found).__name__}")
+    require(
+        len(found.variables) == len(found.coefficients),
+        f"{where}: {len(found.variables)} variables and {len(found.coefficients)} coefficients",
+    )
+    require(all(math.isfinite(c) for c in found.coefficients), f"{where}: a coefficient is not finite")
+    require(all(id(v) in known for v in found.variables), f"{where}: a variable is not one of the model's")
+
+
+def _check_price(
+    block: Block,
+    together: Formulation,
+    problem: Problem,
+    ram_bytes: int,
+    found: tuple[float, Schedule],
+    backend: str,
+) -> None:
+    """The model, with all that it had before held at the best schedule: a solution, of the plan's price."""
+    case, (value, schedule) = _case(block, problem, ram_bytes), found
+    model = together.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
+    start = together.start(model, schedule)
+    if start is None:
+        return
+    session = backend_of(backend).open(model, threads=1, scale=1.0)
+    priced = session.search(
+        time_limit_s=30.0,
+        gap=0.0,
+        start=None,
+        on_point=lambda _: None,
+        on_bound=lambda _: None,
+        frozen=[Frozen(variable, np.ones(len(values), dtype=bool), values) for variable, values in start],
+    )
+    require(
+        priced.point is not None,
+        f"{case}: the schedule {_shown(schedule)} of {value:g} keeps every rule, and the block's rows cut it off",
+    )
+    slack = TOLERANCE * max(1.0, value)
+    require(
+        priced.objective <= value + slack and (problem.dma or priced.objective >= value - slack),
+        f"{case}: the model prices the schedule {_shown(schedule)} at {priced.objective:g}, and its plan costs "
+        f"{value:g}: what the block contributes and what it adds to plans (`adds_j`) disagree",
+    )
+
+
+def _case(block: Block, problem: Problem, ram_bytes: int) -> str:
+    return f"block '{block.name}' on {problem.name} with {ram_bytes} bytes{', DMA' if problem.dma else ''}"
+
+
+def _check_optimum(
+    block: Block,
+    together: Formulation,
+    problem: Problem,
+    ram_bytes: int,
+    tried: tuple[float, Schedule] | None,
+    backend: str,
+) -> None:
+    """The solve against the optimum by trying everything."""
+    case = _case(block, problem, ram_bytes)
+    # strict: a heuristic's plan would hide that the model has lost the optimum
+    options = Options(
+        ram_bytes=ram_bytes,
+        formulation=replace(together, strict=True),
+        backend=backend,
+        scope=SCOPE,
+        gap=1e-9,
+        time_limit_s=60.0,
+    )
+    solution = solve(problem, options)
+    if tried is None:
+        require(
+            solution.plan is None,
+            f"{case}: it was solved, though no schedule keeps the block's rule: its rows are weaker than its `refuses`",
+        )
+        require(
+            solution.status is Status.INFEASIBLE or problem.dma,
+            f"{case}: no schedule keeps the block's rule, and the model doesn't prove it: its rows are weaker than its "
+            "`refuses`",
+        )
+        return
+    value = tried[0]
+    bound = solution.overhead_bound_j if solution.objective is None else solution.objective.bound
+    require(
+        solution.status is not Status.INFEASIBLE,
+        f"{case}: the model has no solution, and the schedule {_shown(tried[1])} of {value:g} keeps every rule: "
+        "its rows cut it off",
+    )
+    require(
+        bound is not None and bound <= value + TOLERANCE * max(1.0, value),
+        f"{case}: the bound is {bound}, and the schedule {_shown(tried[1])} of {value:g} keeps every rule: "
+        "its rows cut off the optimum, or it contributes more than the plan costs",
+    )
+    if solution.plan is None:
+        require(problem.dma, f"{case}: no schedule was found, though one of {value:g} exists")
+        return
+    got = _value(together, solution, case)
+    if not problem.dma:
+        require(
+            abs(got - value) <= TOLERANCE * max(1.0, value),
+            f"{case}: the solve found {got:g}, trying every schedule {value:g}",
+        )
+        require(
+            solution.status is Status.OPTIMAL,
+            f"{case}: the optimum {value:g} was found and not proven (bound {bound}): the model asks for too little",
+        )
+
+
+def _value(together: Formulation, solution: Solution, case: str) -> float:
+    """What the found plan is worth, simulated again."""
+    assert solution.plan is not None
+    simulation: Simulation = simulate(solution.plan, ram_bytes=solution.options.ram_bytes)
+    trial = together.trial(solution.plan, simulation)
+    refused = together.refusal(trial)
+    require(refused is None, f"{case}: its plan breaks the rule: {refused}")
+    return together.goal.value(trial)
+
+
+def _shown(schedule: object) -> str:
+    return str(schedule).removeprefix("Schedule")

@@ -1,0 +1,175 @@
+"""`check_block` passes what keeps the contract and catches what doesn't."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pyomo.environ as pyo
+import pytest
+
+import poetopt as po
+from poetopt.errors import FormulationError
+from poetopt.formulations.energy_budget import energy_budget
+from poetopt.formulations.flash_wear import flash_wear
+from poetopt.formulations.goal import Trial
+from poetopt.formulations.language import Block, PyomoBlock, Terms
+from poetopt.formulations.static_power import static_power
+from poetopt.problem import Problem
+from poetopt.testing import ContractError, check_block
+
+
+def battery(problem: Problem) -> Block:
+    return energy_budget(problem.baseline_energy_j + 4.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_blocks_of_the_house(seed: int) -> None:
+    assert check_block(static_power(0.7), seed=seed, problems=6).binding == 0
+    assert check_block(flash_wear(3), seed=seed, problems=6).binding > 0
+    assert check_block(battery, seed=seed, problems=6).infeasible > 0
+
+
+def test_blocks_together() -> None:
+    together = po.formulations.formulation("retention").with_block(static_power(0.3))
+    check_block(flash_wear(4), formulation=together, problems=4, seed=3)
+    check_block(
+        lambda problem: energy_budget(1.3 * problem.baseline_energy_j + 0.3 * problem.baseline_time_s + 3),
+        formulation=together, problems=4, seed=4,
+    )  # fmt: skip
+
+
+def _no_recomputing(block: PyomoBlock) -> None:
+    """Cuts off what no rule of plans forbids: a step without recomputation."""
+    r = list(block.model().recompute.r.values())
+    block.within = pyo.Constraint(expr=sum(r) <= 0) if r else pyo.Constraint(expr=pyo.Constraint.Feasible)
+
+
+def _nothing(block: PyomoBlock) -> None:
+    """Adds no row at all."""
+
+
+def _refuses_paging(trial: Trial) -> str | None:
+    return "it pages" if trial.simulation.page_outs else None
+
+
+def _too_dear(block: PyomoBlock) -> None:
+    """Prices each recomputation at a joule that no plan pays."""
+    r = list(block.model().recompute.r.values())
+    block.energy_j = Terms(r, [1.0] * len(r))
+
+
+def _not_terms(block: PyomoBlock) -> None:
+    """Contributes a bare number."""
+    block.energy_j = 3.0
+
+
+def _foreign(block: PyomoBlock) -> None:
+    """Contributes a variable that is in no model."""
+    lost = pyo.Var(bounds=(0, 1))
+    lost.construct()
+    block.energy_j = Terms([lost], [1.0])
+
+
+def _mute(block: PyomoBlock) -> None:
+    pass
+
+
+_mute.__module__ = "nowhere"
+
+
+def _table(block: PyomoBlock) -> None:
+    """A table that promises what isn't there.
+
+    | symbol | attribute | unit | meaning    |
+    |--------|-----------|------|------------|
+    | $x$    | `missing` | -    | not there  |
+    """
+
+
+BROKEN = {
+    "cuts off the optimum": (Block("cutting", _no_recomputing, requires=("recompute",), restricts=False), "cut"),
+    "weaker than its rule": (Block("weak", _nothing, refuses=_refuses_paging), "weaker|no schedule was found"),
+    "dearer than its plans": (
+        Block("dear", _too_dear, requires=("recompute",), restricts=False),
+        "prices the schedule",
+    ),
+    "no terms": (Block("bare", _not_terms, restricts=False), "must be made by `terms`"),
+    "another's variable": (Block("foreign", _foreign, restricts=False), "not one of the model's"),
+    "no judgement": (Block("silent", _nothing), "give it `refuses`"),
+    "no docstring": (Block("mute", _mute, restricts=False), "docstring"),
+    "a false table": (Block("table", _table, restricts=False), "doesn't set"),
+    "a lambda": (Block("local", _nothing, refuses=lambda trial: None), "pickle"),
+    "no identifier": (Block("two words", _nothing, restricts=False), "identifier"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_blocks_are_caught(case: str) -> None:
+    block, complaint = BROKEN[case]
+    with pytest.raises(ContractError, match=complaint):
+        check_block(block, problems=8)
+
+
+def test_a_block_that_never_has_a_schedule_shows_nothing() -> None:
+    with pytest.raises(ContractError, match="nothing was compared"):
+        check_block(energy_budget(1e-3), problems=3)
+
+
+def test_a_block_that_can_not_stand_there() -> None:
+    with pytest.raises(FormulationError, match="requires thermal"):
+        check_block(Block("hot", _nothing, requires=("thermal",), restricts=False), problems=1)
+    with pytest.raises(FormulationError, match="decisions of 'retention'"):
+        check_block(static_power(1.0), formulation="poet", problems=1)
+
+
+def test_an_undeclared_rule_still_holds_in_a_solve() -> None:
+    """A block that says not which plans it forbids makes the formulation strict: no heuristic's plan slips through."""
+    from poetopt.testing.problems import tight
+
+    base = po.formulations.formulation("retention")
+    never = Block("never", _no_recomputing, requires=("recompute",))
+    draw = random.Random(5)
+    seen = 0
+    for _ in range(12):
+        problem, ram_bytes = tight(draw, forward=3)
+        try:
+            report = po.solve(problem, ram=ram_bytes, formulation=base.with_block(never), scope="forward")
+        except po.PoetError:
+            continue
+        assert report.solution.simulation is not None
+        assert report.solution.simulation.recomputes == 0
+        seen += 1
+    assert seen
+
+
+def test_memory_that_a_block_takes_is_left_free() -> None:
+    from poetopt.testing.problems import tight
+
+    base = po.formulations.formulation("retention")
+    buffer = Block("buffer", _nothing, restricts=False, reserve_bytes=_two_bytes)
+    draw = random.Random(6)
+    for _ in range(6):
+        problem, ram_bytes = tight(draw, forward=3)
+        formulation = base.with_block(buffer)
+        with_buffer = po.solve(problem, ram=ram_bytes + 2, formulation=formulation, scope="forward", gap=1e-9)
+        without = po.solve(problem, ram=ram_bytes, scope="forward", gap=1e-9)
+        assert with_buffer.solution.simulation is not None
+        assert without.solution.simulation is not None
+        assert with_buffer.solution.simulation.overhead_j == pytest.approx(without.solution.simulation.overhead_j)
+        assert with_buffer.solution.simulation.peak_bytes <= ram_bytes
+
+
+def _two_bytes(problem: Problem) -> int:
+    return 2
+
+
+def test_collecting_blocks_stand_last() -> None:
+    base = po.formulations.formulation("retention")
+    names = [block.name for block in base.with_block(flash_wear(1), Block("early", _nothing)).blocks]
+    assert names.index("early") < names.index("deadline") < names.index("flash_wear")
+    with pytest.raises(FormulationError, match="has a block 'flash_wear' already"):
+        base.with_block(flash_wear(1), flash_wear(2))
+    second = replace(energy_budget(3.0), name="another")
+    with pytest.raises(FormulationError, match="each say what to minimise"):
+        base.with_block(energy_budget(3.0), second)
