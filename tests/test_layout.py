@@ -26,7 +26,7 @@ LAYERS = (
     ("backends",),
     ("engine",),
     ("baselines",),
-    ("comparison",),
+    ("comparison", "testing"),
     ("report", "sweep", "api", "exchange", "console", "commands", "cli", "__init__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""
