@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ def write_json(document: Mapping[str, object], target: str | None) -> None:
         return
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if target == "-":
+        if sys.__stdout__ is None:
+            raise OutputError("--json -: the standard output is closed; give a file")
         sys.stdout.write(text)
     else:
         write_atomically(target, text)
@@ -102,6 +105,19 @@ def own_the_process() -> None:
         warnings.simplefilter("ignore")
     logging.disable()
     sys.excepthook = _last_resort
+    _fill_streams()
+
+
+def _fill_streams() -> None:
+    """Streams that were closed before the start lead nowhere, and no file that is opened gets their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -115,6 +131,8 @@ def guarded(command: Callable[[], int]) -> int:
         complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, Abort):
+        if sys.excepthook is _last_resort:  # the process is ours: a second one must not cut the message off
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:

@@ -82,12 +82,12 @@ def fix_inputs(document: Document, batch: int | None) -> FixedInputs:
                 continue
             if not (dim in symbols if dim != "?" else axis == 0):
                 raise ModelError(
-                    f"{document.where}: dimension {axis} ({dim!r}) of input {name!r} is symbolic and is not the batch "
+                    f"{document.where}: dimension {axis} of input {name!r} {_unfixed(dim)} and is not the batch "
                     f"(shape {dims}); --batch fixes only the batch, so export the model with this size static"
                 )
             if batch is None:
                 raise ModelError(
-                    f"{document.where}: dimension {axis} ({dim!r}) of input {name!r} is symbolic (shape {dims}); "
+                    f"{document.where}: dimension {axis} of input {name!r} {_unfixed(dim)} (shape {dims}); "
                     "give its size with --batch N"
                 )
             fixed.append(batch)
@@ -101,6 +101,10 @@ def fix_inputs(document: Document, batch: int | None) -> FixedInputs:
             raise ModelError(f"{document.where}: no input has a batch dimension that --batch could fix; leave it out")
         changed = (old, batch) if old != batch else None
     return FixedInputs(types, changed, used)
+
+
+def _unfixed(dim: str) -> str:
+    return "has no size (it is unset, 0 or -1)" if dim == "?" else f"is symbolic ({dim!r})"
 
 
 def _batch_symbols(shapes: Sequence[Sequence[int | str]]) -> set[str]:

@@ -208,7 +208,9 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
         protos = _infer_alone(draft, node)
     except LIBRARY_ERRORS as error:
         problem = first_line(error)
-        if must and not all(name in declared for name in node.output if name):
+        # What a file declares of an output helps where inference can't tell, not where inputs don't fit each other.
+        misfit = isinstance(error, onnx.shape_inference.InferenceError)
+        if must and (misfit or not all(name in declared for name in node.output if name)):
             problem = f"{_shapes(draft, node)}{problem}; the model is inconsistent, export it again"
             raise ModelError(f"{at}: {problem}") from error
     types: dict[str, Type] = {}

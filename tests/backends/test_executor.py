@@ -25,6 +25,7 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.schedule import Schedule
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan
@@ -54,9 +55,9 @@ def test_store_all(name: str) -> None:
     assert graph is not None
     assert execution.gradients == len(graph.trained)
     assert execution.statistics == len(graph.states)
-    assert execution.store_all_peak_bytes == simulate(plan).peak_bytes
+    assert execution.store_all_peak_bytes == store_all_bytes(found)
     assert execution.arena_bytes == arena_bytes(plan)
-    assert execution.budget_bytes == max(execution.store_all_peak_bytes, arena_bytes(plan) + found.reserve_bytes)
+    assert execution.budget_bytes == execution.store_all_peak_bytes
     assert execution.bytes_paged == 0
     assert execution.results.keys() == {"loss", *(f"{name}.grad" for name in graph.trained)}
     if execution.measured_peak_bytes is not None:
@@ -192,6 +193,8 @@ def test_plans_that_can_t_be_executed() -> None:
         execute(plan, ram_bytes=simulate(plan).peak_bytes - 1)
     with pytest.raises(PlanError, match="solve the model again"):
         execute(plan, graph=problem("lenet").graph)
+    with pytest.raises(PlanError, match="aside for what kernels allocate"):
+        execute(replace(plan, problem=replace(plan.problem, reserve_bytes=0)))
     cut = replace(plan, instructions=plan.instructions[:-3])
     with pytest.raises(PlanError, match="every operator must be computed"):
         execute(cut)

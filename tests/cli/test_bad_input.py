@@ -81,6 +81,18 @@ def test_symbolic_batch(run: Runner, tmp_path: Path) -> None:
     run("solve", path, *SOLVE).assert_one_message("--batch", code=2)
 
 
+def test_a_batch_of_zero_is_no_batch(run: Runner, tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"], name="one")], batch=0)
+    run("solve", path, *SOLVE).assert_one_message("dimension 0 of input 'x' has no size", "--batch", code=2)
+    assert run("solve", path, "--device", "a72", "--batch", 3).code == 0
+
+
+def test_shapes_that_do_not_fit_in_spite_of_what_is_declared(run: Runner, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["t", "w"], ["y"], name="one")]
+    path = save(tmp_path / "m.onnx", nodes, batch=2)
+    run("solve", path, *SOLVE).assert_one_message("'one' (MatMul, opset", "t [4, 2], w [4, 4]", code=2)
+
+
 @pytest.mark.parametrize(("name", "closest"), [("a71", "a72"), ("paper-a27", "paper-a72")])
 def test_unknown_device(run: Runner, name: str, closest: str) -> None:
     run("solve", "mlp", "--device", name).assert_one_message(name, closest, code=2)
@@ -162,6 +174,24 @@ def test_budget_below_what_any_schedule_needs(run: Runner, tmp_path: Path, probl
     assert document["ram_bound_bytes"] == document["least_ram_bytes"] == 3000
     assert document["reason"]
     assert document["energy_j"] is None
+
+
+def test_every_byte_of_store_all_is_store_all(run: Runner) -> None:
+    """The arena pads buffers: a share of 100 % holds them all the same."""
+    document = run("solve", "mlp", "--device", "a72", "--ram", "100%", "--batch", "3", "--json", "-").document
+    assert document["store_all_fits"]
+    assert document["arena_bytes"] <= document["ram_budget_bytes"] == document["store_all_peak_bytes"]
+    below = run(
+        "solve", "mlp", "--device", "a72", "--ram", document["ram_budget_bytes"] - 1, "--batch", "3", "--json", "-"
+    )
+    assert not below.document["store_all_fits"]
+
+
+def test_the_smallest_ram_of_a_network_is_found(run: Runner) -> None:
+    """Where no heuristic has a schedule, the solver decides."""
+    document = run("solve", "lenet", "--device", "a72", "--ram", "10%", "--json", "-").document
+    assert document["ram_bound_bytes"] <= document["least_ram_bytes"] <= document["store_all_peak_bytes"]
+    assert run("solve", "lenet", "--device", "a72", "--ram", document["least_ram_bytes"], "--gap", "100%").code == 0
 
 
 def test_the_smallest_ram_that_it_names_is_feasible(run: Runner, problem: Path) -> None:

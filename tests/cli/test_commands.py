@@ -191,3 +191,17 @@ def test_interrupt_outside_a_solve() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stderr == "poetopt: interrupted\n"
+
+
+def test_a_closed_stdout(problem: Path, tmp_path: Path) -> None:
+    def closed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        script = 'exec "$@" >&-'
+        return subprocess.run(["sh", "-c", script, "sh", *PROGRAM, *arguments], stderr=subprocess.PIPE, text=True)
+
+    place = tmp_path / "plan.json"
+    ended = closed("solve", str(problem), "--device", "a72", "--ram", "70%", "-o", str(place))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert place.exists()
+    ended = closed("devices", "--json", "-")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("poetopt: --json -: the standard output is closed")

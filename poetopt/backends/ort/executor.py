@@ -172,7 +172,7 @@ def _beside(program: Program, batch: Batch) -> int | None:
     """What kernels allocate beside the arena, at most."""
     gc.collect()
     program.load(batch)
-    return peak_beside_bytes(program.acts, lambda: program.load(batch))
+    return peak_beside_bytes(program.acts, lambda: program.load(batch), expected=program.plan.problem.reserve_bytes)
 
 
 def _execution(

@@ -12,8 +12,8 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from statistics import median
 
 _RESIDENT = "/proc/self/smaps_rollup"
@@ -22,40 +22,55 @@ _FIELD = b"Anonymous:"
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _PR_SET_THP_DISABLE = 41
 
+LEAST, SECONDS = 3, 4.0
+"""So many passes are made of what is as expected, or as many as begin in so many seconds."""
+MOST, MOST_SECONDS = 15, 60.0
+"""So many of what isn't."""
+
 Act = Callable[[], object]
 
 
-def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, passes: int = 3, seconds: float = 4.0) -> int | None:
+def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None = None) -> int | None:
     """The most bytes that a step holds at once beyond what is allocated already; None where that can't be measured.
 
     acts
         The step, node by node.
     prepare
         Called before each pass, unmeasured.
-    passes, seconds
-        The least of so many passes counts, for whatever else happens in the process can only add. None begins after
-        so many seconds.
+    expected
+        What is above this is measured again, up to `MOST` passes: it may be the neighbourhood's doing.
     """
-    found = _passes(acts, prepare, passes, seconds)
-    return min((max(each, default=0) for each in found), default=None)
+    found = beside_each_bytes(acts, prepare, expected=expected)
+    return None if found is None else max(found, default=0)
 
 
-def beside_each_bytes(
-    acts: Sequence[Act], prepare: Act, *, passes: int = 3, seconds: float = 4.0
-) -> tuple[int, ...] | None:
-    """The same for each node: the bytes that it allocates beyond what is allocated already."""
-    found = _passes(acts, prepare, passes, seconds)
-    return tuple(min(each) for each in zip(*found, strict=True)) if found else None
+def beside_each_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None = None) -> tuple[int, ...] | None:
+    """The same for each node: the bytes that it allocates beyond what is allocated already.
 
-
-def _passes(acts: Sequence[Act], prepare: Act, passes: int, seconds: float) -> list[tuple[int, ...]]:
-    """For each pass, the bytes resident after each act beyond those before the first."""
+    The least of several passes counts for each node, for whatever else happens in the process can only add: a few
+    bytes that stay pin a whole page, and pages that were given back are counted again.
+    """
     start = time.perf_counter()
-    found: list[tuple[int, ...]] = []
+    least: tuple[int, ...] | None = None
+    with closing(_passes(acts, prepare)) as passes:
+        for count, found in enumerate(passes, 1):
+            least = found if least is None else tuple(map(min, least, found))
+            gone = time.perf_counter() - start
+            if expected is None or max(least, default=0) <= expected:
+                done = count >= LEAST or gone > SECONDS
+            else:
+                done = count >= MOST or gone > MOST_SECONDS
+            if done:
+                break
+    return least
+
+
+def _passes(acts: Sequence[Act], prepare: Act) -> Generator[tuple[int, ...], None, None]:
+    """For each pass, without end, the bytes resident after each act beyond those before the first."""
     with _keeping_malloc() as trim, _no_collection(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
-            return []
-        for _ in range(passes):
+            return
+        while True:
             # Room for the figures is made before they are taken.
             extra = [0] * len(acts)
             prepare()
@@ -65,10 +80,7 @@ def _passes(acts: Sequence[Act], prepare: Act, passes: int, seconds: float) -> l
                 act()
                 extra[k] = max(0, (resident.bytes() or 0) - before)
                 trim()
-            found.append(tuple(extra))
-            if time.perf_counter() - start > seconds:
-                break
-    return found
+            yield tuple(extra)
 
 
 def alternate(

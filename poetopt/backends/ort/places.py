@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.backends.ort.memory import Block, aligned_copy, pack_apart
-from poetopt.devices.cost import resident_storages
+from poetopt.devices.cost import reserve_bytes, resident_storages
 from poetopt.devices.workspace import inner_layout
 from poetopt.errors import PlanError
 from poetopt.graph import Operator, Tensor, TrainingGraph
@@ -156,3 +156,9 @@ def check_belongs(graph: TrainingGraph, problem: Problem, shown: str) -> None:
                 f"{shown}: the plan gives {operator.name!r} {costed.workspace_bytes} B of workspace, it needs "
                 f"{needed}; solve the model again"
             )
+    # How much kernels allocate is known by measurement only, during the step; that they may is known.
+    if problem.reserve_bytes < reserve_bytes(0):
+        raise PlanError(
+            f"{shown}: the plan sets {problem.reserve_bytes} B aside for what kernels allocate, and none may set less "
+            f"than {reserve_bytes(0)}; solve the model again"
+        )

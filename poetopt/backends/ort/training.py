@@ -264,7 +264,8 @@ def train(
             reference_losses.append(found[chosen.loss].copy())
             mine.learn({name: program.result(name) for name in names})
             theirs.learn(found)
-        kernels = peak_beside_bytes(program.acts, lambda: program.load(batches.get(0)))
+        reserve = plan.problem.reserve_bytes
+        kernels = peak_beside_bytes(program.acts, lambda: program.load(batches.get(0)), expected=reserve)
     differing = [
         k for k, (a, b) in enumerate(zip(losses, reference_losses, strict=True), 1) if a.tobytes() != b.tobytes()
     ]
