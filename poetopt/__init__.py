@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report
+    from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report, testing
     from poetopt.api import (
         Model,
         Training,
@@ -71,11 +71,12 @@ __all__ = [
     "simulate",
     "solve",
     "store_all_peak_bytes",
+    "testing",
     "train",
 ]
 
 _SUBPACKAGES = frozenset(
-    {"autodiff", "backends", "baselines", "devices", "formulations", "frontends", "plan", "report"}
+    {"autodiff", "backends", "baselines", "devices", "formulations", "frontends", "plan", "report", "testing"}
 )
 _HOMES = {
     "Device": "poetopt.devices",
