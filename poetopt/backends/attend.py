@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -28,6 +30,7 @@ class Attendant:
                 if future is None:
                     future = self._worker.submit(work)
                 wait([future], timeout=0.1)
+                _take_back_interrupts()
                 if deadline is not None and time.monotonic() > deadline:
                     stop()
             except KeyboardInterrupt:
@@ -35,3 +38,10 @@ class Attendant:
                 stop()
         future.result()
         return interrupted
+
+
+def _take_back_interrupts() -> None:
+    """Put Python's handler of Ctrl-C in its place again: Gurobi has one of its own, which writes to stdout."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -166,11 +167,17 @@ class GurobiSession(MatrixSession):
         self, model: Any, watch: Callable[[Any, int], None] | None = None, deadline: float | None = None
     ) -> bool:
         """Optimize; whether it was interrupted. Says which it is, where presolve leaves infeasible or unbounded."""
+        asked = threading.Event()
+
+        def stop() -> None:
+            asked.set()
+            model.terminate()
+
         try:
-            interrupted = _attendant.run(lambda: model.optimize(watch), model.terminate, deadline)
+            interrupted = _attendant.run(lambda: model.optimize(watch), stop, deadline)
             if model.Status == GRB.INF_OR_UNBD and not interrupted:
                 model.Params.DualReductions = 0
-                interrupted = _attendant.run(lambda: model.optimize(watch), model.terminate, deadline)
+                interrupted = _attendant.run(lambda: model.optimize(watch), stop, deadline)
         except gp.GurobiError as error:
             if error.errno == GRB.Error.SIZE_LIMIT_EXCEEDED:
                 model.update()
@@ -182,7 +189,8 @@ class GurobiSession(MatrixSession):
             raise _failure(error) from error
         if model.Status == GRB.UNBOUNDED:
             raise unbounded()
-        return interrupted
+        # Gurobi has a handler of its own for Ctrl-C while it runs, and tells of it by its status alone
+        return interrupted or (model.Status == GRB.INTERRUPTED and not asked.is_set())
 
 
 def _failure(error: gp.GurobiError) -> PoetError:

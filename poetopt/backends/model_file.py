@@ -13,12 +13,12 @@ WIDTH = 100
 
 
 def mps_lines(
-    matrix: Matrix, columns: Sequence[str], rows: Sequence[str], *, scale: float = 1.0, relaxed: bool = False
+    matrix: Matrix, columns: Sequence[str], rows: Sequence[str], *, scale: float | None = None, relaxed: bool = False
 ) -> Iterator[str]:
     """The lines of a free-format MPS file. Names hold no blanks.
 
     scale
-        Multiplies the objective; the constant is left out where it isn't 1.
+        Multiplies the objective, whose constant is left out then; None: the objective as it is.
     relaxed
         Leave integrality out.
     """
@@ -29,7 +29,7 @@ def mps_lines(
     yield "COLUMNS\n"
     by_column = matrix.rows.tocsc()
     starts, indices, values = by_column.indptr.tolist(), by_column.indices.tolist(), by_column.data.tolist()
-    costs = (matrix.costs * scale).tolist()
+    costs = (matrix.costs * (1.0 if scale is None else scale)).tolist()
     whole = np.zeros(len(columns), dtype=bool) if relaxed else matrix.integer
     inside, markers = False, 0
     for x, name in enumerate(columns):
@@ -44,7 +44,7 @@ def mps_lines(
     if inside:
         yield f" MARKER{markers} 'MARKER' 'INTEND'\n"
     yield "RHS\n"
-    if scale == 1.0 and matrix.constant:
+    if scale is None and matrix.constant:
         yield f" RHS overhead_j {-matrix.constant!r}\n"
     sides = np.where(np.isfinite(upper), upper, np.where(np.isfinite(lower), lower, 0.0)).tolist()
     yield "".join(f" RHS {name} {side!r}\n" for name, side in zip(rows, sides, strict=True) if side)

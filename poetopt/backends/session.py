@@ -46,7 +46,8 @@ class MatrixSession:
     # what a solver that holds the relaxation does
 
     def _append(self, rows: Sequence[Row]) -> None:
-        """Rows were added."""
+        """Rows were added. Raises PoetError for one over a variable that the model doesn't use."""
+        self._columns.compress(rows)
 
     def _delete(self, places: NDArray[np.int32]) -> None:
         """Rows, by their place in the whole, were dropped."""
