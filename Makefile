@@ -9,7 +9,7 @@ EXTRAS  := test,plot,dask,cbc,gurobi,docs
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench extension clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -27,6 +27,10 @@ lint: $(TESTED)
 
 bench: $(TESTED)
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
+
+# Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.
+extension: $(TESTED)
+	$(BIN)/python docs/examples/try_extension.py
 
 clean:
 	rm -rf build dist .venv
