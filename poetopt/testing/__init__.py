@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from poetopt.testing.backend import check_backend
     from poetopt.testing.block import check_block
     from poetopt.testing.contract import ContractError
     from poetopt.testing.device import check_device
