@@ -86,7 +86,7 @@ class Incumbent:
         if self.options.deadline_s is not None:
             time_s = self._time_s(simulation)
             if time_s > self.options.deadline_s and self.problem.dma and simulation.page_ins:
-                plan = plan_transfers(plan, self._ram_bytes)
+                plan = plan_transfers(plan, self._ram_bytes, goal_s=self.options.deadline_s)
                 simulation = simulate(plan)
                 time_s = self._time_s(simulation)
             if time_s > self.options.deadline_s * (1 + RELATIVE_TOLERANCE):

@@ -31,7 +31,7 @@ class Branching:
         self.makespan_s = makespan_s
         self._left = nodes
         self._seen: dict[tuple[int, frozenset[int], tuple[int, ...]], list[tuple[float, ...]]] = {}
-        self._due = sorted((moves.first_use(event), event) for event in moves.page_ins())
+        self._due = _due(moves)
         start = Clock(moves, ram_bytes)
         self.bound_s = self.bound(start)
         # An explicit stack of (moment, events so far): plans are longer than Python's recursion.
@@ -54,20 +54,14 @@ class Branching:
             stack += [(after, (*path, event)) for _, _, _, after, event in branches]
         self.proven = not stack
 
+    @staticmethod
+    def least_s(moves: Moves, ram_bytes: int) -> float:
+        """No order of the events is over earlier."""
+        return _bound(moves, _due(moves), Clock(moves, ram_bytes))
+
     def bound(self, clock: Clock) -> float:
         """No way to go on from `clock` is over earlier."""
-        moves, queued = self.moves, clock.queued
-        left = sum(
-            transfer.seconds for event, transfer in enumerate(moves.transfers, start=moves.count) if event not in queued
-        )
-        free = max(clock.cpu, clock.channel)
-        found = max(clock.cpu + moves.tail_s[clock.done], clock.channel, free + left if left else 0.0)
-        due = free
-        for place, event in self._due:
-            if event not in queued:
-                due += moves.transfers[event - moves.count].seconds
-                found = max(found, due + moves.tail_s[place])
-        return found
+        return _bound(self.moves, self._due, clock)
 
     def _promising(self, clock: Clock) -> bool:
         return self.bound(clock) < self.makespan_s * (1 - TOLERANCE)
@@ -99,3 +93,23 @@ class Branching:
             return True
         seen.append(times)
         return False
+
+
+def _due(moves: Moves) -> list[tuple[int, int]]:
+    """The page-ins by the compute that each must precede."""
+    return sorted((moves.first_use(event), event) for event in moves.page_ins())
+
+
+def _bound(moves: Moves, due_by: list[tuple[int, int]], clock: Clock) -> float:
+    queued = clock.queued
+    left = sum(
+        transfer.seconds for event, transfer in enumerate(moves.transfers, start=moves.count) if event not in queued
+    )
+    free = max(clock.cpu, clock.channel)
+    found = max(clock.cpu + moves.tail_s[clock.done], clock.channel, free + left if left else 0.0)
+    due = free
+    for place, event in due_by:
+        if event not in queued:
+            due += moves.transfers[event - moves.count].seconds
+            found = max(found, due + moves.tail_s[place])
+    return found

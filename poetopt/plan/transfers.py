@@ -80,7 +80,9 @@ def hiding(plan: Plan, simulation: Simulation | None = None) -> Hiding:
     return Hiding(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
 
 
-def plan_transfers(plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: int = NODES) -> Plan:
+def plan_transfers(
+    plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: int = NODES, goal_s: float | None = None
+) -> Plan:
     """The same computes and transfers, queued so that the plan is over as early as can be found.
 
     plan
@@ -89,6 +91,9 @@ def plan_transfers(plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: i
         The budget that the new plan keeps as well; it may use more of it than the old one.
     trials, nodes
         How much effort at most: orders tried, and nodes of the exact search.
+    goal_s
+        Seconds that are early enough, where that is all that matters: a makespan up to it is not improved further, and
+        one that no order brings down to it is not improved at all.
 
     Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, and
     on a device without DMA, the result is `plan` itself. A new plan has no offsets. Raises PlanError for a plan that
@@ -104,7 +109,9 @@ def plan_transfers(plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: i
     nodes = min(nodes, EFFORT // (10 * len(moves.transfers)))
     search = _Search(moves, ram_bytes, trials)
     search.try_simple_orders()
-    if search.makespan_s > search.least_s * (1 + TOLERANCE):
+    enough_s = max(search.least_s, goal_s or 0.0)
+    hopeless = goal_s is not None and Branching.least_s(moves, ram_bytes) > goal_s * (1 + TOLERANCE)
+    if search.makespan_s > enough_s * (1 + TOLERANCE) and not hopeless:
         search.improve()
         exact = Branching(moves, ram_bytes, search.order, search.makespan_s, nodes)
         search.order, search.makespan_s = exact.order, exact.makespan_s

@@ -150,3 +150,15 @@ def test_a_plan_without_transfers_stays_as_it_is() -> None:
 def test_a_plan_over_its_budget_is_refused() -> None:
     with pytest.raises(PlanError, match="more than the RAM budget of 24 bytes"):
         plan_transfers(Plan(chain(), LATE), 24)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1))
+def test_a_goal_is_met_where_it_would_be_without_one(seed: int) -> None:
+    rng = random.Random(seed)
+    plan = normalize(random_plan(rng, random_problem(rng, operators=rng.randint(3, 9), dma=True)))
+    ram_bytes = simulate(plan).peak_bytes + rng.choice((0, 2))
+    best = simulate(plan_transfers(plan, ram_bytes)).makespan_s
+    for goal_s in (best, best * 1.1, best * 0.9):
+        found = simulate(plan_transfers(plan, ram_bytes, goal_s=goal_s), ram_bytes=ram_bytes).makespan_s
+        assert found <= max(goal_s, simulate(plan).makespan_s if goal_s < best else best) * (1 + 1e-9)
