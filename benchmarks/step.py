@@ -37,9 +37,7 @@ from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADING = (
-    "| network | batch | nodes | torch ms | session | wanted | arena | arena of session | wanted | verdict |"
-)
+HEADING = "| network | batch | nodes | torch ms | session | wanted | arena | arena of session | wanted | verdict |"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,14 @@ tensor anyway. Formulas keep at most one temporary of the input's size alive whe
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.autodiff.rules.pieces import affine, positive
+from poetopt.autodiff.rules.pieces import affine, positive, strictly_inside
+from poetopt.graph import Role, Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 
 @register_vjp("Relu", since=6)
@@ -32,15 +38,17 @@ def clip(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY where Y lies strictly between the bounds: Y alone decides, and X need not be kept."""
     dy, y = op.only(cotangents), op.y
     k = op.emit("grad_input")
-    inside = [
-        k.binary(comparison, y, op.input(index), "bool")
-        for index, comparison in ((1, "Greater"), (2, "Less"))
-        if op.has(index)
-    ]
-    if not inside:
-        return (dy,)
-    mask = inside[0] if len(inside) == 1 else k.binary("And", inside[0], inside[1])
-    return (k.mul(dy, k.cast(mask, dy.dtype)),)
+    bounds = [(op.input(index), index == 1) for index in (1, 2) if op.has(index)]
+    steps = [strictly_inside(k, y, _constant(op, bound), below) for bound, below in bounds]
+    for (bound, below), step in zip(bounds, steps, strict=True):
+        if step is None:
+            step = k.cast(k.binary("Greater" if below else "Less", y, bound, "bool"), dy.dtype)
+        dy = k.mul(dy, step)
+    return (dy,)
+
+
+def _constant(op: Primal, tensor: Tensor) -> Array | None:
+    return op.builder.values.get(tensor.name) if tensor.role is Role.CONSTANT else None
 
 
 @register_vjp("Sigmoid", since=6)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.graph import Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 STEEP = 3e38
 """Near the largest float32: what multiplies any normal positive number beyond one."""
@@ -46,6 +50,29 @@ def positive(k: OperatorBuilder, x: Tensor) -> Tensor:
     if x.dtype != "float32":
         return k.cast(k.compare("Greater", x, 0.0), x.dtype)
     return k.unary("HardSigmoid", x, alpha=STEEP, beta=0.0)
+
+
+def strictly_inside(k: OperatorBuilder, y: Tensor, bound: Array | None, below: bool) -> Tensor | None:
+    """1 where y lies off `bound`, else 0, for y that never lies beyond it; None where one pass can't tell exactly.
+
+    bound
+        The bound's value, where it is a constant.
+    below
+        Whether it is y's lower bound.
+
+    A HardSigmoid with the slope 2^k that takes the neighbouring float to 1: scaling by a power of two is exact, and so
+    is the difference of two floats that close to each other.
+    """
+    if bound is None or bound.size != 1 or y.dtype != "float32":
+        return None
+    value = np.float32(bound.reshape(-1)[0])
+    if value and not 1e-18 < abs(float(value)) < 1e18:
+        return None
+    if not value:
+        return positive(k, y) if below else k.unary("HardSigmoid", y, alpha=-STEEP, beta=0.0)
+    towards = np.float32(np.inf if below else -np.inf)
+    slope = 1.0 / float(np.nextafter(value, towards) - value)
+    return k.unary("HardSigmoid", y, alpha=slope, beta=-slope * float(value))
 
 
 def sign(k: OperatorBuilder, x: Tensor) -> Tensor:
