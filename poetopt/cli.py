@@ -45,7 +45,6 @@ app = typer.Typer(
     name="poetopt",
     help="Plan the training of a network on a device with too little RAM for it; prove and execute the plan.",
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -12,8 +12,23 @@ ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`)."),
 ]
+
+
+def _devices(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from poetopt.devices.loading import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
 DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="NAME|FILE", help="A device (`poetopt devices`), or a TOML file of one.")
+    str,
+    typer.Option(
+        "--device",
+        metavar="NAME|FILE",
+        help="A device (`poetopt devices`), or a TOML file of one.",
+        autocompletion=_devices,
+    ),
 ]
 BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
 TrainOption = Annotated[
