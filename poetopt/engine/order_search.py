@@ -2,10 +2,11 @@
 
 A move swaps two neighbouring stretches of the order, of one operator or a few, that don't depend on each other and
 lie on the same side of the loss: a weight gradient earlier or later, one forward branch before the other. Moves are
-drawn at random from a seed and sieved by what costs nothing to know, the bytes by which ordinary training in that order
-exceeds the budget, summed over operators. What passes is judged by the retention relaxation at a low depth with all its
-cuts: its bound is within a percent or two of the optimum, and it ends as soon as that is above the best order's.
-Where no order has a schedule yet, the excess alone leads.
+drawn at random from a seed. What is judged is the retention relaxation at a medium depth with all its cuts: its bound
+is within a percent or two of the optimum, and it ends as soon as that is above the best order's. Before that moves are
+sieved by what costs nothing to know: how many bytes fewer ordinary training keeps during the operators that bind,
+those in whose stages the best order's relaxation leaves no byte of the budget. Moves that free nothing there are judged
+once in a while. Where no order has a schedule yet, all operators over the budget bind.
 
 The same seed tries the same moves. The clock only ends the search, and the result says whether it did.
 """
@@ -23,20 +24,23 @@ from poetopt.engine.model import model_of, session_of
 from poetopt.engine.order import Precedence, reordered
 from poetopt.engine.solution import Options
 from poetopt.formulations import formulation
+from poetopt.formulations.retention.memory import tight_stages
 from poetopt.problem import Problem
 
 JUDGED = 300
 """At most so many orders are judged by the relaxation."""
-DRAWN = 40
+DRAWN = 200
 """At most so many moves are drawn for each operator of the problem."""
 STRETCH = 8
 """The longest stretch of operators that a move takes along."""
-SLACK = 0.02
-"""An order goes to the judge if its excess is at most this fraction above the best order's."""
+ODDS = 0.03
+"""Share of the moves that relieve no binding operator and are judged all the same; of more in small problems."""
+SMALL = 10
+"""Where there are at most so many operators, every move is judged."""
 GAIN = 1e-4
 """An order is better if its judged overhead is lower by this fraction: less is noise of the cutting."""
-DEPTH = 4
-"""Scope depth of the relaxation that judges."""
+DEPTH = 8
+"""Scope depth of the relaxation that judges: at 4 it misses what longer chains save in transformers."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class _OutOfTimeError(Exception):
 
 @dataclass
 class _Search:
-    """The state of one search: the best order, its excess and its judged overhead."""
+    """The state of one search: the best order, its judgement, and what it keeps where that binds."""
 
     problem: Problem
     options: Options
@@ -98,20 +102,24 @@ class _Search:
     def run(self) -> OrderSearch:
         self.precedence = Precedence.of(self.problem)
         self.order = list(range(len(self.problem.operators)))
-        self.excess = excess_bytes(self.problem, self.order, self.options.ram_bytes)
-        self.found_j = given_j = math.inf
+        self.found = Judgement(math.inf, None)
+        given_j = math.inf
         finished = True
         try:
-            self.found_j = given_j = self._judge(self.order, math.inf)
+            self._take(self.order, self._judge(self.order, math.inf))
+            given_j = self.found.overhead_j
             self._climb()
         except _OutOfTimeError:
             finished = False
-        return OrderSearch(tuple(self.order), given_j, self.found_j, self.moves, self.judged, self.drawn, finished)
+        return OrderSearch(
+            tuple(self.order), given_j, self.found.overhead_j, self.moves, self.judged, self.drawn, finished
+        )
 
     def _climb(self) -> None:
         seen = {tuple(self.order)}
         limit = DRAWN * len(self.order)
-        while self.drawn < limit and self.judged < JUDGED and self.found_j > 0:
+        odds = max(ODDS, SMALL / max(1, len(self.order)))
+        while self.drawn < limit and self.judged < JUDGED and self.found.overhead_j > 0:
             if time.monotonic() > self.until:
                 raise _OutOfTimeError
             self.drawn += 1
@@ -119,17 +127,29 @@ class _Search:
             if tried is None or tuple(tried) in seen:
                 continue
             seen.add(tuple(tried))
-            excess = excess_bytes(self.problem, tried, self.options.ram_bytes)
-            if excess > self.excess * (1 + SLACK):
+            pressure = self._pressure(tried)
+            if pressure >= self.pressure and self.rng.random() >= odds:
                 continue
-            overhead_j = self._judge(tried, self.found_j)
-            better = overhead_j < self.found_j * (1 - GAIN) or (self.found_j == math.inf and overhead_j < math.inf)
-            if better or (overhead_j <= self.found_j and excess < self.excess):
-                self.order, self.excess = tried, excess
-                self.found_j = min(self.found_j, overhead_j)
+            best_j = self.found.overhead_j
+            judgement = self._judge(tried, best_j)
+            better = judgement.overhead_j < best_j * (1 - GAIN) or (best_j == math.inf > judgement.overhead_j)
+            if better or (judgement.overhead_j <= best_j and pressure < self.pressure):
+                self._take(tried, judgement)
                 self.moves += 1
                 if better:
-                    self.on_better(overhead_j)
+                    self.on_better(judgement.overhead_j)
+
+    def _take(self, order: list[int], judgement: Judgement) -> None:
+        self.order, self.found = order, judgement
+        self.binding = None if judgement.tight is None else [order[stage] for stage in judgement.tight]
+        self.pressure = self._pressure(order)
+
+    def _pressure(self, order: Sequence[int]) -> int:
+        """Bytes that ordinary training keeps while binding operators run, or beyond the budget while any does."""
+        live = live_bytes(self.problem, order)
+        if self.binding is None:
+            return sum(max(0, nbytes - self.options.ram_bytes) for nbytes in live)
+        return sum(live[k] for k in self.binding)
 
     def _drawn_move(self) -> list[int] | None:
         """The order with two neighbouring stretches swapped, or None where what was drawn can't be."""
@@ -165,27 +185,35 @@ class _Search:
             room += 1
         return room
 
-    def _judge(self, order: Sequence[int], best_j: float) -> float:
-        """Joules that the relaxation needs in `order`; infinite where it has no solution, or a bound above `best_j`."""
+    def _judge(self, order: Sequence[int], best_j: float) -> Judgement:
         self.judged += 1
-        overhead_j = judged_j(reordered(self.problem, order), self.options, self.until, best_j)
+        judgement = judge(reordered(self.problem, order), self.options, self.until, best_j)
         if time.monotonic() > self.until:
             raise _OutOfTimeError
-        return overhead_j
+        return judgement
 
 
-def judged_j(problem: Problem, options: Options, until: float, best_j: float = math.inf) -> float:
-    """Joules of overhead that the retention relaxation at a low depth proves; infinite where it has no solution.
+@dataclass(frozen=True)
+class Judgement:
+    """What the relaxation says of an order.
 
-    It ends early, with whatever it has then, once that is above `best_j`.
+    overhead_j
+        Joules that no schedule in that order undercuts, within the scope; infinite where there is none.
+    tight
+        The stages in which the relaxation leaves no byte of the budget; None where it wasn't solved to the end.
     """
+
+    overhead_j: float
+    tight: tuple[int, ...] | None
+
+
+def judge(problem: Problem, options: Options, until: float, best_j: float = math.inf) -> Judgement:
+    """Solve the retention relaxation of `problem` at a medium depth, with its cuts, until it is above `best_j`."""
     if options.ram_bytes < problem.least_ram_bytes:
-        return math.inf
+        return Judgement(math.inf, None)
     chosen = formulation("retention")
-    asked = replace(options, formulation=chosen.name)
-    model = model_of(chosen, problem, asked, _scope(options))
-    scale = 1e4 / (problem.baseline_energy_j or 1.0)
-    session = session_of(model, options, scale=scale, threads=1)
+    model = model_of(chosen, problem, replace(options, formulation=chosen.name), _scope(options))
+    session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0), threads=1)
     reached = 0.0
 
     def enough(bound_j: float) -> bool:
@@ -193,8 +221,11 @@ def judged_j(problem: Problem, options: Options, until: float, best_j: float = m
         reached = max(reached, bound_j)
         return bound_j > best_j
 
-    infeasible = cut(chosen, model, session, until=until, overhead_j=None, on_bound=enough)
-    return math.inf if infeasible else reached
+    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=enough):
+        return Judgement(math.inf, None)
+    left_s = until - time.monotonic()
+    point = None if reached > best_j or left_s <= 0 else session.relax(left_s).point
+    return Judgement(reached, None if point is None else tight_stages(model, point))
 
 
 def _scope(options: Options) -> str:
@@ -204,19 +235,19 @@ def _scope(options: Options) -> str:
     return f"depth:{min(DEPTH, int(depth)) if kind == 'depth' else DEPTH}"
 
 
-def excess_bytes(problem: Problem, order: Sequence[int], ram_bytes: int) -> int:
-    """Bytes over `ram_bytes` in ordinary training, summed over operators."""
+def live_bytes(problem: Problem, order: Sequence[int]) -> list[int]:
+    """For each operator, the bytes that are live while it runs in ordinary training in that order."""
     operators, tensors = problem.operators, problem.tensors
     waiting = [len(readers) for readers in problem.readers]
     live = sum(tensors[i].nbytes for i in problem.inputs if waiting[i]) + problem.reserve_bytes
-    total = 0
+    during = [0] * len(operators)
     for k in order:
         operator = operators[k]
         live += sum(tensors[i].nbytes for i in operator.outputs)
-        total += max(0, live + operator.workspace_bytes - ram_bytes)
+        during[k] = live + operator.workspace_bytes
         for i in operator.inputs:
             waiting[i] -= 1
             if not waiting[i]:
                 live -= tensors[i].nbytes
         live -= sum(tensors[i].nbytes for i in operator.outputs if not waiting[i])
-    return total
+    return during

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from poetopt.engine.loop import solve
 from poetopt.engine.order import reordered
 from poetopt.engine.order_search import search_order
-from poetopt.engine.solution import Listener, Options, OrderFound, Progress, Solution, Status
+from poetopt.engine.solution import OPTIMAL_GAP, Listener, Options, OrderFound, Progress, Solution, Status
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -65,13 +65,16 @@ def _settled(problem: Problem, options: Options, given: Solution) -> bool:
 
 
 def _better(first: tuple[Problem, Solution], second: tuple[Problem, Solution]) -> tuple[Problem, Solution]:
-    """The one with the cheaper plan; of equals in one order the one with the better proof, else the first."""
+    """The one with the cheaper plan, by more than a proof of optimality leaves open.
+
+    Of equals in one order it is the one with the better proof, else the first.
+    """
     one, two = first[1].simulation, second[1].simulation
     if two is None:
         return first
-    if one is None or two.overhead_j < one.overhead_j:
+    if one is None or two.overhead_j < one.overhead_j * (1 - OPTIMAL_GAP):
         return second
-    same = first[0] is second[0] and two.overhead_j == one.overhead_j
+    same = first[0] is second[0] and two.overhead_j <= one.overhead_j
     return second if same and (second[1].overhead_bound_j or 0.0) > (first[1].overhead_bound_j or 0.0) else first
 
 
@@ -80,16 +83,24 @@ def _found(
 ) -> OrderFound:
     before = None if given.simulation is None else given.simulation.overhead_j
     after = None if chosen.simulation is None else chosen.simulation.overhead_j
+    proven = None
+    if after is not None and given.overhead_bound_j is not None and _covers(given.scope, chosen.scope):
+        proven = max(0.0, given.overhead_bound_j - after)
     return OrderFound(
         moves=moves,
         gain_j=None if before is None or after is None else before - after,
-        proven_j=None if after is None or given.overhead_bound_j is None else max(0.0, given.overhead_bound_j - after),
+        proven_j=proven,
         given_overhead_j=before,
         given_bound_j=given.overhead_bound_j,
         judged=judged,
         drawn=drawn,
         finished=finished,
     )
+
+
+def _covers(scope: str, other: str) -> bool:
+    """Whether the schedules of the scope `other` are all in `scope`, as far as names tell."""
+    return scope in (other, "full") or other == "store-all"
 
 
 @dataclass

@@ -25,6 +25,9 @@ Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
@@ -82,25 +85,30 @@ def _spanning(space: RetentionSpace) -> list[list[int]]:
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
+    room = block.model().space.room_bytes
+    return [
+        live.row((nbytes - room) / room)
+        for live, nbytes in _recomputes(block, point)
+        if nbytes - room > VIOLATION * room
+    ]
+
+
+def _recomputes(block: PyomoBlock, point: PointLike) -> Iterator[tuple[_Instant, float]]:
+    """What is live, and how many bytes that is, during each recomputation that `point` opens."""
     model = block.model()
     space: RetentionSpace = model.space
     if not len(space.recompute_stage):
-        return []
+        return
     r = point[model.recompute.r]
     k = point[model.residency.k]
     p = np.zeros(len(space.point_tensor))
     if space.paging:
         p[space.page_point] = point[model.paging.p]
-    rows = []
     spanned = _spanned_bytes(space, k)
-    active = np.flatnonzero(r > ACTIVE)
-    for x in active.tolist():
+    for x in np.flatnonzero(r > ACTIVE).tolist():
         j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
         live = _Instant(block, space, j, t, x, r, k, p)
-        excess = live.bytes + spanned[t] - space.room_bytes
-        if excess > VIOLATION * space.room_bytes:
-            rows.append(live.row(excess / space.room_bytes))
-    return rows
+        yield live, live.bytes + float(spanned[t])
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
@@ -110,6 +118,22 @@ def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
     np.add.at(steps, space.point_previous + 1, weight)
     np.add.at(steps, space.point_stage, -weight)
     return np.asarray(np.cumsum(steps))
+
+
+def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
+    """The stages of a retention model in which `point` leaves no byte of the budget, ascending."""
+    space: RetentionSpace = model.space
+    k = point[model.residency.k]
+    spanned = _spanned_bytes(space, k)
+    full = space.room_bytes * (1 - VIOLATION)
+    found = set()
+    for t in range(len(space.problem.operators)):
+        unread = (e for e in space.points_at.get(t, ()) if not space.point_real[e] and not space.point_last[e])
+        kept = sum(float(k[e + 1] * space.tensor_bytes[space.point_tensor[e]]) for e in unread)
+        if spanned[t] + kept + space.problem.working_set_bytes(t) >= full:
+            found.add(t)
+    found.update(live.t for live, nbytes in _recomputes(model.memory, point) if nbytes >= full)
+    return tuple(sorted(found))
 
 
 class _Instant:
