@@ -174,6 +174,8 @@ class Solution:
         Seconds by phase: heuristics, build, relaxation, neighbourhoods, search.
     reason
         For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
+    why
+        Without a plan: what binds, and what would be possible without it, in sentences.
     order
         Where orders of the operators were searched: what that did.
     """
