@@ -193,6 +193,7 @@ class Solution:
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
     reason: str = ""
+    why: tuple[str, ...] = ()
     build_s: float = 0.0
     solve_s: float = 0.0
     total_s: float = 0.0
