@@ -10,6 +10,7 @@ from typing import TypedDict
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import DeadlineModel, Options, Solution
+from poetopt.formulations import formulation
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -56,6 +57,9 @@ def least_ram(
     """
     if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
         return None
+    chosen = formulation(options.formulation)
+    if chosen.impossible(problem) is not None or not chosen.judged:
+        return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
     until = time.monotonic() + seconds
     low = problem.least_ram_bytes
     high = _bisect(low, store_all_bytes(problem), lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes))

@@ -29,6 +29,8 @@ from poetopt.engine.solution import (
     Solution,
     Status,
 )
+from poetopt.engine.why_not import SECONDS as WHY_S
+from poetopt.engine.why_not import explain
 from poetopt.errors import InfeasibleError
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.language import Formulation
@@ -101,7 +103,15 @@ def solve(
         return solution
     # What would help is worth a few seconds, but not the limit that was asked for.
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    return replace(solution, **remedies(problem, options, _solve, min(SEARCH_S, max(0.0, spare))))
+    helped = replace(solution, **remedies(problem, options, _solve, min(SEARCH_S, max(0.0, spare))))
+    spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
+    why = explain(problem, options, helped, _solve, min(WHY_S, max(0.0, spare)))
+    return replace(
+        helped,
+        why=why.says,
+        ram_bound_bytes=max(helped.ram_bound_bytes or 0, why.ram_bound_bytes or 0) or None,
+        least_deadline_s=why.least_deadline_s or helped.least_deadline_s,
+    )
 
 
 def _solve(
@@ -341,7 +351,10 @@ def _integer(
 
 def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
-    run.incumbent.hide_transfers()
+    try:
+        run.incumbent.hide_transfers()
+    except KeyboardInterrupt:
+        run.interrupted = True
     best = run.incumbent.best
     if best is None:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN

@@ -38,9 +38,14 @@ TOLERANCE = 1e-9
 """Joules may exceed the limit by this fraction: sums of floats depend on their order."""
 
 
+def _quickest(block: PyomoBlock) -> None:
+    """The least time, whatever it takes: the objective of `energy_budget` without its limit."""
+    block.late_s = terms(lateness(block), np.array([1.0]))
+
+
 def _build(block: PyomoBlock, *, energy_j: float) -> None:
     model = block.model()
-    block.late_s = terms(lateness(block), np.array([1.0]))
+    _quickest(block)
     parts = contributions(model, "energy_j")
     base = model.baseline_j
     scale = base or 1.0
@@ -83,6 +88,11 @@ def energy_budget(energy_j: float) -> Block:
         goal=TIME,
         says=f"the least time within {show_joules(energy_j)} a step",
     )
+
+
+def quickest() -> Block:
+    """The block for the shortest step that there is: no limit but the RAM's."""
+    return Block("quickest", _quickest, collects=True, restricts=False, goal=TIME, says="the least time")
 
 
 def _option(value: str, problem: Problem, steps: int) -> Block:

@@ -1,0 +1,173 @@
+"""Why there is no schedule: what binds, found by leaving out one thing at a time, and the step that needs the most.
+
+Everything said here is of a schedule that was found, or of sums that hold for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from poetopt.engine.least import Search
+from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
+from poetopt.formulations import formulation
+from poetopt.formulations.energy_budget import quickest
+from poetopt.formulations.goal import ENERGY
+from poetopt.problem import Problem
+from poetopt.units import show_bytes, show_joules, show_seconds
+
+SECONDS = 6.0
+"""What all trials together may take."""
+TRIAL_S = 2.5
+"""What one of them may take."""
+NAMED = 3
+"""So many kept tensors are named."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What must be in RAM while one operator runs for the first time, whatever the schedule.
+
+    working_bytes
+        Its inputs, outputs and workspace.
+    kept
+        Tensors beside them that are read later, and that nothing can bring back.
+    """
+
+    operator: int
+    working_bytes: int
+    kept: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Why:
+    """What `explain` found: sentences, and figures that are sharper than those known before (None: they aren't)."""
+
+    says: tuple[str, ...] = ()
+    ram_bound_bytes: int | None = None
+    least_deadline_s: float | None = None
+
+
+def hardest_step(problem: Problem, options: Options) -> Step:
+    """The operator whose first run needs the most RAM, kernels' reserve included.
+
+    Without paging what can't be computed again must stay from its making to its last reader; without
+    recomputation as well, everything must.
+    """
+    paging = options.paging and problem.paging
+
+    def lasting(i: int) -> bool:
+        producer = problem.tensors[i].producer
+        return not options.remat or producer < 0 or not problem.operators[producer].recomputable
+
+    best = Step(0, 0, (), -1)
+    for t, operator in enumerate(problem.operators):
+        used = {*operator.inputs, *operator.outputs}
+        kept = tuple(
+            i
+            for i, tensor in enumerate(problem.tensors)
+            if not paging
+            and i not in used
+            and tensor.producer < t
+            and lasting(i)
+            and max(problem.readers[i], default=-1) > t
+        )
+        working = problem.working_set_bytes(t)
+        nbytes = working + problem.nbytes(kept) + problem.reserve_bytes
+        if nbytes > best.nbytes:
+            best = Step(t, working, kept, nbytes)
+    return best
+
+
+def explain(problem: Problem, options: Options, solution: Solution, search: Search, seconds: float = SECONDS) -> Why:
+    """What binds in a problem that `solution` found no schedule for.
+
+    search
+        A whole solve, for the trials.
+    seconds
+        What they may take together; a trial that finds nothing in its share proves nothing, and nothing is said of it.
+    """
+    until = time.monotonic() + seconds
+    says: list[str] = []
+    step = hardest_step(problem, options)
+    bound = step.nbytes if step.nbytes > problem.least_ram_bytes else None
+    if bound is not None and step.nbytes > options.ram_bytes:
+        says.append(_step_words(problem, options, step))
+    one_pass = problem.baseline_time_s * (1 - 1e-9)
+    if options.deadline_s is not None and options.deadline_s < one_pass:
+        return Why(tuple(says), bound)
+    if options.ram_bytes < problem.least_ram_bytes:
+        return Why(tuple(says), bound)  # nothing but RAM helps
+    in_vain: list[str] = []
+    for what, eased in _eased(options, problem):
+        left = until - time.monotonic()
+        if left <= 0.2:
+            break
+        found = search(problem, replace(eased, gap=1.0, time_limit_s=min(TRIAL_S, left)))
+        if found.interrupted:
+            break
+        if found.simulation is not None:
+            says.append(f"without {what} a schedule exists{_figures(found)}")
+        elif found.status is Status.INFEASIBLE:
+            in_vain.append(what)
+    if in_vain and not any(text.startswith("without") for text in says):
+        says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
+    return Why(tuple(says), bound, _shortest(problem, options, solution, search, until))
+
+
+def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options]]:
+    """What was asked for beside the RAM, and the options without it."""
+    if options.deadline_s is not None:
+        yield f"the deadline of {show_seconds(options.deadline_s)}", replace(options, deadline_s=None)
+    if not options.paging and problem.paging:
+        yield "--no-paging", replace(options, paging=True)
+    if not options.remat:
+        yield "--no-remat", replace(options, remat=True)
+    chosen = formulation(options.formulation)
+    for block in chosen.blocks:
+        if block.name not in chosen.simulated:
+            rest = tuple(other for other in chosen.blocks if other is not block)
+            eased = replace(chosen, blocks=rest, name=f"{chosen.name} less {block.name}")
+            yield (
+                f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}",
+                replace(options, formulation=eased),
+            )
+
+
+def _shortest(problem: Problem, options: Options, solution: Solution, search: Search, until: float) -> float | None:
+    """Seconds of the quickest schedule that a search finds within the RAM, where that beats what is known."""
+    chosen = formulation(options.formulation)
+    left = until - time.monotonic()
+    paper = options.deadline_model is DeadlineModel.PAPER
+    if options.deadline_s is None or paper or chosen.goal is not ENERGY or left <= 0.2:
+        return None
+    quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()), gap=0.01, time_limit_s=left)
+    found = search(problem, quick)
+    known = solution.least_deadline_s
+    if found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
+        return None
+    return found.simulation.makespan_s
+
+
+def _figures(found: Solution) -> str:
+    simulation = found.simulation
+    assert simulation is not None
+    moved = f", {show_bytes(simulation.bytes_paged)} moved" if simulation.bytes_paged else ""
+    energy, seconds = show_joules(simulation.energy_j), show_seconds(simulation.makespan_s)
+    return f" ({energy} and {seconds} a step{moved})"
+
+
+def _step_words(problem: Problem, options: Options, step: Step) -> str:
+    names = [f"'{problem.tensors[i].name}'" for i in sorted(step.kept, key=lambda i: (-problem.tensors[i].nbytes, i))]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    again = "can't be computed again" if options.remat else "may not be computed again"
+    kernels = f", kernels {problem.reserve_bytes:,}" if problem.reserve_bytes else ""
+    need = (
+        f"{step.nbytes:,} bytes without paging: {step.working_bytes:,} for its inputs, outputs and workspace{kernels}"
+    )
+    return (
+        f"operator {step.operator} '{problem.operators[step.operator].name}' needs {need}, and "
+        f"{problem.nbytes(step.kept):,} for {', '.join(names[:NAMED])}{more}, read later, which {again}"
+    )
