@@ -79,7 +79,11 @@ def failure_words(problem: Problem, solution: Solution) -> str:
     """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     return "; ".join(
-        [f"{problem.model_ref or problem.name} on {problem.device}: {reason}", *_remedies(solution, reason)]
+        [
+            f"{problem.model_ref or problem.name} on {problem.device}: {reason}",
+            *solution.why,
+            *_remedies(solution, " ".join([reason, *solution.why])),
+        ]
     )
 
 
