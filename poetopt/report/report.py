@@ -85,6 +85,7 @@ class Report:
         return {
             "status": str(solution.status),
             "reason": solution.reason or None,
+            "why": list(solution.why),
             "scope": solution.scope or None,
             "formulation": options.formulation_name,
             "backend": options.backend_name,
