@@ -17,9 +17,11 @@ from poetopt.errors import ModelError
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.convert import convert, inline_functions, lift_constants
+from poetopt.frontends.origins import origins
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.roles import choose_trained, fill_constants, resolve_identities, separate_statistics
+from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
 from poetopt.frontends.structure import tidy
 from poetopt.graph import Graph
@@ -54,6 +56,7 @@ def load_onnx(
     """
     document = read_model(source)
     inline_functions(document)
+    split_sequences(document)
     tidy(document)
     constants = lift_constants(document)
     content_hash = _content_hash(document)
@@ -73,8 +76,10 @@ def load_onnx(
     aliases = resolve_identities(document)
     constants |= fill_constants(document)
     notes += separate_statistics(document, aliases)
-    roles = choose_trained(document, constants, aliases, train)
-    notes += roles.notes
+    origin = origins(document)
+    aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
+    roles = choose_trained(document, constants, aliases, train, origin.constants)
+    notes += (*roles.notes, *origin.notes)
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")

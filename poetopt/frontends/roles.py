@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from onnx import AttributeProto, NodeProto, TensorProto
@@ -173,7 +173,11 @@ def fill_constants(document: Document) -> set[str]:
 
 
 def choose_trained(
-    document: Document, constants: set[str], aliases: Mapping[str, str], train: str | Sequence[str] | None
+    document: Document,
+    constants: set[str],
+    aliases: Mapping[str, str],
+    train: str | Sequence[str] | None,
+    fixed: Set[str] = frozenset(),
 ) -> Roles:
     """The weights to train: those that match `train`, or those that the operators that read them suggest.
 
@@ -181,6 +185,8 @@ def choose_trained(
         Names of the weights that stood in Constant nodes.
     train
         Glob patterns, comma separated or in a sequence. Each must match a float weight, else `ModelError`.
+    fixed
+        Names of weights that the exporter calls buffers or constants: trained only where `train` says so.
     """
     readable: dict[str, bool] = {}
     layer: dict[str, bool] = {}
@@ -198,7 +204,9 @@ def choose_trained(
     candidates = [name for name in document.weights if readable.get(name)]
     if train is None:
         trained = tuple(
-            name for name in candidates if layer[name] or (name not in constants and document.weights[name].dims)
+            name
+            for name in candidates
+            if name not in fixed and (layer[name] or (name not in constants and document.weights[name].dims))
         )
         notes = [f"{len(trained)} of {len(readable)} float tensors are trained (inferred; --train to choose)"]
     else:

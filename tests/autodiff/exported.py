@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
 from typing import Any
@@ -121,6 +122,20 @@ class Mixed(nn.Module):
         return self.classify((f.elu(x) + f.softplus(x)).amax((2, 3)))
 
 
+class Chunks(nn.Module):
+    """Attention with a causal mask of its own, and one projection cut in three: as GPT-2 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.classify = nn.Linear(16, 48), nn.Linear(16, 4)
+        self.register_buffer("hidden", torch.full((5, 5), -1e4).triu(1))
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.project(x).chunk(3, -1)
+        weights = (q @ k.transpose(1, 2) / 4 + self.hidden).softmax(-1)
+        return self.classify(f.gelu(weights @ v, approximate="tanh").mean(1))
+
+
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
     """Each network with a batch, seeded."""
     torch.manual_seed(0)
@@ -134,6 +149,16 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         "decoder": (Decoder(), ids),
         "mixed": (Mixed(), torch.randn(2, 3, 8, 8)),
     }
+
+
+def export_newer(module: nn.Module, x: Tensor, *, optimize: bool, dynamic: bool) -> onnx.ModelProto:
+    """What the newer exporter writes: with BatchNormalization in evaluation mode, whatever the module is in."""
+    file: Any = io.BytesIO()
+    shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (x,), file, dynamo=True, optimize=optimize, dynamic_shapes=shapes, verbose=False)
+    return onnx.load_from_string(file.getvalue())
 
 
 def export(module: nn.Module, x: Tensor, opset: int) -> onnx.ModelProto:

@@ -1,0 +1,99 @@
+"""Where the weights of a file come from, as far as PyTorch's newer exporter says it.
+
+It folds what is constant: a transposed weight is stored as `val_13`, a causal mask or the tables of a rotary embedding
+as `val_136` and `cos`. The graph's metadata lists the module's parameters and buffers, and the metadata of a folded
+tensor what it was folded from. So a mask is not taken for a weight, and `--train` knows the module's names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+
+from onnx import NodeProto
+
+from poetopt.frontends.read import Document
+
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_ENTRY = re.compile(r"^\s*\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR|BUFFER_MUTATION) target='([^']*)'", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What the exporter said.
+
+    constants
+        Weights of the file that are no parameter and hold none: buffers, and what was folded of constants alone.
+    names
+        The module's name of a parameter -> the weight of the file that alone was folded from it.
+    mixed
+        Weights that were folded from a parameter and more: their gradient is that of the result.
+    frozen_statistics
+        Whether the module was training with running statistics while no node of the file updates any.
+    """
+
+    constants: frozenset[str] = frozenset()
+    names: dict[str, str] = field(default_factory=dict)
+    mixed: tuple[str, ...] = ()
+    frozen_statistics: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know, one line each."""
+        found = []
+        if self.names:
+            shown = ", ".join(f"{name} as {weight}" for name, weight in list(self.names.items())[:3])
+            more = ", ..." if len(self.names) > 3 else ""
+            found.append(f"{len(self.names)} parameters are stored transposed or under other names ({shown}{more})")
+        if self.mixed:
+            found.append(f"the exporter computed with parameters, their results are trained: {', '.join(self.mixed)}")
+        if self.frozen_statistics:
+            found.append(
+                "exported from a module in training mode, but BatchNormalization is in evaluation mode here; to train "
+                "it, export with torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING)"
+            )
+        return tuple(found)
+
+
+def origins(document: Document) -> Origins:
+    """What the metadata says; nothing where there is none, or where it can't be read."""
+    graph = document.proto.graph
+    signature = next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
+    targets: dict[str, set[str]] = {}
+    for kind, target in _ENTRY.findall(signature):
+        targets.setdefault(kind, set()).add(target)
+    parameters = targets.get("PARAMETER", set())
+    if not parameters:
+        return Origins()
+    constants = {name for kind in ("BUFFER", "CONSTANT_TENSOR") for name in targets.get(kind, ())} - parameters
+    names: dict[str, str] = {}
+    mixed: list[str] = []
+    for info in graph.value_info:
+        sources = next((_listed(entry.value) for entry in info.metadata_props if entry.key == _FOLDED), None)
+        if sources is None or info.name not in document.weights or info.name in parameters:
+            continue
+        held = [source for source in sources if source in parameters]
+        if not held:
+            constants.add(info.name)
+        elif len(sources) > 1:
+            mixed.append(info.name)
+        elif held[0] not in document.weights:
+            names[held[0]] = info.name
+    mutated = any(name.endswith("running_mean") for name in targets.get("BUFFER_MUTATION", ()))
+    trains = any(_trains(node) for node in graph.node)
+    return Origins(frozenset(constants), names, tuple(mixed), mutated and not trains)
+
+
+def _listed(text: str) -> list[str] | None:
+    """The names in the text of a Python list."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else None
+
+
+def _trains(node: NodeProto) -> bool:
+    return node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)

@@ -1,0 +1,138 @@
+"""Sequences that only carry the pieces of a split tensor become a Split: PyTorch's newer exporter writes chunks so.
+
+`SplitToSequence(x, size)` with `SequenceAt(pieces, 2)` is `Split(x, sizes)`, where the file says how long x is; without
+a size and without its axis kept each piece is a Gather. Any other use of sequences is left, to be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.roles import attribute_int, unique
+
+_PIECES = 4096
+"""More pieces than that are no chunks."""
+
+
+def split_sequences(document: Document) -> None:
+    """Replace what can be replaced in `document`."""
+    graph = document.proto.graph
+    if not any(node.op_type == "SplitToSequence" for node in graph.node):
+        return
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    results = {info.name for info in graph.output}
+    made: dict[str, list[NodeProto]] = {}
+    gone: set[str] = set()
+    for node in graph.node:
+        if node.op_type != "SplitToSequence" or not node.input or not node.output or node.output[0] in results:
+            continue
+        picks = readers.get(node.output[0], [])
+        plain = all(p.op_type == "SequenceAt" and len(p.input) == 2 and len(p.output) == 1 for p in picks)
+        found = _replacement(document, node, picks) if plain else None
+        if found:
+            made[node.output[0]] = found
+            gone.update(pick.output[0] for pick in picks)
+    kept: list[NodeProto] = []
+    for node in graph.node:
+        replaced = made.get(node.output[0]) if node.output else None
+        kept += replaced if replaced is not None else [] if node.output and node.output[0] in gone else [_copy(node)]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _replacement(document: Document, node: NodeProto, picks: Iterable[NodeProto]) -> list[NodeProto] | None:
+    """Nodes that write what `picks` take out of the pieces of `node`."""
+    axis = attribute_int(node, "axis", 0)
+    places = {pick.output[0]: _ints(document, pick.input[1]) for pick in picks}
+    if any(place is None or place.size != 1 for place in places.values()):
+        return None
+    at = {name: int(place.reshape(())) for name, place in places.items() if place is not None}
+    x = node.input[0]
+    given = _ints(document, node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    if given is None:
+        if len(node.input) > 1 and node.input[1]:
+            return None
+        if not attribute_int(node, "keepdims", 1):
+            return [
+                helper.make_node(
+                    "Gather", [x, _stored(document, f"{name}.index", np.array(k, np.int64))], [name], axis=axis
+                )
+                for name, k in at.items()
+            ]
+        given = np.array(1, np.int64)
+    length = _length(document, x, axis)
+    if given.ndim:
+        sizes = [int(size) for size in given]
+    elif length is None or int(given) < 1:
+        return None
+    else:
+        size = int(given)
+        sizes = [min(size, length - start) for start in range(0, length, size)]
+    if not 0 < len(sizes) <= _PIECES or any(not -len(sizes) <= k < len(sizes) for k in at.values()):
+        return None
+    first: dict[int, str] = {}
+    for name, k in at.items():
+        first.setdefault(k % len(sizes), name)
+    again = [(first[k % len(sizes)], name) for name, k in at.items() if first[k % len(sizes)] != name]
+    outputs = [first.get(k, "") or unique(f"{node.output[0]}.{k}", _taken(document)) for k in range(len(sizes))]
+    split = helper.make_node("Split", [x], outputs, node.name, axis=axis)
+    if document.opset >= 13:
+        split.input.append(_stored(document, f"{node.output[0]}.sizes", np.array(sizes, np.int64)))
+    else:
+        split.attribute.append(helper.make_attribute("split", sizes))
+    return [split, *(helper.make_node("Identity", [source], [name]) for source, name in again)]
+
+
+def _taken(document: Document) -> set[str]:
+    return {name for node in document.proto.graph.node for name in node.output} | document.weights.keys()
+
+
+def _ints(document: Document, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
+    """The integers of an initializer or a Constant node."""
+    if name in document.weights:
+        if document.weights[name].data_type not in {TensorProto.INT64, TensorProto.INT32}:
+            return None
+        return np.asarray(array_of(document, name), np.int64)
+    for node in document.proto.graph.node:
+        if node.op_type != "Constant" or name not in node.output:
+            continue
+        for attribute in node.attribute:
+            if attribute.name in {"value_int", "value_ints"}:
+                return np.asarray(helper.get_attribute_value(attribute), np.int64)
+            if attribute.name == "value" and attribute.t.data_type in {TensorProto.INT64, TensorProto.INT32}:
+                try:
+                    return np.asarray(numpy_helper.to_array(attribute.t), np.int64)
+                except LIBRARY_ERRORS:
+                    return None
+    return None
+
+
+def _length(document: Document, name: str, axis: int) -> int | None:
+    """How long the file says that `name` is along `axis`."""
+    graph = document.proto.graph
+    for info in (*graph.value_info, *graph.input):
+        if info.name == name and info.type.tensor_type.HasField("shape"):
+            dims = info.type.tensor_type.shape.dim
+            if -len(dims) <= axis < len(dims):
+                return int(dims[axis].dim_value) or None
+    return None
+
+
+def _stored(document: Document, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+    """The name of a new initializer of this value."""
+    chosen = unique(name, _taken(document))
+    document.weights[chosen] = numpy_helper.from_array(array, chosen)
+    return chosen
