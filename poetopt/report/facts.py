@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from poetopt.plan.transfers import hiding
 from poetopt.report.view import View, shown
-from poetopt.report.words import scope_words
+from poetopt.report.words import hiding_words, scope_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 _SAME = 1e-9
@@ -51,6 +52,9 @@ def facts(view: View) -> tuple[Fact, ...]:
     moved = f"{show_bytes(simulation.bytes_paged)} moved" if simulation.bytes_paged else "nothing moved"
     pages = f"{simulation.page_outs:,} out, {simulation.page_ins:,} in"
     found.append(Fact("Pages", pages, moved if problem.paging else "the device has no storage"))
+    if problem.dma and simulation.transfer_s:
+        hidden = hiding(view.plan, simulation)
+        found.append(Fact("Hidden", show_share(hidden.share), hiding_words(hidden)))
     if problem.resident_bytes:
         beside = "parameters, gradients, state: beside the budget"
         found.append(Fact("Resident", show_bytes(problem.resident_bytes), beside))

@@ -10,10 +10,11 @@ from functools import cached_property
 
 from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
+from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.objective import objective_document, objective_words
-from poetopt.report.words import order_fields, order_words, proof_words
+from poetopt.report.words import hiding_words, order_fields, order_words, proof_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 
@@ -50,6 +51,15 @@ class Report:
         from poetopt.plan.layout import arena_bytes
 
         return arena_bytes(self.plan)
+
+    @cached_property
+    def hiding(self) -> Hiding | None:
+        """How much of the transfers happens while the CPU computes: nothing on a device without DMA."""
+        if self.plan is None:
+            return None
+        from poetopt.plan.transfers import hiding
+
+        return hiding(self.plan, self.solution.simulation)
 
     @cached_property
     def plan_bytes(self) -> int | None:
@@ -124,6 +134,9 @@ class Report:
             "page_outs": simulation.page_outs if simulation else None,
             "page_ins": simulation.page_ins if simulation else None,
             "bytes_paged": simulation.bytes_paged if simulation else None,
+            "transfer_s": simulation.transfer_s if simulation else None,
+            "hidden_s": self.hiding.hidden_s if self.hiding else None,
+            "hidden_bytes": self.hiding.hidden_bytes if self.hiding else None,
             "plan_bytes": self.plan_bytes,
             "build_s": solution.build_s,
             "solve_s": solution.solve_s,
@@ -174,6 +187,8 @@ class Report:
                 ("time", self._time()),
                 ("schedule", self._schedule()),
             ]
+            if self.problem.dma and self.hiding and self.hiding.transfer_s:
+                rows.append(("hidden", hiding_words(self.hiding)))
         rows += [("asked", text) for text in self.solution.options.asks]
         if self.solution.objective is not None:
             rows.append(("minimised", objective_words(self.solution.objective)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from poetopt.engine.solution import OrderFound, Solution, Status
+from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_joules, show_share
+from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 
 def scope_words(scope: str) -> str:
@@ -104,3 +105,11 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     elif least is None and deadline is None and "--" not in said:
         known.append("give more --ram, a longer --deadline or a smaller --batch")
     return known
+
+
+def hiding_words(found: Hiding) -> str:
+    """How much of the transfers the CPU's computing hides."""
+    return (
+        f"{show_seconds(found.hidden_s)} of {show_seconds(found.transfer_s)} and {show_bytes(found.hidden_bytes)} of "
+        f"{show_bytes(found.transfer_bytes)} move while the CPU computes"
+    )

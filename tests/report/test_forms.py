@@ -59,7 +59,7 @@ def test_the_text_keeps_its_width_and_names_what_is_done(seed: int, width: int) 
         assert len(line) <= max(width, 60)
     simulation = view.simulation
     assert text.count("R") >= bool(simulation.recomputes)
-    listed = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
+    listed = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip()}
     for index, again in enumerate(view.again):
         if again:
             assert view.operator_names[view.plan.instructions[index].target] in listed

@@ -9,9 +9,10 @@ import pytest
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
+from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
-from poetopt.report.words import failure_words, proof_words, scope_words
+from poetopt.report.words import failure_words, hiding_words, proof_words, scope_words
 
 PROBLEM = Problem(
     name="one",
@@ -68,3 +69,7 @@ def test_tables_wrap_under_their_text_and_keep_units() -> None:
     assert all(line.startswith(" " * 14) for line in lines[2:-1])
     assert text.replace("\n", " ").count("12 kB") == 1
     assert "12\n" not in text
+
+
+def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
+    assert hiding_words(Hiding(2.0, 1.5, 4000, 3000)) == "1.50 s of 2.00 s and 3.00 kB of 4.00 kB move while the CPU computes"
