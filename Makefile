@@ -9,7 +9,7 @@ EXTRAS  := test,plot,dask,cbc,gurobi,docs
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test lint bench extension clean
+.PHONY: demo test lint bench extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -31,6 +31,10 @@ bench: $(TESTED)
 # Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.
 extension: $(TESTED)
 	$(BIN)/python docs/examples/try_extension.py
+
+# A user's program against the installed wheel: mypy --strict and, where it is installed, pyright.
+types: $(TESTED)
+	$(BIN)/python docs/examples/try_extension.py --types
 
 clean:
 	rm -rf build dist .venv

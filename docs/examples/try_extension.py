@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TYPED = Path(__file__).resolve().parent / "typed.py"
 EXTENSION = Path(__file__).resolve().parent / "extension"
 
 
@@ -63,26 +64,53 @@ def environment(folder: Path, wheels: Sequence[Path], download: bool) -> Path:
     return programs
 
 
+def check_types(folder: Path, python: Path) -> None:
+    """mypy --strict and, where it is installed, pyright find every type in a user's program and in the extension."""
+    shutil.copy(TYPED, folder)
+    files = [folder / TYPED.name, folder / "extension" / "src"]
+    mypy: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python]
+    # Pyomo and its kin come without types
+    (folder / "mypy.ini").write_text("[mypy]\n[mypy-pyomo.*]\nignore_missing_imports = true\n", encoding="utf-8")
+    print("mypy:", run([*mypy, *files], folder).strip())
+    pyright = Path(sys.executable).with_name("pyright")
+    if pyright.exists():
+        print("pyright:", run([pyright, "--pythonpath", python, *files], folder).strip())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--download", action="store_true", help="fetch the libraries too, as a user's pip would")
-    download = parser.parse_args().download
+    parser.add_argument("--types", action="store_true", help="check typed.py with mypy --strict and pyright instead")
+    given = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy = folder / "extension"
         shutil.copytree(EXTENSION, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         wheels = [wheel(ROOT, folder), wheel(copy, folder)]
-        programs = environment(folder / "venv", wheels, download)
+        programs = environment(folder / "venv", wheels, given.download)
         poetopt, python = programs / "poetopt", programs / "python"
         where = run([python, "-c", "import poetopt; print(poetopt.__file__)"], folder).strip()
         assert Path(where).is_relative_to(folder.resolve() / "venv"), f"{where} is not the wheel's"
+        if given.types:
+            check_types(folder, python)
+            print(f"mypy and pyright know the public interface: {time.monotonic() - begin:.0f} s")
+            return
         listed = json.loads(run([poetopt, "formulations", "--json", "-"], folder))["formulations"]
         names = {entry["name"] for entry in listed}
         assert {"retention", "poet", "calm", "static-power", "wakeups"} <= names, f"listed are {sorted(names)}"
         assert "N" in run([poetopt, "formulations", "--show", "wakeups"], folder)
         options = ["--device", "a72", "--batch", "1", "--ram", "60%", "--scope", "depth:2", "--gap", "5%"]
-        asked: list[str | Path] = [poetopt, "solve", "resnet18-cifar", *options, "--with", "wakeups=2", "--backend", "highs-single"]
+        asked: list[str | Path] = [
+            poetopt,
+            "solve",
+            "resnet18-cifar",
+            *options,
+            "--with",
+            "wakeups=2",
+            "--backend",
+            "highs-single",
+        ]
         found = json.loads(run([*asked, "--json", "-", "-o", folder / "plan.json"], folder))
         assert found["formulation"] == "retention+wakeups", found["formulation"]
         assert found["page_ins"] + found["page_outs"] <= 2, found
