@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poetopt.formulations.retention.space import recomputable_sets
+from poetopt.formulations.retention.space import recomputable_stages
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan
 
@@ -60,11 +60,11 @@ def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
     """
     problem = plan.problem
     names = [operator.name for operator in problem.operators]
-    allowed = {} if scope == "store-all" else recomputable_sets(problem, scope.replace("depth<=", "depth:"), True)[0]
+    allowed, _ = recomputable_stages(problem, scope.replace("depth<=", "depth:"), scope != "store-all")
     recomputes = sorted(schedule_of(plan).recomputes)
     found = []
     for stage, operator in recomputes:
-        if operator in allowed.get(stage, ()):
+        if allowed[stage, operator]:
             continue
         kind = "the backward operator" if problem.operators[operator].backward else "the forward operator"
         place = "forward" if stage <= problem.last_forward else "backward"

@@ -39,6 +39,10 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
 def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     """Values of all variables for `schedule`, or None where it uses a decision that the space hasn't."""
     space: RetentionSpace = model.space
+    settled = _settled(space, schedule)
+    if settled is None:
+        return None
+    schedule = settled
     r = np.zeros(len(space.recompute_operator))
     for stage, operator in schedule.recomputes:
         x = space.recompute_of.get((operator, stage))
@@ -47,10 +51,7 @@ def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
         r[x] = 1.0
     p = np.zeros(len(space.page_point))
     for stage, tensor in schedule.page_ins:
-        e = space.point_of.get((tensor, stage))
-        if e is None or space.page_index[e] < 0:
-            return None
-        p[space.page_index[e]] = 1.0
+        p[space.page_index[space.point_of[tensor, stage]]] = 1.0
     values = [(model.recompute.r, r), (model.residency.k, _kept(space, schedule))]
     if space.paging:
         written = np.zeros(len(model.paging.o_tensor))
@@ -58,6 +59,24 @@ def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
             written[model.paging.o_index[tensor]] = 1.0
         values += [(model.paging.p, p), (model.paging.o, written)]
     return values
+
+
+def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
+    """`schedule` with page-ins only where the space has them (see `retention_space`); None where it can't be had."""
+    page_ins: set[tuple[int, int]] = set()
+    for stage, i in sorted(schedule.page_ins):
+        e = space.point_of.get((i, stage))
+        if e is None or not space.paging or stage < space.problem.tensors[i].producer + 2:
+            return None
+        _, end = space.tensor_range[i]
+        adjacent = not space.point_first[e] and space.point_real[e - 1] and space.point_stage[e - 1] == stage - 1
+        while e < end and not adjacent and space.page_index[e] < 0:
+            e += 1  # nothing reads it here
+            if e < end and (int(space.point_stage[e]), space.problem.tensors[i].producer) in schedule.recomputes:
+                e = end
+        if e < end and not adjacent:
+            page_ins.add((int(space.point_stage[e]), i))
+    return Schedule(schedule.recomputes, frozenset(page_ins))
 
 
 def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.language import Floats, Ints, Limits
 from poetopt.problem import Problem
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,9 +50,9 @@ class RetentionSpace:
     point_tensor: Ints
     point_stage: Ints
     point_previous: Ints
-    point_first: np.ndarray
-    point_last: np.ndarray
-    point_real: np.ndarray
+    point_first: Flags
+    point_last: Flags
+    point_real: Flags
     point_recompute: Ints
     recompute_operator: Ints
     recompute_stage: Ints
@@ -111,23 +113,22 @@ class RetentionSpace:
         return float(math.gcd(*sizes) or 1)
 
 
-def recomputable_sets(problem: Problem, scope: str, remat: bool) -> tuple[dict[int, set[int]], str]:
-    """For each stage, the operators that may be recomputed in it; and the scope's name in results.
+def recomputable_stages(problem: Problem, scope: str, remat: bool) -> tuple[Flags, str]:
+    """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
 
     `depth:D`: chains of at most D operators, forward operators in backward stages. `forward`: any
     forward operator in a backward stage. `full`: any operator in any later stage.
 
     Raises FormulationError for a scope of another form.
     """
-    last = problem.last_forward
-    stages = range(len(problem.operators))
+    n = len(problem.operators)
+    able = np.array([operator.recomputable for operator in problem.operators], dtype=bool)
     if not remat:
-        return {}, scope_name(scope)
+        return np.zeros((n, n), dtype=bool), scope_name(scope)
     if scope == "full":
-        able = [j for j in stages if problem.operators[j].recomputable]
-        return {t: {j for j in able if j < t} for t in stages}, "full"
-    depth = scope_depth(scope)
-    return {t: _within(problem, t, depth) for t in stages if t > last}, scope_name(scope)
+        return np.tri(n, k=-1, dtype=bool) & able, "full"
+    forward = able & np.array([not operator.backward for operator in problem.operators], dtype=bool)
+    return _within(problem, forward, scope_depth(scope)), scope_name(scope)
 
 
 def scope_depth(scope: str) -> float:
@@ -145,75 +146,91 @@ def scope_name(scope: str) -> str:
     return scope.replace("depth:", "depth<=")
 
 
-def _within(problem: Problem, stage: int, depth: float) -> set[int]:
-    """Forward operators on chains of at most `depth` operators that end in an input of the stage's operator."""
-    found: set[int] = set()
-    queue = deque((i, 1) for i in problem.operators[stage].inputs)
-    while queue:
-        tensor, distance = queue.popleft()
-        producer = problem.tensors[tensor].producer
-        if producer < 0 or producer in found or distance > depth:
-            continue
-        operator = problem.operators[producer]
-        if operator.backward or not operator.recomputable:
-            continue
-        found.add(producer)
-        queue.extend((i, distance + 1) for i in operator.inputs)
-    return found
+def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
+    """For each backward stage, the `forward` operators on chains of at most `depth` that end in an input of its own."""
+    n = len(problem.operators)
+    before = [
+        np.array(sorted({g for i in operator.inputs if (g := problem.tensors[i].producer) >= 0 and forward[g]}), int)
+        for operator in problem.operators
+    ]
+    # row j: what chains of at most d operators that end in j reach; without a limit, rows are final in one pass
+    chains = np.diag(forward)
+    last = problem.last_forward
+    if math.isinf(depth):
+        for j in np.flatnonzero(forward).tolist():
+            chains[j] |= chains[before[j]].any(axis=0)
+    else:
+        for _ in range(min(int(depth), n) - 1):
+            # consumers before their inputs: a row takes what its inputs' rows held in the round before
+            shorter = chains.copy()
+            for j in np.flatnonzero(forward).tolist():
+                chains[j] |= shorter[before[j]].any(axis=0)
+            if np.array_equal(shorter, chains):
+                break
+    allowed = np.zeros((n, n), dtype=bool)
+    for t in range(last + 1, n):
+        allowed[t] = chains[before[t]].any(axis=0)
+    return allowed
 
 
 def retention_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> RetentionSpace:
-    """Enumerate the decisions of a scope."""
-    sets, name = recomputable_sets(problem, scope, remat)
-    operators = problem.operators
-    stages_of: list[set[int]] = [set(readers) for readers in problem.readers]
-    for stage, allowed in sets.items():
-        for j in allowed:
-            for i in operators[j].inputs:
-                stages_of[i].add(stage)
-    for stage, allowed in sets.items():
-        for j in allowed:
-            for i in operators[j].outputs:
-                if stages_of[i] and max(stages_of[i]) >= stage:
-                    stages_of[i].add(stage)
-    # a recompute of which no output can be read any more is no decision
-    recomputes = sorted(
-        (stage, j)
-        for stage, allowed in sets.items()
-        for j in allowed
-        if any(stage in stages_of[i] for i in operators[j].outputs)
-    )
-    index_of = {pair: x for x, pair in enumerate(recomputes)}
-    columns: list[tuple[int, int, int, bool, bool, bool, int]] = []
-    for i, tensor in enumerate(problem.tensors):
-        real = set(problem.readers[i])
-        ordered = sorted(stages_of[i])
-        previous = tensor.producer
-        for k, stage in enumerate(ordered):
-            made = index_of.get((stage, tensor.producer), -1)
-            columns.append((i, stage, previous, k == 0, k == len(ordered) - 1, stage in real, made))
-            previous = stage
-    table = np.array(columns, dtype=np.int64).reshape(-1, 7)
+    """Enumerate the decisions of a scope.
+
+    Left out is what some optimal schedule does without:
+
+    - A recompute of which no output can be read any more.
+    - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
+      for the first point where the tensor is read, where the room that it takes is needed anyway; if the tensor is
+      made before that, it isn't needed at all. Neither costs more, and every instant in between has more room.
+    - A page-in right after a real use, in the next stage. The tensor is an input of the stage before, so that it
+      can stay: no instant lies between, and during the recomputes of its own stage a tensor that is paged in takes
+      the same room as one that stayed.
+    """
+    allowed, name = recomputable_stages(problem, scope, remat)
+    operators, n = problem.operators, len(problem.operators)
+    real = np.zeros((len(problem.tensors), n), dtype=bool)
+    read = np.zeros_like(real)
+    for i, readers in enumerate(problem.readers):
+        real[i, list(readers)] = True
+        read[i] = allowed[:, list(readers)].any(axis=1)
+    read |= real
     producers = np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64)
-    pageable = table[:, 1] >= producers[table[:, 0]] + 2 if paging else np.zeros(len(table), dtype=bool)
-    page_point = np.flatnonzero(pageable)
-    page_index = np.full(len(table), -1, dtype=np.int64)
+    alive = np.logical_or.accumulate(read[:, ::-1], axis=1)[:, ::-1]  # read in this stage or later
+    point = read.copy()
+    made = np.flatnonzero(producers >= 0)
+    point[made] |= allowed[:, producers[made]].T & alive[made]
+    for j, operator in enumerate(operators):
+        if operator.outputs:
+            allowed[:, j] &= point[list(operator.outputs)].any(axis=0)
+        else:
+            allowed[:, j] = False
+    recompute_stage, recompute_operator = np.nonzero(allowed)
+    index_of = np.full((n, n), -1, dtype=np.int64)
+    index_of[recompute_stage, recompute_operator] = np.arange(len(recompute_stage))
+    point_tensor, point_stage = np.nonzero(point)
+    point_first = np.diff(point_tensor, prepend=-1) != 0
+    point_real = real[point_tensor, point_stage]
+    producer = producers[point_tensor]
+    point_previous = np.where(point_first, producer, np.roll(point_stage, 1))
+    stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
+    pageable = read[point_tensor, point_stage] & (point_stage >= producer + 2) & ~stays
+    page_point = np.flatnonzero(pageable & paging)
+    page_index = np.full(len(point_tensor), -1, dtype=np.int64)
     page_index[page_point] = np.arange(len(page_point))
-    pairs = np.array(recomputes, dtype=np.int64).reshape(-1, 2)
     return RetentionSpace(
         problem=problem,
         limits=limits,
         name=name,
         paging=paging,
-        point_tensor=table[:, 0].copy(),
-        point_stage=table[:, 1].copy(),
-        point_previous=table[:, 2].copy(),
-        point_first=table[:, 3].astype(bool),
-        point_last=table[:, 4].astype(bool),
-        point_real=table[:, 5].astype(bool),
-        point_recompute=table[:, 6].copy(),
-        recompute_operator=pairs[:, 1].copy(),
-        recompute_stage=pairs[:, 0].copy(),
+        point_tensor=point_tensor,
+        point_stage=point_stage,
+        point_previous=point_previous,
+        point_first=point_first,
+        point_last=np.diff(point_tensor, append=-1) != 0,
+        point_real=point_real,
+        point_recompute=np.where(producer >= 0, index_of[point_stage, producer], -1),
+        recompute_operator=recompute_operator,
+        recompute_stage=recompute_stage,
         page_point=page_point,
         page_index=page_index,
     )
