@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.problem import Problem
+from poetopt.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def reordered(problem: Problem, order: Sequence[int]) -> Problem:
     """
     if list(order) == list(range(len(problem.operators))):
         return problem
-    tensors = [*problem.inputs, *(i for k in order for i in problem.operators[k].outputs)]
+    tensors = _tensors(problem, order)
     tensor_at = {i: at for at, i in enumerate(tensors)}
     operator_at = {k: at for at, k in enumerate(order)}
 
@@ -117,6 +118,33 @@ def reordered(problem: Problem, order: Sequence[int]) -> Problem:
             replace(problem.tensors[i], producer=operator_at.get(problem.tensors[i].producer, -1)) for i in tensors
         ),
         graph=problem.graph and _reordered_graph(problem.graph, [problem.operators[k].name for k in order]),
+    )
+
+
+def _tensors(problem: Problem, order: Sequence[int]) -> list[int]:
+    """The tensors of `problem` as they are numbered in `order`."""
+    return [*problem.inputs, *(i for k in order for i in problem.operators[k].outputs)]
+
+
+def schedule_into(problem: Problem, order: Sequence[int], schedule: Schedule) -> Schedule:
+    """A schedule of `problem` in `order`: recomputes and page-ins before the same operators as ever.
+
+    It may be no valid schedule there.
+    """
+    tensor_at = {i: at for at, i in enumerate(_tensors(problem, order))}
+    operator_at = {k: at for at, k in enumerate(order)}
+    return Schedule(
+        frozenset((operator_at[stage], operator_at[k]) for stage, k in schedule.recomputes),
+        frozenset((operator_at[stage], tensor_at[i]) for stage, i in schedule.page_ins),
+    )
+
+
+def schedule_from(problem: Problem, order: Sequence[int], schedule: Schedule) -> Schedule:
+    """The inverse: a schedule of the problem in `order` as one of `problem`."""
+    tensors = _tensors(problem, order)
+    return Schedule(
+        frozenset((order[stage], order[at]) for stage, at in schedule.recomputes),
+        frozenset((order[stage], tensors[at]) for stage, at in schedule.page_ins),
     )
 
 

@@ -2,8 +2,9 @@
 
 Every proof is of one order. The given order is solved first, for a share of the time; then others are
 searched; what the search prefers is solved like the given one, and replaces it only where its simulated
-plan costs less. So the answer is never worse than that of the given order, and what the order won is the difference of
-two simulated plans, not of two estimates.
+plan costs less. So the answer is never worse than the given order's, and what the order won is the difference of two
+simulated plans, not of two estimates. The same decisions are tried in the given order too, lest a longer search is
+taken for a better order.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.loop import solve
-from poetopt.engine.order import reordered
+from poetopt.engine.order import reordered, schedule_from, schedule_into
 from poetopt.engine.order_search import search_order
 from poetopt.engine.solution import OPTIMAL_GAP, Listener, Options, OrderFound, Progress, Solution, Status
 from poetopt.plan.assemble import schedule_of
@@ -48,10 +50,17 @@ def solve_ordered(
     best, chosen = problem, given
     other = reordered(problem, found.order)
     if found.moves:
-        best, chosen = _better((problem, given), (other, clock.solved(other, clock.left_s())))
+        known = [] if given.plan is None else [schedule_into(problem, found.order, schedule_of(given.plan))]
+        best, chosen = _better((problem, given), (other, clock.solved(other, clock.left_s(), known)))
+        if best is other and chosen.plan is not None:
+            # what the longer search found may do in the given order too: then the order has won nothing
+            again = Incumbent(problem, options)
+            if again.offer(schedule_from(problem, found.order, schedule_of(chosen.plan))) and again.best is not None:
+                given = _cheaper(given, again.best)
     elif given.status in (Status.FEASIBLE, Status.UNKNOWN):
         starts = () if given.plan is None else (schedule_of(given.plan),)
         chosen = _better((problem, given), (problem, clock.solved(problem, clock.left_s(), starts)))[1]
+    chosen = replace(chosen, interrupted=chosen.interrupted or clock.interrupted)
     order = _found(given, chosen, found.moves if best is other else 0, found.judged, found.drawn, found.finished)
     return best, clock.stamped(chosen, order)
 
@@ -76,6 +85,13 @@ def _better(first: tuple[Problem, Solution], second: tuple[Problem, Solution]) -
         return second
     same = first[0] is second[0] and two.overhead_j <= one.overhead_j
     return second if same and (second[1].overhead_bound_j or 0.0) > (first[1].overhead_bound_j or 0.0) else first
+
+
+def _cheaper(given: Solution, candidate: Candidate) -> Solution:
+    """What was found in the given order, with a plan that is cheaper if the candidate's is."""
+    if given.simulation is not None and given.simulation.overhead_j <= candidate.simulation.overhead_j:
+        return given
+    return replace(given, plan=candidate.plan, simulation=candidate.simulation)
 
 
 def _found(
@@ -114,6 +130,7 @@ class _Clock:
         self.begin = time.monotonic()
         self.timing: dict[str, float] = {}
         self.build_s = 0.0
+        self.interrupted = False
 
     def left_s(self) -> float:
         return max(0.0, self.begin + self.options.time_limit_s - time.monotonic())
@@ -130,6 +147,7 @@ class _Clock:
         for phase, spent in solution.timing.items():
             self.timing[phase] = self.timing.get(phase, 0.0) + spent
         self.build_s += solution.build_s
+        self.interrupted = self.interrupted or solution.interrupted
         trace = tuple(replace(progress, elapsed_s=before + progress.elapsed_s) for progress in solution.trace)
         return replace(solution, trace=trace)
 
@@ -141,9 +159,13 @@ class _Clock:
     def stamped(self, solution: Solution, order: OrderFound) -> Solution:
         """The solution with the options as asked, and the time that all of it took."""
         total_s = time.monotonic() - self.begin
+        reason = solution.reason
+        if solution.plan is None and reason and order.judged:
+            reason = f"{reason}, in the given order of operators; none of {order.judged} orders judged has one"
         return replace(
             solution,
             options=self.options,
+            reason=reason,
             order=order,
             timing=dict(self.timing),
             build_s=self.build_s,

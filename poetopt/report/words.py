@@ -54,6 +54,8 @@ def order_words(order: OrderFound) -> str:
     moved = "1 move" if order.moves == 1 else f"{order.moves} moves"
     if order.gain_j is None or order.given_overhead_j is None:
         return f"{moved} from the given one, in which no schedule was found ({tried})"
+    if order.gain_j <= 0:
+        return f"{moved} from the given one, in which the same schedule does as well ({tried})"
     share = f", {show_share(order.gain_j / order.given_overhead_j)}" if order.given_overhead_j else ""
     proven = f", {show_joules(order.proven_j)} of it proven" if order.proven_j else ""
     return f"{moved} from the given one save {show_joules(order.gain_j)} of its overhead{share}{proven} ({tried})"

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 import poetopt as po
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.engine.order import Precedence, reordered, reordered_like
+from poetopt.engine.order import Precedence, reordered, reordered_like, schedule_from, schedule_into
 from poetopt.engine.order_search import judge, live_bytes, search_order
 from poetopt.engine.ordered import solve_ordered
 from poetopt.engine.solution import Options, Status
+from poetopt.plan.assemble import schedule_of
 from poetopt.plan.codec import decode_compact, encode_compact
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.schedule import Schedule
 from tests.bruteforce import plan_optimum
-from tests.problems import random_problem, random_tight
+from tests.problems import random_plan, random_problem, random_tight
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -118,6 +120,25 @@ def test_another_order_is_the_same_problem(seed: int) -> None:
     assert reordered_like(other, [operator.name for operator in problem.operators]).operators == problem.operators
     data = encode_compact(store_all(other))
     assert decode_compact(other, data).instructions == store_all(other).instructions
+
+
+@given(SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_a_schedule_goes_to_another_order_and_back(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, operators=7)
+    order = shuffled(problem, rng)
+    other = reordered(problem, order)
+    plan = random_plan(rng, problem)
+    schedule = schedule_of(plan)
+    there = schedule_into(problem, order, schedule)
+    assert schedule_from(problem, order, there) == schedule
+
+    def named(of: Problem, found: Schedule) -> set[tuple[str, str]]:
+        computes = {(of.operators[t].name, of.operators[k].name) for t, k in found.recomputes}
+        return computes | {(of.operators[t].name, of.tensors[i].name) for t, i in found.page_ins}
+
+    assert named(other, there) == named(problem, schedule)
 
 
 @given(SEEDS)
