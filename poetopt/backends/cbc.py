@@ -7,12 +7,15 @@ rises; better solutions show only at the end.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
+import platform
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -70,16 +73,22 @@ def executable() -> str:
     found = shutil.which("cbc")
     if found is not None:
         return found
-    with contextlib.suppress(ImportError, AttributeError):
-        import pulp
-
-        bundled = pulp.PULP_CBC_CMD(msg=False).path
-        if bundled and os.access(bundled, os.X_OK):
-            return str(Path(bundled).resolve())
+    spec = importlib.util.find_spec("pulp")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        for bundled in _bundled(Path(folder, "solverdir", "cbc")):
+            if os.access(bundled, os.X_OK):
+                return str(bundled)
     raise BackendUnavailableError(
         "backend 'cbc' is not installed: there is no program `cbc` on the PATH; install it with: "
         "pip install 'poetopt[cbc]' (or apt install coinor-cbc, brew install cbc)"
     )
+
+
+def _bundled(folder: Path) -> list[Path]:
+    """Where PuLP keeps the program for this machine."""
+    system = {"darwin": "osx", "win32": "win"}.get(sys.platform, "linux")
+    machine = "arm64" if platform.machine().lower() in ("arm64", "aarch64") else "i64"
+    return [folder / system / machine / ("cbc.exe" if system == "win" else "cbc")]
 
 
 class CbcSession(MatrixSession):
@@ -269,7 +278,9 @@ class Process:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with contextlib.ExitStack() as stack:
-            log = None if self._log is None else stack.enter_context(open(self._log, "a", encoding="utf-8"))
+            log = (
+                None if self._log is None else stack.enter_context(open(self._log, "a", buffering=1, encoding="utf-8"))
+            )
             for line in process.stdout:
                 if log is not None:
                     log.write(line)

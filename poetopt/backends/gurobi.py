@@ -241,10 +241,15 @@ def _set(env: gp.Env, key: str, value: str) -> None:
         close = [names[x] for x in difflib.get_close_matches(key.lower(), names, n=2)]
         hint = " or ".join(close) or "see the list of Gurobi's parameters"
         raise OptionError(f"--solver-option {key}={value}: Gurobi has no such parameter; closest: {hint}")
-    try:
-        env.setParam(names[key.lower()], value)
-    except (gp.GurobiError, TypeError, ValueError) as error:
-        raise OptionError(f"--solver-option {key}={value}: not a value of Gurobi's {key} ({error})") from error
+    told = ""
+    for kind in (int, float, str):
+        try:
+            env.setParam(names[key.lower()], kind(value))
+        except (gp.GurobiError, TypeError, ValueError) as error:
+            told = told or str(error)
+        else:
+            return
+    raise OptionError(f"--solver-option {key}={value}: not a value of Gurobi's {key} ({told})")
 
 
 backend = GurobiBackend()

@@ -297,7 +297,7 @@ class _Suite:
             self.need(math.isfinite(first.bound), "it is capable of BOUND, and out of time it has none")
         if self.can(Capability.WARM_START):
             start = [(v, first.point[v]) for v in (model.x, model.over, model.under)]
-            again = self.search(session, time_limit_s=SHORT_S, start=start)
+            again = self.search(session, time_limit_s=SHORT_S / 2, start=start)
             self.need(
                 again.objective <= first.objective + 1e-4 * max(1.0, told),
                 f"it is capable of WARM_START, and ends with {again.objective} from a start of {first.objective}",
@@ -313,7 +313,7 @@ class _Suite:
         ):
             return False
         session = self.open(milp.endless())
-        timer = threading.Timer(SHORT_S, os.kill, (os.getpid(), signal.SIGINT))
+        timer = threading.Timer(SHORT_S / 2, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         try:
             found = self.search(session, time_limit_s=20 * ENOUGH_S)

@@ -1,0 +1,27 @@
+"""Which of our backends can be tested here."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from poetopt.backends.solver import BACKENDS, Backend, backend
+from poetopt.errors import BackendUnavailableError
+
+
+def installed(name: str) -> Backend:
+    """The backend, or a skipped test where its solver isn't installed."""
+    try:
+        found = backend(name)
+        if name == "cbc":
+            from poetopt.backends.cbc import executable
+
+            executable()
+    except BackendUnavailableError as error:
+        pytest.skip(str(error))
+    return found
+
+
+every_backend = pytest.mark.parametrize("name", BACKENDS)
+needs_gurobi = pytest.mark.skipif(find_spec("gurobipy") is None, reason="gurobipy is not installed")

@@ -1,0 +1,169 @@
+"""The backends keep one contract, and reach the same optima."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.backends.solver import BACKENDS, Capability, backend
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options, Status
+from poetopt.errors import FormulationError, OptionError
+from poetopt.problem import Problem
+from poetopt.testing import check_backend
+from tests.backends.solvers import every_backend, installed
+from tests.problems import random_tight
+
+
+@every_backend
+def test_it_keeps_the_contract(name: str) -> None:
+    checked = check_backend(installed(name), problems=8, schedules=2)
+    assert checked.interrupted == (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def references() -> list[tuple[Problem, int, float | None]]:
+    """Twenty random graphs with their budgets, and their least overheads by HiGHS."""
+    found = []
+    for seed in range(20):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=7, dma=seed % 3 == 0)
+        found.append((problem, ram_bytes, _optimum(problem, ram_bytes, "highs")))
+    assert sum(overhead is not None and overhead > 0 for _, _, overhead in found) >= 10
+    return found
+
+
+def _optimum(problem: Problem, ram_bytes: int, name: str) -> float | None:
+    solution = solve(problem, Options(ram_bytes=ram_bytes, scope="full", gap=0.0, backend=name, threads=1))
+    if solution.simulation is None:
+        assert solution.status is Status.INFEASIBLE
+        return None
+    assert solution.status is Status.OPTIMAL
+    return solution.simulation.overhead_j
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "highs"])
+def test_twenty_random_graphs(name: str, references: list[tuple[Problem, int, float | None]]) -> None:
+    installed(name)
+    for problem, ram_bytes, expected in references:
+        assert _optimum(problem, ram_bytes, name) == (None if expected is None else pytest.approx(expected, rel=1e-6))
+
+
+@pytest.mark.parametrize(("network", "ram", "scope"), [("mlp", "80%", "full"), ("vgg16-cifar", "70%", "depth:2")])
+def test_small_networks(network: str, ram: str, scope: str) -> None:
+    problem = po.load(network).differentiate().cost("a72")
+    expected = po.solve(problem, ram=ram, scope=scope, gap=0, threads=1).solution
+    assert expected.status is Status.OPTIMAL
+    assert expected.simulation is not None
+    for name in BACKENDS:
+        if name == "highs":
+            continue
+        found = po.solve(problem, ram=ram, scope=scope, gap=0, backend=installed(name), threads=1)
+        assert found.solution.status is Status.OPTIMAL
+        assert found.to_dict()["backend"] == name
+        assert found.solution.simulation is not None
+        assert found.solution.simulation.overhead_j == pytest.approx(expected.simulation.overhead_j, rel=1e-6)
+
+
+def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path: Path) -> None:
+    """A SIGINT while CBC, a program of its own, is searching: a plan that isn't called optimal."""
+    installed("cbc")
+    code = "import sys; from poetopt.cli import invoke; sys.exit(invoke(sys.argv[1:]))"
+    log = tmp_path / "cbc.log"
+    command = "solve bert-tiny --device a72 --ram 60% --scope depth:3 --gap 0 --backend cbc --time-limit 100s --json -"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command.split(), "--log", str(log)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while process.poll() is None and not (log.exists() and "Cgl0004I" in log.read_text()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert json.loads(out)["status"] in ("feasible", "within-gap")
+    assert "Traceback" not in err
+
+
+@every_backend
+def test_options_and_log_reach_the_solver(name: str, tmp_path: Path) -> None:
+    option = {"highs": ("presolve", "off"), "gurobi": ("Presolve", "0"), "cbc": ("preprocess", "off")}[name]
+    problem = po.load("mlp").differentiate().cost("a72")
+    log = tmp_path / "solver.log"
+    report = po.solve(problem, ram="80%", backend=installed(name), solver_options=dict([option]), log=log, threads=1)
+    assert report.status is Status.OPTIMAL
+    assert len(log.read_text().splitlines()) > 5
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"no_such": "1"}, "no such"), ({"threads": "2"}, "use --threads"), ({"Threads": "2"}, "use --threads")],
+)
+def test_options_that_are_refused(name: str, options: dict[str, str], words: str) -> None:
+    problem = po.load("mlp").differentiate().cost("a72")
+    with pytest.raises(OptionError, match=words):
+        po.solve(problem, ram="80%", backend=installed(name), solver_options=options)
+
+
+@pytest.mark.parametrize(("name", "option"), [("highs", "mip_heuristic_efort"), ("gurobi", "MIPFocuss")])
+def test_an_option_with_a_typing_error_names_the_closest(name: str, option: str) -> None:
+    problem = po.load("mlp").differentiate().cost("a72")
+    with pytest.raises(OptionError, match=option[:6] if name == "gurobi" else "mip_heuristic_effort"):
+        po.solve(problem, ram="80%", backend=installed(name), solver_options={option: "1"})
+
+
+@pytest.mark.parametrize(("name", "option"), [("highs", "mip_max_nodes"), ("gurobi", "MIPFocus")])
+def test_an_option_with_a_nonsense_value(name: str, option: str) -> None:
+    problem = po.load("mlp").differentiate().cost("a72")
+    with pytest.raises(OptionError, match="not a value"):
+        po.solve(problem, ram="80%", backend=installed(name), solver_options={option: "much"})
+
+
+def test_bounds_are_certified_with_any_multipliers() -> None:
+    from poetopt.engine.certificate import certify
+
+    problem = po.load("mlp").differentiate().cost("a72")
+    asked = po.solve(problem, ram="80%", threads=1).solution.options
+    bounds = {
+        name: certify(problem, Options(ram_bytes=asked.ram_bytes, backend=name, threads=1), "full").bound_j
+        for name in BACKENDS
+        if Capability.DUALS in installed(name).capabilities
+    }
+    assert min(bounds.values()) == pytest.approx(max(bounds.values()), rel=1e-5)
+
+
+def test_a_backend_without_multipliers_certifies_nothing() -> None:
+    from poetopt.backends.highs import HighsSession
+    from poetopt.engine.certificate import certify
+
+    class Plain(HighsSession):
+        capabilities = HighsSession.capabilities - {Capability.DUALS}
+
+    class PlainBackend:
+        name = "plain"
+        capabilities = Plain.capabilities
+
+        def open(self, model: object, **more: object) -> Plain:
+            return Plain(model, **more)  # type: ignore[arg-type]
+
+    problem = po.load("mlp").differentiate().cost("a72")
+    with pytest.raises(FormulationError, match="'plain' gives no multipliers"):
+        certify(problem, Options(ram_bytes=180_000, backend=PlainBackend()), "full")
+
+
+def test_every_known_backend_has_a_module() -> None:
+    folder = Path(po.__file__).parent / "backends"
+    for name in BACKENDS:
+        assert (folder / f"{name}.py").is_file()
+    assert os.path.isfile(folder / "solver.py")
+    assert backend(backend("highs")) is backend("highs")
