@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from poetopt.errors import FormulationError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from poetopt.formulations import poet, retention
     from poetopt.formulations.language import Formulation
 
@@ -44,10 +46,26 @@ def formulation(name: str | Formulation) -> Formulation:
 
     for point in entry_points(group="poetopt.formulations"):
         if point.name == name:
-            loaded: Formulation = point.load()
-            return loaded
+            return _loaded(point)
     close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
     raise FormulationError(f"unknown formulation '{name}': there are {', '.join(names())}; closest: {close[0]}")
+
+
+def _loaded(point: EntryPoint) -> Formulation:
+    """What an entry point holds. Raises FormulationError where it can't be loaded, or holds something else."""
+    from poetopt.formulations.language import Formulation
+
+    try:
+        found: object = point.load()
+    except (ImportError, AttributeError) as error:
+        raise FormulationError(
+            f"formulation '{point.name}' ({point.value}) can't be loaded: {error}; reinstall its package"
+        ) from error
+    if not isinstance(found, Formulation):
+        raise FormulationError(
+            f"formulation '{point.name}': {point.value} is a {type(found).__name__}, not a Formulation"
+        )
+    return found
 
 
 def __getattr__(name: str) -> object:

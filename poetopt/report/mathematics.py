@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from poetopt import formulations
@@ -59,8 +60,8 @@ def catalogue(name: str | None = None) -> list[Entry]:
     Raises FormulationError for an unknown name, or an entry point that can't be loaded.
     """
     if name is None:
-        found = [_formulation(known) for known in formulations.names()]
-        return [*found, *(_option(known) for known in options.names())]
+        found = [_or_broken(_formulation, known, "formulation") for known in formulations.names()]
+        return [*found, *(_or_broken(_option, known, "block") for known in options.names())]
     if name in options.names():
         return [_option(name)]
     by_block = {options.option(known).make(options.option(known).example, _EXAMPLE, 1).name: known
@@ -76,6 +77,14 @@ def catalogue(name: str | None = None) -> list[Entry]:
             f"unknown formulation or block '{name}': there are {', '.join([*formulations.names(), *options.names()])}"
         )
     return [_formulation(name)]
+
+
+def _or_broken(make: Callable[[str], Entry], name: str, kind: str) -> Entry:
+    """A package that is broken is listed as such, and doesn't keep the others from being listed."""
+    try:
+        return make(name)
+    except FormulationError as error:
+        return Entry(name, kind, f"can't be used: {error}", "", (), "", "")
 
 
 def _formulation(name: str) -> Entry:
@@ -98,12 +107,12 @@ def listing(entries: list[Entry]) -> str:
     """A paragraph each: what it is, how to ask for it, which blocks it has."""
     parts = []
     for entry in entries:
-        rows = [("ask with", entry.option)]
+        rows = [("ask with", entry.option)] if entry.option else []
         if entry.minimises:
             rows.append(("minimises", entry.minimises))
         if entry.kind == "formulation":
             rows += [(block.name, title(block)) for block in entry.blocks]
-        elif entry.blocks[0].requires:
+        elif entry.blocks and entry.blocks[0].requires:
             rows.append(("requires", ", ".join(entry.blocks[0].requires)))
         parts.append(table(f"{entry.kind} {entry.name}: {entry.about}", rows))
     return "\n\n".join([*parts, "poetopt formulations --show NAME has the mathematics."])

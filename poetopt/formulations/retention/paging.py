@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, Terms, terms
+from poetopt.formulations.language import Block, PyomoBlock, Space, Terms, terms
 
 
 def _build(block: PyomoBlock) -> None:
@@ -51,4 +51,8 @@ def _sum(first: Terms, second: Terms) -> Terms:
     return Terms([*first.variables, *second.variables], [*first.coefficients, *second.coefficients])
 
 
-paging = Block("paging", _build, when=lambda space: space.paging)
+def _needed(space: Space) -> bool:
+    return space.paging
+
+
+paging = Block("paging", _build, when=_needed)

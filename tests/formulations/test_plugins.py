@@ -1,0 +1,91 @@
+"""What other packages register: found by name, listed, told when it is broken. The packages are real, on sys.path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.errors import FormulationError, OptionError
+from poetopt.formulations import formulation, options
+from tests.cli.support import chain, runner, write_problem
+
+MODULE = '''
+"""Block `short`: at most so many recomputations."""
+import functools
+from poetopt.formulations.language import Block
+from poetopt.formulations.options import BlockOption
+from poetopt.formulations.retention import retention
+
+
+def _build(block, *, most):
+    r = list(block.model().recompute.r.values())
+    if r:
+        block.within = __import__("pyomo.environ").environ.Constraint(expr=sum(r) <= most)
+
+
+def _refuses(trial, *, most):
+    return None if trial.simulation.recomputes <= most else "it recomputes too much"
+
+
+def short(most):
+    return Block("short", functools.partial(_build, most=most), requires=("recompute",),
+                 refuses=functools.partial(_refuses, most=most), says=f"at most {most} recomputations")
+
+
+option = BlockOption("N", lambda value, problem, steps: short(int(value)), "3")
+brief = retention.with_block(short(1), name="brief")
+number = 3
+'''
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a formulation and a block, and one whose modules are gone."""
+    (tmp_path / "a_short_package.py").write_text(MODULE, encoding="utf-8")
+    for name, lines in {
+        "good": "[poetopt.formulations]\nbrief = a_short_package:brief\n"
+        "[poetopt.blocks]\nshort = a_short_package:option\n",
+        "bad": "[poetopt.formulations]\ngone = a_lost_package:it\nodd = a_short_package:number\n"
+        "[poetopt.blocks]\nlost = a_lost_package:it\nweird = a_short_package:number\n",
+    }.items():
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+        (folder / "entry_points.txt").write_text(lines, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_others_register_is_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_problem(tmp_path / "chain.json", chain())
+    run = runner(capsys)
+    line = ["solve", path, "--device", "a72", "--ram", 4000, "--json", "-"]
+    assert run(*line, "--formulation", "brief").document["recomputes"] <= 1
+    found = run(*line, "--with", "short=0").document
+    assert found["recomputes"] == 0
+    assert found["asks"] == ["at most 0 recomputations"]
+    po.testing.check_block(options.option("short").make("1", None, 1), problems=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_is_broken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, complaint in (("gone", "can't be loaded"), ("odd", "is a int, not a Formulation")):
+        with pytest.raises(FormulationError, match=complaint):
+            formulation(name)
+    for name, complaint in (("lost", "can't be loaded"), ("weird", "holds a int")):
+        with pytest.raises(FormulationError, match=complaint):
+            options.option(name)
+    listed = runner(capsys)("formulations")
+    assert listed.code == 0
+    for name in ("brief", "short", "gone", "odd", "lost", "weird"):
+        assert f" {name}: " in listed.out
+    assert listed.out.count("can't be used: ") == 4
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_broken_block_in_a_solve() -> None:
+    problem = po.load("lenet").differentiate().cost("m4")
+    with pytest.raises(OptionError, match=r"--with lost=1: block 'lost' .* can't be loaded"):
+        po.solve(problem, ram="90%", blocks=["lost=1"])
