@@ -9,7 +9,7 @@ All nodes are valid from `OLDEST_OPSET` to the newest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,15 +38,26 @@ class GraphBuilder:
     floor_bytes
         What the backward pass needs at its largest tensor whatever a rule does: an element-wise gradient reads
         two tensors of that size, writes one, and keeps one. Constructions below that are free to be fast.
+    needed
+        Storages that backward operators read whatever the rules with a choice choose, known from a first pass, and
+        what has been chosen since. Whether any rule asked is in `asked`.
+    roots
+        Whose bytes a forward view shares.
     adders
         For gradients that are mostly zeros, by name: how to add one to another tensor without its zeros.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int,
+        roots: Mapping[str, str] | None = None, needed: Set[str] = frozenset(),
+    ) -> None:  # fmt: skip
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.values: dict[str, Array] = dict(values)
         self.opset = opset
         self.drafts: list[OperatorBuilder] = []
+        self.roots = roots or {}
+        self.needed = set(needed)
+        self.asked = False
         self.floor_bytes = 4 * max((t.nbytes for t in tensors.values() if not t.resident), default=0)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
         self._made: set[str] = set()
@@ -106,6 +117,17 @@ class GraphBuilder:
         self.drafts.append(draft)
         return draft
 
+    def kept(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is there in the backward pass anyway: resident, or read by some operator of it."""
+        self.asked = True
+        return tensor.resident or self.roots.get(tensor.name, tensor.name) in self.needed
+
+    def required(self) -> frozenset[str]:
+        """Storages that the backward operators without a choice read."""
+        drafts = (draft for draft in self.drafts if draft.backward and not draft.chooses)
+        names = {name for draft in drafts for node in draft.nodes for name in node.inputs}
+        return frozenset(self.roots.get(name, name) for name in names)
+
     def writer(self, tensor: Tensor) -> OperatorBuilder | None:
         """The operator under construction that writes `tensor`, if one does."""
         return self._writers.get(tensor.name)
@@ -133,6 +155,7 @@ class OperatorBuilder:
     def __post_init__(self) -> None:
         self.nodes: list[Node] = []
         self.over = ""
+        self.chooses = False
 
     # --- nodes of any kind -------------------------------------------------------------------------
 

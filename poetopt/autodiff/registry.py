@@ -140,6 +140,28 @@ class Primal:
             raise ModelError(f"{self.where}: gradients flow back through its first output only")
         return dy
 
+    def reads_output(self, k: OperatorBuilder, *, default: bool = True) -> bool:
+        """Whether backward operator `k`, which can do with either of x and y, takes y: what is there anyway is free.
+
+        default
+            The answer where both are there, or neither is.
+        """
+        k.chooses = True
+        there = self.builder.kept(self.x), self.builder.kept(self.y)
+        chosen = there[1] if there[0] != there[1] else default
+        self.builder.needed.add(self.builder.roots.get(name := (self.y if chosen else self.x).name, name))
+        return chosen
+
+    def either(self, k: OperatorBuilder) -> Tensor:
+        """x or y, for a backward operator to which both say the same."""
+        return self.y if self.reads_output(k) else self.x
+
+    def result(self, k: OperatorBuilder) -> Tensor:
+        """y, or where that would be kept for this alone and x is there anyway: computed again from x."""
+        if self.reads_output(k):
+            return self.y
+        return k.node(self.node.op_type, [self.x], self.y.shape, self.y.dtype, **dict(self.node.attributes))
+
     def view(self, tensor: Tensor, like: Tensor) -> Tensor:
         """`tensor` under the shape of `like`, by a view operator: no bytes, no time."""
         if tensor.shape == like.shape:

@@ -14,7 +14,7 @@ import numpy as np
 
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import prepare
-from poetopt.autodiff.losses import attach
+from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.order import low_memory_order
 from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import Primal, blocked_inputs, downstream, find_rule, principal, rule_of
@@ -43,14 +43,9 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(graph)
-    builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
-    for name in graph.trained:
-        if builder.unique(f"{name}.grad") != f"{name}.grad":
-            raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")
-    forward, states = prepare(graph, builder)
-    attached = attach(graph, forward, builder, loss, output)
-    sweep = _Sweep(builder, (*forward, *attached.operators), graph.trained)
-    totals = sweep.run(attached.loss)
+    builder, forward, states, attached, totals = _swept(graph, loss, output, frozenset())
+    if builder.asked:
+        builder, forward, states, attached, totals = _swept(graph, loss, output, builder.required())
     gradients = {name: totals[name] for name in graph.trained if name in totals}
     if not gradients:
         shown = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
@@ -82,6 +77,20 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
         states=states,
         added_inputs=attached.inputs,
     )
+
+
+def _swept(
+    graph: Graph, loss: str, output: str | None, needed: frozenset[str]
+) -> tuple[GraphBuilder, tuple[Operator, ...], Mapping[str, str], Attached, dict[str, Tensor]]:
+    """The reverse loop over `graph`, whose rules know that the backward pass reads the storages `needed` anyway."""
+    builder = GraphBuilder(graph.tensors, graph.values, graph.opset, graph.storage, needed)
+    for name in graph.trained:
+        if builder.unique(f"{name}.grad") != f"{name}.grad":
+            raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")
+    forward, states = prepare(graph, builder)
+    attached = attach(graph, forward, builder, loss, output)
+    sweep = _Sweep(builder, (*forward, *attached.operators), graph.trained)
+    return builder, forward, states, attached, sweep.run(attached.loss)
 
 
 def unsupported(graph: Graph) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Element-wise functions of one input, and softmax.
 
-Each rule reads the output where a formula in it exists: the next layer's weight gradient needs that
-tensor anyway. Formulas keep at most one temporary of the input's size alive where they can.
+Where input and output will both do, a rule reads the one that the backward pass of this graph reads anyway (see
+`Primal.reads_output`), else the output. Formulas keep at most one temporary of the input's size alive where they can.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @register_vjp("Relu", since=6)
 def relu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where Y > 0."""
+    """dX = dY where X > 0, and so where Y > 0: either decides."""
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), positive(k, op.y)),)
+    return (k.mul(op.only(cotangents), positive(k, op.either(k))),)
 
 
 @register_vjp("LeakyRelu", since=6)
@@ -29,15 +29,18 @@ def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     dy = op.only(cotangents)
     alpha = op.attr_float("alpha", 0.01)
     k = op.emit("grad_input")
-    step = positive(k, op.y if alpha > 0 else op.x)
+    step = positive(k, op.either(k) if alpha > 0 else op.x)
     return (k.mul(dy, affine(k, step, 1.0 - alpha, alpha)),)
 
 
 @register_vjp("Clip", since=11)
 def clip(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where Y lies strictly between the bounds: Y alone decides, and X need not be kept."""
-    dy, y = op.only(cotangents), op.y
+    """dX = dY where X, and so Y, lies strictly between the bounds: either decides."""
+    dy = op.only(cotangents)
+    if not (op.has(1) or op.has(2)):
+        return (dy,)
     k = op.emit("grad_input")
+    y = op.either(k)
     bounds = [(op.input(index), index == 1) for index in (1, 2) if op.has(index)]
     steps = [strictly_inside(k, y, _constant(op, bound), below) for bound, below in bounds]
     for (bound, below), step in zip(bounds, steps, strict=True):
@@ -54,16 +57,18 @@ def _constant(op: Primal, tensor: Tensor) -> Array | None:
 @register_vjp("Sigmoid", since=6)
 def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY Y (1 - Y)."""
-    dy, y = op.only(cotangents), op.y
+    dy = op.only(cotangents)
     k = op.emit("grad_input")
+    y = op.result(k)
     return (k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y)),)
 
 
 @register_vjp("Tanh", since=6)
 def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY (1 - Y^2)."""
-    dy, y = op.only(cotangents), op.y
+    dy = op.only(cotangents)
     k = op.emit("grad_input")
+    y = op.result(k)
     return (k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y))),)
 
 

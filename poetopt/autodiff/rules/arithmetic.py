@@ -36,14 +36,17 @@ def mul(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Div", since=7)
 def div(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dA = dY / B, dB = -dY Y / B."""
+    """dA = dY / B, dB = -dY Y / B, or -dY A / B^2 where A is there anyway and Y is not, or is smaller."""
     dy = op.only(cotangents)
     b = op.input(1)
     da = op.emit("grad_input").div(dy, b) if op.need(0) else None
     db = None
     if op.need(1):
         k = op.emit("grad_input")
-        db = k.neg(k.div(k.sum_to(k.mul(dy, op.y), b.shape), b))
+        if (op.input(0).nbytes < op.y.nbytes and not op.builder.kept(op.y)) or not op.reads_output(k):
+            db = k.neg(k.div(k.sum_to(k.div(k.mul(dy, op.input(0)), b), b.shape), b))
+        else:
+            db = k.neg(k.div(k.sum_to(k.mul(dy, op.y), b.shape), b))
     return da, db
 
 

@@ -49,32 +49,39 @@ register_vjp("Acosh", since=9)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, 
 def softsign(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY (1 - |Y|)^2. Reads Y; two temporaries."""
     k = op.emit("grad_input")
-    rest = affine(k, k.unary("Abs", op.y), -1.0, 1.0)
+    rest = affine(k, k.unary("Abs", op.result(k)), -1.0, 1.0)
     return (k.mul(k.mul(op.only(cotangents), rest), rest),)
 
 
 @register_vjp("ThresholdedRelu", since=10)
 def thresholded_relu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X > alpha. Reads X; two temporaries."""
+    """dX = dY where X > alpha, which is where Y > 0 unless alpha is negative. Reads X or Y; two temporaries."""
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), positive(k, affine(k, op.x, 1.0, -op.attr_float("alpha", 1.0)))),)
+    alpha = op.attr_float("alpha", 1.0)
+    if alpha >= 0 and op.reads_output(k):
+        return (k.mul(op.only(cotangents), positive(k, op.y)),)
+    return (k.mul(op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
 
 
 @register_vjp("Celu", since=12)
 def celu(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY where X > 0, else dY (Y / alpha + 1). Reads Y; two temporaries."""
     k = op.emit("grad_input")
-    below = k.binary("Min", op.y, k.graph.scalar(0.0, op.y.dtype))
+    below = k.binary("Min", op.result(k), k.graph.scalar(0.0, op.y.dtype))
     return (k.mul(op.only(cotangents), affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0)),)
 
 
 @register_vjp("Swish", since=24)
 def swish(op: Primal, cotangents: Cotangents) -> Gradients:
-    """With s = sigmoid(alpha X) and Y = X s: dX = dY (s + alpha Y (1 - s)). Reads X and Y; three temporaries."""
+    """With s = sigmoid(alpha X) and Y = X s: dX = dY (s + alpha Y (1 - s)). Reads X, and Y where it is kept anyway.
+
+    Three temporaries.
+    """
     alpha = op.attr_float("alpha", 1.0)
     k = op.emit("grad_input")
     s = k.unary("Sigmoid", k.mul(op.x, alpha))
-    return (k.mul(op.only(cotangents), k.add(s, k.mul(k.mul(op.y, alpha), affine(k, s, -1.0, 1.0)))),)
+    y = op.y if op.builder.kept(op.y) else k.mul(op.x, s)
+    return (k.mul(op.only(cotangents), k.add(s, k.mul(k.mul(y, alpha), affine(k, s, -1.0, 1.0)))),)
 
 
 @register_vjp("Mean", since=8)

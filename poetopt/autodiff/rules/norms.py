@@ -16,17 +16,19 @@ TINY = float(np.finfo(np.float32).tiny)
 def lp_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     """With Y = X / |X| along the axis: dX = (dY - N sum(dY Y)) / |X|, N = Y for p = 2 and sign(X) for p = 1.
 
-    Reads X and Y; two temporaries of X's size.
+    Reads X, and Y where it is kept anyway; three temporaries of X's size.
     """
-    dy, x, y = op.only(cotangents), op.x, op.y
+    dy, x = op.only(cotangents), op.x
     axis = op.attr_int("axis", -1) % len(x.shape)
     k = op.emit("grad_input")
     shape = tuple(1 if a == axis else d for a, d in enumerate(x.shape))
     first = op.attr_int("p", 2) == 1
     norm = k.node("ReduceL1" if first else "ReduceL2", [x, k.graph.ints([axis])], shape, x.dtype)
+    norm = k.binary("Max", norm, k.graph.scalar(TINY, x.dtype))
+    y = op.y if op.builder.kept(op.y) else k.div(x, norm)
     total = k.reduce_sum(k.mul(dy, y), [axis])
     slope = k.mul(sign(k, x) if first else y, total)
-    return (k.div(k.sub(dy, slope), k.binary("Max", norm, k.graph.scalar(TINY, x.dtype))),)
+    return (k.div(k.sub(dy, slope), norm),)
 
 
 @register_vjp("LRN", since=1)

@@ -23,27 +23,33 @@ def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
 @register_vjp("Exp", since=6)
 def exp(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY Y."""
-    return (op.emit("grad_input").mul(op.only(cotangents), op.y),)
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), op.result(k)),)
 
 
 @register_vjp("Log", since=6)
 def log(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY / X."""
-    return (op.emit("grad_input").div(op.only(cotangents), op.x),)
+    """dX = dY / X = dY exp(-Y)."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    if op.reads_output(k, default=False):
+        return (k.mul(dy, k.unary("Exp", k.neg(op.y))),)
+    return (k.div(dy, op.x),)
 
 
 @register_vjp("Sqrt", since=6)
 def sqrt(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY / (2 Y)."""
     k = op.emit("grad_input")
-    return (k.div(k.mul(op.only(cotangents), 0.5), op.y),)
+    return (k.div(k.mul(op.only(cotangents), 0.5), op.result(k)),)
 
 
 @register_vjp("Reciprocal", since=6)
 def reciprocal(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = -dY Y^2."""
     k = op.emit("grad_input")
-    return (k.mul(k.mul(op.only(cotangents), op.y), k.neg(op.y)),)
+    y = op.result(k)
+    return (k.mul(k.mul(op.only(cotangents), y), k.neg(y)),)
 
 
 @register_vjp("Abs", since=6)
@@ -108,14 +114,17 @@ def where(op: Primal, cotangents: Cotangents) -> Gradients:
 
 def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     """Operands that equal the result share its gradient."""
-    dy, y = op.only(cotangents), op.y
+    dy = op.only(cotangents)
     gradients: list[Tensor | None] = []
     for index in range(len(op.inputs)):
         if not op.need(index):
             gradients.append(None)
             continue
         k = op.emit("grad_input")
-        masks = [k.cast(k.compare("Equal", op.input(i), y), dy.dtype) for i in range(len(op.inputs))]
+        operands = [op.input(i) for i in range(len(op.inputs))]
+        # all operands are read, so the result can be found again instead of being kept
+        y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)
+        masks = [k.cast(k.compare("Equal", operand, y), dy.dtype) for operand in operands]
         winners = masks[0]
         for mask in masks[1:]:
             winners = k.add(winners, mask)
@@ -149,26 +158,35 @@ def selu(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _exponential(op: Primal, cotangents: Cotangents, above: float, offset: float) -> Gradients:
-    dy, y = op.only(cotangents), op.y
+    """dX = above dY where X > 0, else offset dY exp(X) = dY (Y + offset); for usual settings Y has the sign of X."""
+    dy = op.only(cotangents)
     k = op.emit("grad_input")
+    if above <= 0 or offset < 0:
+        below = k.mul(k.unary("Exp", k.binary("Min", op.x, k.graph.scalar(0.0, op.x.dtype))), offset)
+        return (k.mul(dy, k.add(below, k.mul(positive(k, op.x), above - offset))),)
+    y = op.result(k)
     factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
     if above != offset:
-        factor = k.add(factor, k.mul(positive(k, op.x), above - offset))
+        factor = k.add(factor, k.mul(positive(k, y), above - offset))
     return (k.mul(dy, factor),)
 
 
 @register_vjp("Softplus", since=1)
 def softplus(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY sigmoid(X)."""
+    """dX = dY sigmoid(X); from Y it is 1 - exp(-Y) = 2 t / (1 + t), t = tanh(Y / 2), which cancels nothing."""
+    dy = op.only(cotangents)
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), k.unary("Sigmoid", op.x)),)
+    if not op.reads_output(k, default=False):
+        return (k.mul(dy, k.unary("Sigmoid", op.x)),)
+    t = k.unary("Tanh", k.mul(op.y, 0.5))
+    return (k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0))),)
 
 
 @register_vjp("HardSigmoid", since=6)
 def hard_sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = alpha dY where 0 < Y < 1."""
     k = op.emit("grad_input")
-    return (k.mul(k.mul(op.only(cotangents), _inside(k, op.y, 0.0, 1.0)), op.attr_float("alpha", 0.2)),)
+    return (k.mul(k.mul(op.only(cotangents), _inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)),)
 
 
 @register_vjp("HardSwish", since=14)
