@@ -28,6 +28,13 @@ from poetopt.commands.options import (
     patterns,
 )
 from poetopt.commands.profile import profile as profile_command
+from poetopt.commands.sensitivity import (
+    SensitivityOption,
+    SensitivityPlotOption,
+    add_sensitivity,
+    check_plot,
+    storage_share,
+)
 from poetopt.commands.sweep import sweep as sweep_command
 from poetopt.console import (
     INTERRUPTED,
@@ -92,6 +99,8 @@ def solve(
     profile: Annotated[
         str | None, typer.Option(metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates.")
     ] = None,
+    sensitivity: SensitivityOption = False,
+    sensitivity_plot: SensitivityPlotOption = None,
     timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
     out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
     json: JsonOption = None,
@@ -99,7 +108,8 @@ def solve(
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     import poetopt as po
 
-    check_outputs([model, profile], {"-o": out, "--json": json, "--log": log})
+    check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
+    check_plot(sensitivity_plot)
     with live_progress() as listener:
         training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
         problem = training.cost(device, profile=profile)
@@ -130,8 +140,15 @@ def solve(
             raise
     if out is not None:
         report.save(out)
-    write_json(report.to_dict(), json)
-    say(str(report), unless=json)
+    document = report.to_dict()
+    more = []
+    if sensitivity or sensitivity_plot is not None:
+        share = storage_share(device)
+        more.append(
+            add_sensitivity(report, document, time_limit=time_limit, storage_share=share, plot=sensitivity_plot)
+        )
+    write_json(document, json)
+    say("\n\n".join([str(report), *more]), unless=json)
     if timing:
         say(report.timing_text(), unless=json)
     return 0

@@ -1,0 +1,67 @@
+"""What `poetopt solve --sensitivity` adds to a solve."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from poetopt.units import parse_time
+
+if TYPE_CHECKING:
+    from poetopt.report.report import Report
+
+SensitivityOption = Annotated[
+    bool, typer.Option("--sensitivity", help="Tell what the plan loses where the device's figures are off by 4x.")
+]
+SensitivityPlotOption = Annotated[
+    str | None, typer.Option(metavar="PICTURE", help="Draw that: .png, .svg or .pdf (with --sensitivity or without).")
+]
+SHARE = 6
+"""Each optimum may take this part of the time limit of the solve."""
+
+
+def add_sensitivity(
+    report: Report, document: dict[str, object], *, time_limit: str, storage_share: float, plot: str | None
+) -> str:
+    """Solve the changed devices; put the result into `document` and the picture into `plot`. The text for people."""
+    from poetopt.comparison.sensitivity import sensitivity
+    from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
+
+    def told(text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"sensitivity: {text}\n")
+
+    found = sensitivity(
+        report.problem,
+        report.solution,
+        time_limit_s=parse_time(time_limit, option="--time-limit") / SHARE,
+        storage_share=storage_share,
+        told=told,
+    )
+    document["sensitivity"] = found.to_dict()
+    if plot is not None:
+        save_sensitivity(found, report.title(), plot)
+    return sensitivity_text(found)
+
+
+def storage_share(device: str) -> float:
+    """The part of a transfer's power on `device` that is the storage's; 1 where that isn't known."""
+    import poetopt as po
+    from poetopt.errors import DeviceError
+
+    try:
+        storage = po.device(device).storage
+    except DeviceError:
+        return 1.0  # a problem file has devices of its own
+    total = storage.power_w + storage.cpu_power_w if storage is not None else 0.0
+    return storage.power_w / total if storage is not None and total else 1.0
+
+
+def check_plot(path: str | None) -> None:
+    """Refuse what is no picture before anything is solved. Raises as `poetopt.report.plots.check_picture`."""
+    if path is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(path, option="--sensitivity-plot")

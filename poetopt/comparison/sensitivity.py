@@ -1,0 +1,260 @@
+"""How much a plan loses when the device's figures are off: its energy against the optimum of the changed device.
+
+Three figures are changed, each for itself, by the factors of `FACTORS`: the storage's throughput (its latency stays),
+the power of transfers, and the CPU's rate at the same power. A deadline stays the same multiple of one pass. The
+plan's instructions stay as they are; the optimum is solved anew. Where one of two plain plans, made for the unchanged
+device by paging alone or by recomputing alone, costs no more than the plan under some change, the plan's advantage is
+smaller than what is uncertain, and `Sensitivity.sentence` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import DeadlineModel, Options, Solution
+from poetopt.errors import PlanError
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
+from poetopt.problem import Problem
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+PARAMETERS = ("storage throughput", "storage power", "CPU rate")
+ALTERNATIVES = {"paging alone": (True, False), "recomputing alone": (False, True)}
+"""Plain plans: whether they may page, and whether they may recompute."""
+GAP = 1e-2
+"""How close to the optimum of a changed device its bound is asked to come."""
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The plan on a changed device.
+
+    baseline_j
+        Energy of one pass there.
+    energy_j, makespan_s, in_time
+        What it takes there, and whether it keeps the deadline.
+    optimum_j, bound_j
+        Energy of the best plan found for the changed device (None: none was found), and what no plan goes below.
+    loss
+        (energy - optimum) / optimum.
+    least_alternative_j
+        Energy there of the cheaper plain plan, where there is one.
+    """
+
+    parameter: str
+    factor: float
+    baseline_j: float
+    energy_j: float
+    makespan_s: float
+    in_time: bool
+    optimum_j: float | None
+    bound_j: float | None
+    loss: float | None
+    least_alternative_j: float | None
+    alternative: str = ""
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether a plain plan costs no more than this one there, though it costs more here."""
+        other = self.least_alternative_j
+        return other is not None and other <= self.energy_j * (1 + RELATIVE_TOLERANCE)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """All changes of a plan, by parameter and factor; `advantage_j` is the plan's over the cheaper plain one here."""
+
+    changes: tuple[Change, ...]
+    advantage_j: float | None
+
+    @property
+    def worst(self) -> Change | None:
+        """The change under which the plan loses most, or None where no optimum is known."""
+        known = [change for change in self.changes if change.loss is not None]
+        return max(known, key=lambda change: change.loss or 0.0, default=None)
+
+    @property
+    def sentence(self) -> str:
+        """What follows for people, in one sentence."""
+        if self.advantage_j is not None and self.advantage_j > 0:
+            overtaken = [change for change in self.changes if change.overtaken]
+            if overtaken:
+                nearest = min(overtaken, key=lambda change: max(change.factor, 1 / change.factor))
+                return (
+                    f"The plan's advantage vanishes inside the uncertainty: with {nearest.parameter} "
+                    f"x{nearest.factor:g}, {nearest.alternative} costs no more than it."
+                )
+        late = [change for change in self.changes if not change.in_time]
+        if late:
+            names = ", ".join(f"{change.parameter} x{change.factor:g}" for change in late)
+            return f"The plan misses its deadline with {names}."
+        worst = self.worst
+        if worst is None or not worst.loss:
+            return "The plan stays the best one known under every change."
+        return (
+            f"At worst, with {worst.parameter} x{worst.factor:g}, the plan takes {100 * worst.loss:.3g} % more energy "
+            "than the best one known there."
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        changes = [{**asdict(change), "overtaken": change.overtaken} for change in self.changes]
+        return {"changes": changes, "advantage_j": self.advantage_j, "sentence": self.sentence}
+
+
+def changed(problem: Problem, parameter: str, factor: float, *, storage_share: float = 1.0) -> Problem:
+    """`problem` on a device with one figure multiplied by `factor`.
+
+    parameter
+        One of `PARAMETERS`.
+    storage_share
+        The part of a transfer's power that is the storage's; the rest is the CPU's.
+    """
+    if parameter == "CPU rate":
+        operators = tuple(
+            replace(operator, time_s=operator.time_s / factor, energy_j=operator.energy_j / factor)
+            for operator in problem.operators
+        )
+        return replace(problem, operators=operators)
+    if parameter == "storage power":
+        times = 1.0 + storage_share * (factor - 1.0)
+        tensors = tuple(
+            replace(tensor, page_in_j=tensor.page_in_j * times, page_out_j=tensor.page_out_j * times)
+            for tensor in problem.tensors
+        )
+        return replace(problem, tensors=tensors)
+    if parameter != "storage throughput":
+        raise ValueError(f"unknown parameter {parameter!r}: there are {', '.join(PARAMETERS)}")
+    in_latency = _latency([(tensor.nbytes, tensor.page_in_s) for tensor in problem.tensors])
+    out_latency = _latency([(tensor.nbytes, tensor.page_out_s) for tensor in problem.tensors])
+    slower = []
+    for tensor in problem.tensors:
+        in_s = in_latency + (tensor.page_in_s - in_latency) / factor
+        out_s = out_latency + (tensor.page_out_s - out_latency) / factor
+        slower.append(
+            replace(
+                tensor,
+                page_in_s=in_s,
+                page_out_s=out_s,
+                page_in_j=tensor.page_in_j * (in_s / tensor.page_in_s if tensor.page_in_s else 1.0),
+                page_out_j=tensor.page_out_j * (out_s / tensor.page_out_s if tensor.page_out_s else 1.0),
+            )
+        )
+    return replace(problem, tensors=tuple(slower))
+
+
+def _latency(sizes: list[tuple[int, float]]) -> float:
+    """Seconds of a transfer of nothing: where the line through the smallest and the largest transfer begins."""
+    if not sizes:
+        return 0.0
+    (small, first), (large, last) = min(sizes), max(sizes)
+    if large == small:
+        return 0.0
+    return min(max(first - small * (last - first) / (large - small), 0.0), min(seconds for _, seconds in sizes))
+
+
+def sensitivity(
+    problem: Problem,
+    solution: Solution,
+    *,
+    time_limit_s: float = 10.0,
+    storage_share: float = 1.0,
+    told: Told | None = None,
+) -> Sensitivity:
+    """Every change of `PARAMETERS` by `FACTORS`, with an optimum solved for each.
+
+    problem, solution
+        A solved problem; the solution has a plan.
+    time_limit_s
+        For each optimum.
+    told
+        Called with a line before each solve.
+
+    Raises PlanError for a solution without a plan.
+    """
+    plan, options = solution.plan, solution.options
+    if plan is None:
+        raise PlanError(f"{problem.name}: there is no plan whose sensitivity could be told (status {solution.status})")
+    say = told or (lambda _text: None)
+    scope = solution.scope.replace("depth<=", "depth:") if solution.scope != "store-all" else options.scope
+    short = replace(options, scope=scope, time_limit_s=time_limit_s, gap=max(options.gap, GAP))
+    here = _energy(problem, simulate(plan))
+    others: dict[str, Plan] = {}
+    if not _plain(plan):
+        for name, (paging, remat) in ALTERNATIVES.items():
+            say(name)
+            found = solve(problem, replace(short, paging=paging, remat=remat)).plan
+            if found is not None:
+                others[name] = found
+    least = min((simulate(other).energy_j for other in others.values()), default=None)
+    changes: list[Change] = []
+    for parameter, factor in _changes(problem):
+        same = next((change for change in changes if change.factor == factor == 1.0), None)
+        if same is not None:  # the device as it is, whatever is changed by nothing
+            changes.append(replace(same, parameter=parameter))
+            continue
+        say(f"{parameter} x{factor:g}")
+        moved = changed(problem, parameter, factor, storage_share=storage_share)
+        deadline_s = _deadline_s(options, problem, moved)
+        there = simulate(replace(plan, problem=moved))
+        taken_s = there.compute_s if options.deadline_model is DeadlineModel.PAPER else there.makespan_s
+        in_time = deadline_s is None or taken_s <= deadline_s * (1 + RELATIVE_TOLERANCE)
+        optimum, bound = _optimum(moved, replace(short, deadline_s=deadline_s), plan, there if in_time else None)
+        energies = {name: simulate(replace(other, problem=moved)).energy_j for name, other in others.items()}
+        cheapest = min(energies, key=lambda name: energies[name], default="")
+        changes.append(
+            Change(
+                parameter,
+                factor,
+                moved.baseline_energy_j,
+                there.energy_j,
+                there.makespan_s,
+                in_time,
+                optimum,
+                bound,
+                None if optimum is None or not optimum else max(0.0, there.energy_j / optimum - 1.0),
+                energies.get(cheapest),
+                cheapest,
+            )
+        )
+    return Sensitivity(tuple(changes), None if least is None else least - here)
+
+
+def _changes(problem: Problem) -> Iterator[tuple[str, float]]:
+    for parameter in PARAMETERS:
+        if problem.paging or parameter == "CPU rate":
+            for factor in FACTORS:
+                yield parameter, factor
+
+
+def _optimum(
+    problem: Problem, options: Options, plan: Plan, known: Simulation | None
+) -> tuple[float | None, float | None]:
+    """Energy of the best plan found on the changed device, which may be the plan itself, and the bound there."""
+    found = solve(problem, options, starts=[schedule_of(plan)])
+    energies = [] if known is None else [known.energy_j]
+    if found.simulation is not None:
+        energies.append(found.simulation.energy_j)
+    bound = found.overhead_bound_j
+    return min(energies, default=None), None if bound is None else problem.baseline_energy_j + bound
+
+
+def _plain(plan: Plan) -> bool:
+    """Whether the plan is one of the plain ones itself."""
+    found = simulate(plan)
+    return not found.recomputes or not found.page_ins
+
+
+def _energy(problem: Problem, simulation: Simulation) -> float:
+    return problem.baseline_energy_j + simulation.overhead_j
+
+
+def _deadline_s(options: Options, problem: Problem, moved: Problem) -> float | None:
+    if options.deadline_s is None or not problem.baseline_time_s:
+        return options.deadline_s
+    return options.deadline_s * moved.baseline_time_s / problem.baseline_time_s

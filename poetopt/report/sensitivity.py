@@ -1,0 +1,88 @@
+"""A plan's sensitivity for people: a table, a sentence, and a picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity
+from poetopt.files import replacing
+from poetopt.report.plots import check_picture
+from poetopt.units import show_joules, show_share
+
+STYLES = {
+    "storage throughput": ("#1f6f8b", "s", "-", 11.0),
+    "storage power": ("#b5651d", "^", "--", 8.0),
+    "CPU rate": ("#000000", "o", ":", 4.5),
+}
+"""Colour, marker, line and marker size: lines lie on each other where nothing is lost."""
+LEAST = 1e-4
+"""Losses in percent below this are drawn as this: a logarithmic axis has no zero."""
+
+
+def sensitivity_text(found: Sensitivity) -> str:
+    """A row for each parameter and factor, and what follows in a sentence."""
+    rows: list[tuple[str, ...]] = [("changed", "factor", "overhead", "best there", "loss of energy", "plain plan", "")]
+    rows += [_row(change) for change in found.changes]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(["If the device's figures are off", *lines, found.sentence])
+
+
+def _row(change: Change) -> tuple[str, ...]:
+    loss = "-" if change.loss is None else show_share(change.loss) if change.loss else "none"
+    remarks = [] if change.in_time else ["late"]
+    remarks += [f"{change.alternative} is as good"] if change.overtaken else []
+    return (
+        change.parameter,
+        f"x{change.factor:g}",
+        show_joules(change.energy_j - change.baseline_j),
+        "-" if change.optimum_j is None else show_joules(max(0.0, change.optimum_j - change.baseline_j)),
+        loss,
+        "-" if change.least_alternative_j is None else show_joules(change.least_alternative_j - change.baseline_j),
+        ", ".join(remarks),
+    )
+
+
+def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str]) -> None:
+    """Draw the losses over the factors. Raises as `check_picture`, and OutputError."""
+    check_picture(path, option="--sensitivity-plot")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    for parameter in PARAMETERS:
+        changes = [change for change in found.changes if change.parameter == parameter and change.loss is not None]
+        if not changes:
+            continue
+        colour, marker, line, size = STYLES[parameter]
+        losses = [max(100 * (change.loss or 0.0), LEAST) for change in changes]
+        axes.plot(
+            [change.factor for change in changes], losses, color=colour, marker=marker, linestyle=line,
+            markersize=size, markerfacecolor="none", label=parameter,
+        )  # fmt: skip
+        overtaken = [k for k, change in enumerate(changes) if change.overtaken]
+        axes.plot(
+            [changes[k].factor for k in overtaken], [losses[k] for k in overtaken], color="#c0392b", marker="x",
+            linestyle="none", markersize=11, label="_nolegend_",
+        )  # fmt: skip
+    if any(change.overtaken for change in found.changes):
+        axes.plot([], [], color="#c0392b", marker="x", linestyle="none", markersize=9, label="a plain plan is as good")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=LEAST / 2)
+    axes.set_xticks(FACTORS, [f"x{factor:g}" for factor in FACTORS])
+    axes.minorticks_off()
+    axes.set_xlabel("figure of the device, against what the plan was made for")
+    axes.set_ylabel("energy above the best plan there, %")
+    axes.axhline(LEAST, color="#bbbbbb", linewidth=0.8)
+    axes.annotate(f"{LEAST:g} % or less", (0.71, LEAST / 1.12), ha="center", va="top",
+                  color="#777777", fontsize=8)  # fmt: skip
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=9, loc="best")
+    with matplotlib.rc_context({"svg.hashsalt": "poetopt"}), replacing(path) as beside:
+        kind = Path(path).suffix.lower().removeprefix(".")
+        metadata = {"png": {"Software": "poetopt"}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        figure.savefig(beside, format=kind, dpi=160, metadata=metadata)

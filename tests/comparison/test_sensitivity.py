@@ -1,0 +1,128 @@
+"""Sensitivity: changed devices are what their costs say, the plan never beats their optimum, and losses are told."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import poetopt as po
+from poetopt.cli import app
+from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity, changed, sensitivity
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options
+from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
+from tests.bruteforce import plan_optimum, random_tight
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_changed_problem_is_that_of_the_changed_device(factor: float) -> None:
+    training, device = po.load("mlp").differentiate(), replace(po.device("a72"), flop_per_j=None)
+    assert isinstance(training, po.Training)
+    storage = device.storage
+    assert storage is not None
+    problem = training.cost(device)
+    faster = replace(
+        storage,
+        page_in_bytes_per_s=storage.page_in_bytes_per_s * factor,
+        page_out_bytes_per_s=storage.page_out_bytes_per_s * factor,
+    )
+    share = storage.power_w / (storage.power_w + storage.cpu_power_w)
+    for parameter, other in (
+        ("storage throughput", replace(device, storage=faster)),
+        ("storage power", replace(device, storage=replace(storage, power_w=storage.power_w * factor))),
+    ):
+        expected = training.cost(other).tensors
+        for found, wanted in zip(
+            changed(problem, parameter, factor, storage_share=share).tensors, expected, strict=True
+        ):
+            assert found.page_in_s == pytest.approx(wanted.page_in_s, rel=0.03)  # whole blocks bend the line
+            assert found.page_out_s == pytest.approx(wanted.page_out_s, rel=0.03)
+            assert found.page_in_j == pytest.approx(wanted.page_in_j, rel=0.03)
+            assert found.page_out_j == pytest.approx(wanted.page_out_j, rel=0.03)
+    quicker = changed(problem, "CPU rate", factor)
+    assert quicker.baseline_time_s == pytest.approx(problem.baseline_time_s / factor)
+    assert quicker.tensors == problem.tensors
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    problem, _ = random_tight(random.Random(1))
+    with pytest.raises(ValueError, match="there are storage throughput, storage power, CPU rate"):
+        changed(problem, "colour", 2.0)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 8])
+def test_the_optimum_there_is_that_of_brute_force(seed: int) -> None:
+    problem, ram_bytes = random_tight(random.Random(seed), operators=6, training=True)
+    solution = solve(problem, Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20))
+    if solution.plan is None:
+        pytest.skip("no schedule has so little RAM")
+    found = sensitivity(problem, solution, time_limit_s=20)
+    assert [(change.parameter, change.factor) for change in found.changes] == [
+        (parameter, factor) for parameter in PARAMETERS for factor in FACTORS
+    ]
+    for change in found.changes:
+        moved = changed(problem, change.parameter, change.factor)
+        least = plan_optimum(moved, ram_bytes)
+        assert least is not None
+        assert change.optimum_j is not None
+        assert change.bound_j is not None
+        # retention's space is a little smaller than that of all plans
+        assert change.energy_j >= change.optimum_j >= moved.baseline_energy_j + least.overhead_j - 1e-9
+        assert change.bound_j <= change.optimum_j + 1e-9
+        assert change.loss == pytest.approx(change.energy_j / change.optimum_j - 1)
+    assert all(change.loss == pytest.approx(0, abs=0.02) for change in found.changes if change.factor == 1)
+
+
+def change(
+    factor: float, energy_j: float, optimum_j: float, alternative_j: float | None, in_time: bool = True
+) -> Change:
+    loss = energy_j / optimum_j - 1
+    return Change(
+        "storage power", factor, 1.0, energy_j, 1.0, in_time, optimum_j, 1.0, loss, alternative_j, "paging alone"
+    )
+
+
+def test_the_sentence_says_what_matters_most() -> None:
+    calm = Sensitivity((change(1, 10, 10, 12), change(4, 11, 10, 12)), 2.0)
+    assert calm.sentence == (
+        "At worst, with storage power x4, the plan takes 10 % more energy than the best one known there."
+    )
+    gone = Sensitivity((change(1, 10, 10, 12), change(0.5, 9, 8, 9), change(0.25, 8, 7, 7)), 2.0)
+    assert gone.sentence == (
+        "The plan's advantage vanishes inside the uncertainty: with storage power x0.5, paging alone costs no more "
+        "than it."
+    )
+    assert "paging alone is as good" in sensitivity_text(gone)
+    late = Sensitivity((change(1, 10, 10, None), change(0.25, 10, 10, None, in_time=False)), None)
+    assert late.sentence == "The plan misses its deadline with storage power x0.25."
+    assert Sensitivity((change(1, 10, 10, None),), None).sentence.startswith("The plan stays the best one known")
+
+
+def test_the_picture_is_always_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = Sensitivity((change(1, 10, 10, 12), change(0.5, 9, 8, 9)), 2.0)
+    for name in ("one.svg", "two.svg"):
+        save_sensitivity(found, "mlp on a72", tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_command_tells_writes_and_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = CliRunner().invoke(
+        app,
+        [
+            "solve", "mlp", "--device", "a72", "--ram", "80%", "--scope", "depth:4", "--sensitivity",
+            "--sensitivity-plot", str(tmp_path / "s.png"), "--json", str(tmp_path / "s.json"),
+        ],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "If the device's figures are off" in result.output
+    document = json.loads((tmp_path / "s.json").read_text())["sensitivity"]
+    assert len(document["changes"]) == len(PARAMETERS) * len(FACTORS)
+    assert document["sentence"] in result.output
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
