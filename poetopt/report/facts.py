@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from poetopt.plan.transfers import hiding
+from poetopt.report.objective import minimised
 from poetopt.report.view import View, shown
 from poetopt.report.words import hiding_words, scope_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
@@ -75,6 +76,9 @@ def proof(view: View) -> str:
     scope = str(report.get("scope") or "")
     if scope == "store-all":
         return "Optimal: keeping everything fits, and nothing can cost less."
+    swapped = minimised(report)
+    if swapped is not None:
+        return swapped.proof(view.simulation, view.problem, shown(scope_words(scope)))
     bound, space = number(view, "overhead_bound_j"), shown(scope_words(scope))
     if bound is None:
         return f"A valid schedule; there is no bound on what {space} could save."

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from poetopt.engine.solution import Objective, Solution
-from poetopt.units import show_joules, show_seconds
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from poetopt.engine.solution import OPTIMAL_GAP, Objective, Solution
+from poetopt.plan.simulate import Simulation
+from poetopt.problem import Problem
+from poetopt.report.view import shown
+from poetopt.units import show_joules, show_seconds, show_share
 
 
 def objective_words(objective: Objective) -> str:
@@ -34,3 +41,40 @@ def _document(
 ) -> dict[str, object]:
     whole = None if baseline is None or value is None else baseline + value
     return {"name": name, "unit": unit, "value": whole, "baseline": baseline, "overhead": value, "bound": bound}
+
+
+@dataclass(frozen=True)
+class Minimised:
+    """What a plan file's report says of an objective that isn't the simulator's energy: above one pass, in `unit`."""
+
+    name: str
+    unit: str
+    value: float
+    bound: float | None
+
+    def proof(self, simulation: Simulation, problem: Problem, space: str) -> str:
+        """What is proven of it, in one sentence. A time is held against the simulation; idle joules are the file's."""
+        late = max(0.0, simulation.makespan_s - problem.baseline_time_s)
+        if self.unit == "s" and not math.isclose(self.value, late, rel_tol=1e-6, abs_tol=1e-9 * simulation.makespan_s):
+            return (
+                f"Nothing is proven: the file's report is of a schedule of {show_seconds(self.value)} above one pass, "
+                f"and this one has {show_seconds(late)}."
+            )
+        if self.bound is None:
+            return f"A valid schedule; there is no bound on the {self.name} that {space} could save."
+        gap = max(0.0, (self.value - self.bound) / self.value) if self.value > 0 else 0.0
+        if gap <= OPTIMAL_GAP:
+            return f"Optimal in {self.name} among {space}."
+        return f"At most {show_share(gap)} of the {self.name} above one pass can be saved among {space}."
+
+
+def minimised(report: Mapping[str, object]) -> Minimised | None:
+    """The objective of a plan file's report where it isn't plain energy, or None."""
+    found = report.get("objective")
+    if not isinstance(found, Mapping) or found.get("name") == "energy":
+        return None
+    value, bound = found.get("overhead"), found.get("bound")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    known = bound if isinstance(bound, int | float) and math.isfinite(bound) else None
+    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, known)

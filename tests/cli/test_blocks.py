@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -112,6 +113,12 @@ def test_a_plan_with_blocks_is_verified_and_shown(
     assert run("verify", plan).code == 0
     run("verify", plan, "--bound").assert_one_message("certificates exist for the formulation 'retention'", code=2)
     assert run("show", plan, "--format", "txt", "-o", tmp_path / "plan.txt").code == 0
+    assert "Optimal in time among" in (tmp_path / "plan.txt").read_text(encoding="utf-8")
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    document["report"]["objective"]["overhead"] *= 2
+    plan.write_text(json.dumps(document), encoding="utf-8")
+    assert run("show", plan, "--format", "txt", "-o", tmp_path / "plan.txt").code == 0
+    assert "Nothing is proven" in (tmp_path / "plan.txt").read_text(encoding="utf-8")
 
 
 def test_formulations_lists_all_and_shows_each(capsys: pytest.CaptureFixture[str]) -> None:
