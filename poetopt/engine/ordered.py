@@ -1,10 +1,10 @@
 """Solving with the order of operators as a choice too: the given one, a search, and the better of two solves.
 
-Every proof is of one order. The given order is solved first, for a share of the time; then others are
-searched; what the search prefers is solved like the given one, and replaces it only where its simulated
-plan costs less. So the answer is never worse than the given order's, and what the order won is the difference of two
-simulated plans, not of two estimates. The same decisions are tried in the given order too, lest a longer search is
-taken for a better order.
+Every proof is of one order. The given order is solved first, for a share of the time; then others are searched; what
+the search prefers is solved like the given one, and replaces it only where its simulated plan costs less. Where it
+prefers nothing, the rest of the time goes to the given order again. So the answer is never worse than what was found in
+the given order, and what the order won is the difference of two simulated plans, not of two estimates. The same
+decisions are tried in the given order too, lest a longer search is taken for a better order.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from poetopt.schedule import Schedule
 
 GIVEN_SHARE = 0.35
 """Share of the time limit for the given order."""
+CUT_OFF = 0.8
+"""A solve that took more than this fraction of its time was cut off by it: what is left may do more."""
 SEARCH_SHARE = 0.5
 """Share of what is left then for the search."""
 
@@ -36,7 +38,8 @@ def solve_ordered(
     The solution's proof is of that order alone, and its `order` says what the search did and won. Errors as of `solve`.
     """
     clock = _Clock(options, listener)
-    given = clock.solved(problem, clock.left_s() * GIVEN_SHARE)
+    share_s = options.time_limit_s * GIVEN_SHARE
+    given = clock.solved(problem, share_s)
     if given.interrupted or _settled(problem, options, given):
         return problem, clock.stamped(given, _found(given, given))
     begin = time.monotonic()
@@ -57,7 +60,7 @@ def solve_ordered(
             again = Incumbent(problem, options)
             if again.offer(schedule_from(problem, found.order, schedule_of(chosen.plan))) and again.best is not None:
                 given = _cheaper(given, again.best)
-    elif given.status in (Status.FEASIBLE, Status.UNKNOWN):
+    elif given.total_s > CUT_OFF * share_s or given.status in (Status.FEASIBLE, Status.UNKNOWN):
         starts = () if given.plan is None else (schedule_of(given.plan),)
         chosen = _better((problem, given), (problem, clock.solved(problem, clock.left_s(), starts)))[1]
     chosen = replace(chosen, interrupted=chosen.interrupted or clock.interrupted)
