@@ -14,6 +14,7 @@ def objective_of(
     """The overhead bound in joules where energy was minimised as the simulator counts it, else the objective."""
     if not chosen.timed:
         return bound, None
-    name = chosen.goal.name if chosen.goal is not ENERGY else "energy with what blocks add"
+    adding = " and ".join(block.name for block in chosen.blocks if block.adds_j is not None)
+    name = chosen.goal.name if chosen.goal is not ENERGY else f"energy with {adding}"
     baseline = chosen.goal.baseline(problem, chosen.baseline_j(problem))
     return None, Objective(name, chosen.goal.unit, baseline, value, bound)
