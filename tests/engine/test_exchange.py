@@ -180,16 +180,13 @@ def test_an_ampl_solution_has_its_names_beside_it(
 
 
 def test_names_say_what_they_decide(problem: Problem, values: dict[str, float]) -> None:
+    shape = re.compile(r"(?:(recompute|keep|page_in)\.s(\d+)|(page_out))\.(\d+)\.(.+)")
     for name in values:
-        what, *rest = name.split(".")
-        if what == "page_out":
-            assert rest[1] in problem.tensors[int(rest[0])].name
-            continue
-        stage, number, label = rest[0], int(rest[1]), ".".join(rest[2:])
-        assert 0 <= int(stage.removeprefix("s")) < len(problem.operators)
-        things = problem.operators if what == "recompute" else problem.tensors
-        assert label == re.sub(r"[^A-Za-z0-9_.]+", "_", things[number].name)
-        assert what in ("recompute", "keep", "page_in")
+        match = shape.fullmatch(name)
+        assert match is not None, name
+        things = problem.operators if match[1] == "recompute" else problem.tensors
+        assert match[5] == re.sub(r"[^A-Za-z0-9_.]+", "_", things[int(match[4])].name)
+        assert match[3] or 0 <= int(match[2]) < len(problem.operators)
 
 
 def test_names_are_different_and_plain() -> None:
