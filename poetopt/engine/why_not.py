@@ -105,8 +105,8 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
         left = until - time.monotonic()
         if left <= 0.2:
             break
-        found = search(problem, replace(eased, gap=1.0, time_limit_s=min(TRIAL_S, left)))
-        if found.interrupted:
+        found = _trial(problem, replace(eased, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
+        if found is None:
             break
         if found.simulation is not None:
             says.append(f"without {what} a schedule exists{_figures(found)}")
@@ -115,6 +115,15 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
     if in_vain and not any(text.startswith("without") for text in says):
         says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
     return Why(tuple(says), bound, _shortest(problem, options, solution, search, until))
+
+
+def _trial(problem: Problem, options: Options, search: Search) -> Solution | None:
+    """A solve, or None where the user doesn't want to wait for it."""
+    try:
+        found = search(problem, options)
+    except KeyboardInterrupt:
+        return None
+    return None if found.interrupted else found
 
 
 def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options]]:
@@ -144,9 +153,9 @@ def _shortest(problem: Problem, options: Options, solution: Solution, search: Se
     if options.deadline_s is None or paper or chosen.goal is not ENERGY or left <= 0.2:
         return None
     quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()), gap=0.01, time_limit_s=left)
-    found = search(problem, quick)
+    found = _trial(problem, quick, search)
     known = solution.least_deadline_s
-    if found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
+    if found is None or found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
         return None
     return found.simulation.makespan_s
 
