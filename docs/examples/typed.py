@@ -11,7 +11,6 @@ from typing import assert_type
 
 import poetopt as po
 from poetopt.formulations.language import Block, Formulation
-from poetopt.formulations.static_power import static_power
 
 
 def plan(name: str) -> po.Report:
@@ -43,7 +42,7 @@ def use(report: po.Report) -> float:
 
 def formulate() -> Formulation:
     """Put a block into a formulation."""
-    block = static_power(0.5)
+    block = po.formulations.static_power.static_power(0.5)
     assert_type(block, Block)
     together = po.formulations.retention.with_block(block)
     assert_type(together, Formulation)

@@ -15,13 +15,27 @@ from poetopt.errors import FormulationError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from poetopt.formulations import poet, retention
+    from poetopt.formulations import energy_budget, flash_wear, language, poet, retention, static_power
     from poetopt.formulations.language import Formulation
 
 NAMES = ("retention", "poet")
 """The formulations that come with poetopt, the default first."""
 
-__all__ = ["NAMES", "formulation", "names", "poet", "retention"]
+BLOCKS = ("static_power", "energy_budget", "flash_wear")
+"""The modules of blocks that are put into a formulation; each has a function of its name."""
+
+__all__ = [
+    "BLOCKS",
+    "NAMES",
+    "energy_budget",
+    "flash_wear",
+    "formulation",
+    "language",
+    "names",
+    "poet",
+    "retention",
+    "static_power",
+]
 
 
 def names() -> tuple[str, ...]:
@@ -69,6 +83,6 @@ def _loaded(point: EntryPoint) -> Formulation:
 
 
 def __getattr__(name: str) -> object:
-    if name in NAMES:
+    if name in (*NAMES, *BLOCKS, "language"):
         return importlib.import_module(f"poetopt.formulations.{name}")
     raise AttributeError(f"module 'poetopt.formulations' has no attribute '{name}'")
