@@ -155,6 +155,19 @@ def test_the_sieve_knows_what_ordinary_training_keeps(seed: int) -> None:
 
 
 @given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_where_memory_costs_something_some_stage_binds(seed: int) -> None:
+    """If no memory row were tight, none would matter, and ordinary training would be optimal."""
+    problem, ram_bytes = random_tight(random.Random(seed), operators=7)
+    found = judge(problem, Options(ram_bytes=ram_bytes), time.monotonic() + 60)
+    if 1e-6 < found.overhead_j < math.inf:
+        assert found.tight
+        assert set(found.tight) <= set(range(7))
+    roomy = judge(problem, Options(ram_bytes=sum(t.nbytes for t in problem.tensors) + 100), time.monotonic() + 60)
+    assert (roomy.overhead_j, roomy.tight) == (0, ())
+
+
+@given(SEEDS)
 @settings(max_examples=25, deadline=None)
 def test_a_search_is_repeatable_and_its_order_valid(seed: int) -> None:
     problem, ram_bytes = random_tight(random.Random(seed), operators=7)
