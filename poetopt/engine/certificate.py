@@ -27,7 +27,7 @@ from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Row
-from poetopt.formulations.retention.chain_cuts import Chain
+from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.problem import Problem
 

@@ -17,18 +17,21 @@ left-hand side over the paths that end in v,
 
 $$ D_v = c_v + w_v + \min( \sum_{t \in (s,b]} r_{g(v),t},\ \min_{u \in in(g(v))} D_u ). $$
 
+Where the network repeats a block, each cut is given for the other blocks too (`retention.repetition`).
+
 Source: this project's reference notes on POET's relaxation; the proof above is complete.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.language import Block, PointLike, PyomoBlock, Row
+from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.repetition import Repetition
 from poetopt.formulations.retention.space import RetentionSpace
 
 Singles = NDArray[np.float32]
@@ -39,10 +42,14 @@ PER_USE = 3
 """At most so many cuts a round for one use of a tensor."""
 ROUND = 400
 """At most so many cuts a round, the most violated first."""
+IMAGES = 1200
+"""At most so many of their images in other blocks."""
 
 
 def _build(block: PyomoBlock) -> None:
-    """No variables and no rows of its own."""
+    """No variables and no rows of its own; what the separator remembers."""
+    block.repetition = Repetition(block.model().space.problem)
+    block.given = set()
 
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
@@ -54,7 +61,24 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
         return []
     values = _Values.at(model, space, point)
     found = sorted(_violated(space, values), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
-    return [_row(model, _chain(space, values, i, s, b), violation) for violation, i, s, b in found]
+    rows = [_row(model, _chain(space, values, i, s, b), violation) for violation, i, s, b in found]
+    return rows + [_row(model, chain, 0.0) for chain in _images(block, rows)]
+
+
+def _images(block: PyomoBlock, rows: list[Row]) -> list[Chain]:
+    """The cuts of `rows` in equal blocks of the network, each at most once a model.
+
+    They are seldom violated yet; the relaxation would move there next, block by block and round by round.
+    """
+    chains = [row.key for row in rows if isinstance(row.key, Chain)]
+    block.given.update(chains)
+    found: list[Chain] = []
+    for chain in chains:
+        for image in block.repetition.images(chain):
+            if image not in block.given and len(found) < IMAGES:
+                block.given.add(image)
+                found.append(image)
+    return found
 
 
 @dataclass(frozen=True)
@@ -177,19 +201,6 @@ def _collect(
             violation = 1.0 - float(window[s])
             if violation > VIOLATION:
                 found.append((violation, i, s + earliest, b))
-
-
-class Chain(NamedTuple):
-    """What identifies a cut in every scope: the window (s, b], and the path from its last tensor to its first.
-
-    by_page
-        For each tensor of the path, whether its page-ins (True) or its one page-out stand in the cut.
-    """
-
-    s: int
-    b: int
-    path: tuple[int, ...]
-    by_page: tuple[bool, ...]
 
 
 def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Chain:
