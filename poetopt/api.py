@@ -47,17 +47,25 @@ class Model:
     graph: Graph
     recipe: Mapping[str, object]
 
-    def differentiate(self, *, loss: str = "auto", output: str | None = None) -> Training:
+    def differentiate(
+        self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
+    ) -> Training:
         """Attach a loss and derive the backward operators.
 
         loss
             `cross-entropy`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by the output.
         output
             The output that the loss is on, where the model has several.
+        granularity
+            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.devices.blocks`).
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
         from poetopt.autodiff import differentiate
+        from poetopt.devices.blocks import GRANULARITIES, blocks
+
+        if granularity not in GRANULARITIES:
+            raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
 
         try:
             graph = differentiate(self.graph, loss=loss, output=output)
@@ -65,7 +73,10 @@ class Model:
             if self.graph.source in str(error):
                 raise
             raise type(error)(f"{self.graph.source}: {error}") from error
-        return Training(graph, {**self.recipe, "loss": loss, "output": output})
+        recipe = {**self.recipe, "loss": loss, "output": output}
+        if granularity == "block":
+            return Training(blocks(graph), {**recipe, "granularity": granularity})
+        return Training(graph, recipe)
 
 
 @dataclass(frozen=True)
@@ -116,11 +127,14 @@ class TrainingFile:
 
     file: ProblemFile
 
-    def differentiate(self, *, loss: str = "auto", output: str | None = None) -> TrainingFile:
-        """Itself: its backward operators are in the file. Raises OptionError where a loss or output is asked for."""
-        if loss != "auto" or output is not None:
+    def differentiate(
+        self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
+    ) -> TrainingFile:
+        """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
+        if loss != "auto" or output is not None or granularity != "operator":
             raise OptionError(
-                f"{self.file.source}: a problem file has its backward operators already; leave out --loss and --output"
+                f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output "
+                "and --granularity"
             )
         return self
 
@@ -360,8 +374,11 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
                 "solve it again, or say where the right one is with --model FILE"
             )
         loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
+        granularity = problem.recipe.get("granularity")
         training = loaded.differentiate(
-            loss=loss if isinstance(loss, str) else "auto", output=output if isinstance(output, str) else None
+            loss=loss if isinstance(loss, str) else "auto",
+            output=output if isinstance(output, str) else None,
+            granularity=granularity if isinstance(granularity, str) else "operator",
         )
         return reordered_like(training.cost(SAME_BYTES), [operator.name for operator in problem.operators])
 

@@ -16,6 +16,7 @@ from poetopt.commands.options import (
     BatchOption,
     DeadlineOption,
     DeviceOption,
+    GranularityOption,
     JsonOption,
     LogOption,
     LossOption,
@@ -77,6 +78,7 @@ def solve(
     train: TrainOption = None,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    granularity: GranularityOption = "operator",
     formulation: Annotated[str, typer.Option(metavar="NAME", help="The mathematics: retention, poet.")] = "retention",
     static_power: StaticPowerOption = None,
     energy_limit: EnergyLimitOption = None,
@@ -111,7 +113,9 @@ def solve(
     check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
     check_plot(sensitivity_plot)
     with live_progress() as listener:
-        training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+        training = po.load(model, batch=batch, train=patterns(train)).differentiate(
+            loss=loss, output=output, granularity=granularity
+        )
         problem = training.cost(device, profile=profile)
         try:
             report = po.solve(

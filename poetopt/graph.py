@@ -126,6 +126,8 @@ class Operator:
         Both are resident, so that no schedule sees them, and it runs once.
     meaning
         Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
+    members
+        Where it is a block of several operators (`poetopt.devices.blocks`): their names, in order.
     """
 
     name: str
@@ -138,6 +140,7 @@ class Operator:
     backward: bool = False
     over: str = ""
     meaning: Node | None = None
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

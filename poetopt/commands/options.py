@@ -40,12 +40,18 @@ OutputOption = Annotated[
     str | None,
     typer.Option("--output", metavar="NAME", help="The output that the loss is on, where there are several."),
 ]
+GranularityOption = Annotated[
+    str,
+    typer.Option(
+        "--granularity", metavar="operator|block", help="What is scheduled as one; block: chains of cheap operators."
+    ),
+]
 DeadlineOption = Annotated[
     str | None, typer.Option("--deadline", metavar="TIME|FACTOR", help="250ms, 3h, or 1.5x one pass; default: none.")
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", help="Of the solver; 0: it chooses.", min=0)]
 BackendOption = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="The solver: highs, gurobi, cbc, or an installed one.")
+    str, typer.Option("--backend", metavar="NAME", help="The solver: highs, gurobi, cbc, scip, or an installed one.")
 ]
 SolverOption = Annotated[
     list[str] | None,

@@ -106,6 +106,8 @@ class Report:
             "model_hash": problem.model_hash or None,
             "device": problem.device,
             "loss": problem.graph.loss_kind if problem.graph else None,
+            "granularity": str(problem.recipe.get("granularity", "operator")),
+            "blocks": sum(bool(operator.members) for operator in problem.graph.operators) if problem.graph else 0,
             "operators": len(problem.operators),
             "tensors": len(problem.tensors),
             "ram_budget_bytes": options.ram_bytes,

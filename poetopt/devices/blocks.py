@@ -1,0 +1,163 @@
+"""Coarser scheduling: chains of cheap operators become one operator each.
+
+A block is a set of operators that ends in one of them: whatever the others write is read within the block alone,
+directly or through views, but for what is resident and for small side outputs (a batch's statistics). Its nodes run
+one after another in the order that they had, so results don't change by a bit; what the members passed to one another
+is the block's workspace, packed like any operator's temporaries (`inner_layout`). The schedule can no longer keep,
+page or free such a tensor on its own, and recomputes all of a block or nothing: that is what a shorter problem costs.
+
+Cheap is what takes about as long as reading and writing its tensors: element-wise ops, views, copies, sums over axes,
+normalizations. Not joined: what may run only once, what works in place, forward with backward, and what would make
+the block's working set larger than the largest of any operator on its own, so that the least RAM stays as it is.
+Forward operators are joined with the next only, which keeps their order; backward ones are put in order again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from poetopt.autodiff.order import low_memory_order
+from poetopt.devices.flops import work
+from poetopt.devices.workspace import inner_layout
+from poetopt.graph import Operator, TrainingGraph
+
+GRANULARITIES = ("operator", "block")
+"""One scheduled operator for each ONNX op or gradient, or chains of cheap ones together."""
+
+HEAVY = frozenset({"Attention", "AveragePool", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool"})
+"""Ops that are never part of a block, however small."""
+
+CHEAP_FLOPS_PER_BYTE = 6.0
+"""The most that a cheap node computes for each byte that it moves: all element-wise ops, and products with a vector."""
+
+SIDE = 8
+"""A side output has at most one such part of the bytes of the largest tensor that its operator reads or writes."""
+
+LONGEST = 32
+"""Operators that one block may have: recomputing any of it is recomputing all of it."""
+
+
+def blocks(graph: TrainingGraph) -> TrainingGraph:
+    """`graph` with chains of cheap operators joined; each block has the name and the place of its last operator."""
+    joiner = _Joiner(graph)
+    joined = joiner.run()
+    operators: list[Operator] = []
+    members: dict[int, list[Operator]] = {}
+    for k, operator in enumerate(graph.operators):
+        sink = joined[k]
+        members.setdefault(sink, []).append(operator)
+        if sink == k:
+            group = members[sink]
+            operators.append(operator if len(group) == 1 else _block(group, graph, joiner.kept))
+    operators = list(low_memory_order(operators, graph.tensors))
+    before, after = (sum(not o.view for o in found) for found in (graph.operators, operators))
+    count = sum(len(group) > 1 for group in members.values())
+    note = f"granularity block: {before} operators became {after}, {count} of them blocks"
+    return replace(graph, operators=tuple(operators), notes=(*graph.notes, note))
+
+
+def _block(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str]) -> Operator:
+    """One operator of `members`, which are in order."""
+    last = members[-1]
+    inside = {operator.name for operator in members}
+    written = dict.fromkeys(name for operator in members for name in operator.outputs)
+    read = dict.fromkeys(name for operator in members for name in operator.inputs if name not in written)
+
+    def leaves(name: str) -> bool:
+        if name in last.outputs or name in kept or graph.tensors[graph.root(name)].resident:
+            return True
+        return any(reader.name not in inside for reader in graph.readers.get(name, ()))
+
+    return replace(
+        last,
+        kind=f"Block.{last.kind}",
+        nodes=tuple(node for operator in members for node in operator.nodes),
+        inputs=tuple(read),
+        outputs=tuple(name for name in written if leaves(name)),
+        meaning=None,
+        members=tuple(operator.name for operator in members if not operator.view),
+    )
+
+
+class _Joiner:
+    """Which operators go together: backwards through the graph, each operator joins the block of all its readers."""
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.graph = graph
+        self.operators = graph.operators
+        self.place = {operator.name: k for k, operator in enumerate(graph.operators)}
+        self.block = list(range(len(graph.operators)))
+        self.members: dict[int, list[int]] = {k: [k] for k in self.block}
+        kept = {graph.loss, *graph.outputs, *graph.gradients.values(), *graph.states.values()}
+        self.kept = frozenset({graph.root(name) for name in kept} | kept)
+        self.room = max((self._bytes(operator) for operator in graph.operators if not operator.view), default=0)
+
+    def run(self) -> list[int]:
+        """The place of the sink of each operator's block, which for most is their own."""
+        for k in reversed(range(len(self.operators))):
+            sink = self._shared(k)
+            if sink is not None and self._fits(k, sink):
+                self.members[sink] += self.members.pop(k)
+                self.block[k] = sink
+        self._drop_leading_views()
+        return self.block
+
+    def _shared(self, k: int) -> int | None:
+        """The block that all readers of operator k are in, small side outputs apart, where k may join it."""
+        operator = self.operators[k]
+        if not self._cheap(k):
+            return None
+        tensors, readers = self.graph.tensors, self.graph.readers
+        largest = max(tensors[name].nbytes for name in (*operator.inputs, *operator.outputs))
+        sinks: set[int] = set()
+        later: set[int] = set()
+        for name in operator.outputs:
+            places = {self.place[reader.name] for reader in readers.get(name, ())}
+            resident = tensors[self.graph.root(name)].resident
+            if resident or name in self.kept or tensors[name].nbytes * SIDE <= largest:
+                later |= places
+            else:
+                sinks |= {self.block[place] for place in places}
+        if len(sinks) != 1:
+            return None
+        (sink,) = sinks
+        last = self.operators[sink]
+        if last.view or not self._cheap(sink) or last.backward != operator.backward:
+            return None
+        if any(self.block[place] != sink and place < sink for place in later):
+            return None
+        if not operator.backward and any(self._apart(m, sink) for m in range(k + 1, sink)):
+            return None
+        return sink if len(self.members[sink]) < LONGEST else None
+
+    def _apart(self, k: int, sink: int) -> bool:
+        return self.block[k] != sink and not self.operators[k].view
+
+    def _fits(self, k: int, sink: int) -> bool:
+        members = [self.operators[m] for m in sorted((*self.members[sink], k))]
+        return self._bytes(_block(members, self.graph, self.kept)) <= self.room
+
+    def _bytes(self, operator: Operator) -> int:
+        """What an operator needs in RAM while it runs."""
+        graph = self.graph
+        roots = {graph.root(name) for name in (*operator.inputs, *operator.outputs)}
+        held = sum(graph.tensors[root].nbytes for root in roots if not graph.tensors[root].resident)
+        return held + inner_layout(operator, graph.tensors).temporaries_bytes
+
+    def _drop_leading_views(self) -> None:
+        """Views of what a block reads stay outside: there they share its bytes with all their readers."""
+        for k, operator in enumerate(self.operators):
+            sink = self.block[k]
+            if operator.view and sink != k:
+                producer = self.graph.producers.get(operator.inputs[0])
+                if producer is None or self.block[self.place[producer.name]] != sink:
+                    self.members[sink].remove(k)
+                    self.block[k] = k
+
+    def _cheap(self, k: int) -> bool:
+        operator = self.operators[k]
+        if operator.over or not operator.recomputable or any(n.op_type in HEAVY or n.domain for n in operator.nodes):
+            return False
+        nodes = work(operator, self.graph.tensors)
+        return all(node.flops <= CHEAP_FLOPS_PER_BYTE * node.nbytes for node in nodes)
