@@ -72,6 +72,8 @@ class Problem:
     reserve_bytes
         What kernels allocate beside the arena: the most that any operator's do, reserved for the whole
         step because the arena is one block of fixed size. Counts in every peak.
+    wake_j
+        Joules of powering the storage on and off again, for each run of transfers without a pause.
     resident_bytes
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
     device_ram_bytes
@@ -93,6 +95,7 @@ class Problem:
     dma: bool = False
     alignment: int = 1
     reserve_bytes: int = 0
+    wake_j: float = 0.0
     resident_bytes: int = 0
     device_ram_bytes: int | None = None
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)

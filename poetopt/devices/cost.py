@@ -107,6 +107,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         dma=device.dma and device.storage is not None,
         alignment=alignment,
         reserve_bytes=reserve_bytes(reserve),
+        wake_j=device.storage.wake_j if device.storage is not None else 0.0,
         resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
         device_ram_bytes=device.ram_bytes,
         graph=graph,

@@ -8,6 +8,7 @@ from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import PlanError
 from poetopt.formulations import formulation
 from poetopt.plan.assemble import plan_of
+from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
@@ -74,6 +75,9 @@ class Incumbent:
             return False
         if simulation.peak_bytes > self._ram_bytes:
             return False
+        if self.problem.wake_j and simulation.wakes > 1:
+            plan = gather(plan, self._ram_bytes)
+            simulation = simulate(plan)
         if self._judge.timed and self.problem.dma and simulation.page_ins:
             plan = plan_transfers(plan, self._ram_bytes)
             simulation = simulate(plan)

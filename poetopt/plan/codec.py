@@ -6,7 +6,7 @@ A plan file has, in this order:
     written_by          the version of poetopt
     model               name, reference, SHA-256, and how the problem was made of it (recipe, device, notes)
     budget              ram_bytes and deadline_s that the plan was made for, or null
-    device              dma, paging, alignment, reserve_bytes, resident_bytes, ram_bytes
+    device              dma, paging, alignment, reserve_bytes, wake_j, resident_bytes, ram_bytes
     tensors             name, bytes, producer (null: a graph input), and costs of paging
     operators           name, kind, inputs, outputs, workspace_bytes, time_s, energy_j, and flags
     inputs_at           byte offset of each graph input
@@ -87,6 +87,7 @@ def to_json(
             "paging": problem.paging,
             "alignment": problem.alignment,
             "reserve_bytes": problem.reserve_bytes,
+            "wake_j": problem.wake_j,
             "resident_bytes": problem.resident_bytes,
             "ram_bytes": problem.device_ram_bytes,
         },
@@ -245,6 +246,7 @@ def _problem(top: Entry) -> Problem:
         dma=device.flag("dma"),
         alignment=alignment,
         reserve_bytes=device.whole("reserve_bytes"),
+        wake_j=device.number("wake_j") if "wake_j" in device.data else 0.0,
         resident_bytes=device.whole("resident_bytes"),
         device_ram_bytes=device.optional("ram_bytes", device.whole),
         model_ref=model.text("reference"),

@@ -11,6 +11,10 @@ Time. Without DMA every instruction follows the one before. With DMA the CPU wal
 transfer channel works beside it, first in, first out: a PAGE_OUT or PAGE_IN is queued when the CPU
 reaches it, which takes no CPU time. A COMPUTE waits for its inputs to arrive, and for transfers of
 outputs that it overwrites; a FREE waits for the transfers of its tensor.
+
+Waking. Transfers that follow each other without a pause are one run: the storage is powered on before it and off after
+it, which takes `Problem.wake_j` joules each time. Any compute that takes time ends a run, unless a transfer goes on
+beside it.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ class Simulation:
         When the last compute or transfer ends.
     recomputes, page_ins, page_outs
         How many there are; a recompute is any compute of an operator but its first.
+    wakes
+        How often the storage is powered on: runs of transfers without a pause.
     bytes_paged
         Bytes moved to and from storage.
     live_bytes
@@ -61,6 +67,7 @@ class Simulation:
     recomputes: int
     page_ins: int
     page_outs: int
+    wakes: int
     bytes_paged: int
     live_bytes: tuple[int, ...] = field(repr=False)
     start_s: tuple[float, ...] = field(repr=False)
@@ -182,7 +189,8 @@ class _Run:
         starts: list[float] = []
         ends: list[float] = []
         cpu = channel = waits = compute_s = transfer_s = overhead_j = 0.0
-        recomputes = page_ins = page_outs = moved = 0
+        recomputes = page_ins = page_outs = wakes = moved = 0
+        moved_until = 0.0  # when the last transfer ends
         for action, target in ((step.action, step.target) for step in self.instructions):
             if action is Action.COMPUTE:
                 operator = operators[target]
@@ -215,6 +223,10 @@ class _Run:
                     page_ins += 1
                 start = max(cpu, channel) if dma else cpu
                 end = start + seconds
+                if start > moved_until or not wakes:
+                    wakes += 1
+                    overhead_j += problem.wake_j
+                moved_until = end
                 if dma:
                     channel = settled[target] = end
                     if action is Action.PAGE_IN:
@@ -243,6 +255,7 @@ class _Run:
             recomputes=recomputes,
             page_ins=page_ins,
             page_outs=page_outs,
+            wakes=wakes,
             bytes_paged=moved,
             live_bytes=live,
             start_s=tuple(starts),

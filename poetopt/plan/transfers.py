@@ -122,7 +122,9 @@ def plan_transfers(
     if clock is None or clock.steps is None:
         return plan
     clock.finish()
-    return replace(plan, instructions=tuple(clock.steps), offsets=())
+    planned = replace(plan, instructions=tuple(clock.steps), offsets=())
+    # an order that is over earlier may wake the storage more often
+    return planned if not plan.problem.wake_j or simulate(planned).overhead_j <= before.overhead_j else plan
 
 
 class _Search:

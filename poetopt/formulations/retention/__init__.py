@@ -22,6 +22,7 @@ from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.space import RetentionSpace, retention_space, scope_depth
+from poetopt.formulations.retention.wake import wake
 from poetopt.schedule import Schedule
 
 
@@ -109,7 +110,7 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
 retention = Formulation(
     name="retention",
     doc=__doc__,
-    blocks=(recompute, paging, residency, memory, chain_cuts, deadline, hiding),
+    blocks=(recompute, paging, residency, memory, chain_cuts, wake, deadline, hiding),
     space=retention_space,
     schedule=_schedule,
     start=_start,
@@ -117,7 +118,7 @@ retention = Formulation(
     labels=labels,
     deepening=True,
     depth=scope_depth,
-    simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "deadline", "hiding"),
+    simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "wake", "deadline", "hiding"),
 )
 build = retention.build
 with_block = retention.with_block
