@@ -108,8 +108,8 @@ def main() -> None:
             print(lines[-1], file=sys.stderr, flush=True)
     lines += [
         "",
-        "A point that was at work when its sweep was killed is begun again (at most one a worker and kill); none is that had",
-        "its row. No process of a killed sweep was left after it.",
+        "A point that was at work when its sweep was killed is begun again (at most one a worker and kill); none",
+        "that had its row is. No process of a killed sweep was left after it.",
     ]
     text = "\n".join(lines) + "\n"
     if options.output is None:

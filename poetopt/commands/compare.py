@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ from poetopt.commands.options import (
     patterns,
 )
 from poetopt.console import check_outputs, say, write_json
-from poetopt.errors import InfeasibleError
+from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
@@ -103,26 +104,42 @@ def compare(
 def pareto(
     model: ModelArgument,
     device: DeviceOption,
-    points: Annotated[int, typer.Option(metavar="N", help="At most so many budgets.", min=2, max=1000)] = 14,
+    against: Annotated[
+        str, typer.Option("--against", metavar="ram|deadline", help="What the energy is drawn against.")
+    ] = "ram",
+    ram: Annotated[
+        str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")
+    ] = None,
+    points: Annotated[int, typer.Option(metavar="N", help="At most so many points.", min=2, max=1000)] = 14,
     deadline: DeadlineOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,
     loss: LossOption = "auto",
     output: OutputOption = None,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new budget after that.")] = "230s",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new point after that.")] = "230s",
     gap: GapOption = "2%",
     threads: ThreadsOption = 0,
     out: PictureOption = None,
     json: JsonOption = None,
 ) -> int:
-    """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
+    """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
     import poetopt as po
+    from poetopt.comparison.deadlines import DeadlineFront
+    from poetopt.units import show_seconds
 
     check_outputs([model], {"-o": out, "--json": json})
+    if against not in ("ram", "deadline"):
+        raise OptionError(f"--against {against}: must be ram or deadline")
     if out is not None:
         from poetopt.report.plots import check_picture
 
         check_picture(out)
+
+    def words(limit: float, why: str) -> str:
+        if math.isinf(limit):
+            return f"without a deadline: {why}"
+        return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
+
     with _told() as told:
         problem = (
             po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
@@ -130,14 +147,16 @@ def pareto(
         try:
             front = po.pareto(
                 problem,
+                against="deadline" if against == "deadline" else "ram",
+                ram=ram,
                 points=points,
                 deadline=deadline,
                 time_limit=time_limit,
                 gap=gap,
                 threads=threads,
-                told=lambda budget, why: told(f"{budget:,} B: {why}"),
+                told=lambda limit, why: told(words(limit, why)),
             )
-        except InfeasibleError as error:
+        except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:
                 write_json(error.report, json)
             raise
@@ -145,10 +164,10 @@ def pareto(
         from poetopt.report.plots import save_front
 
         save_front(front, out)
-    from poetopt.report.comparison import front_lines
+    from poetopt.report.fronts import deadline_lines, front_lines
 
     write_json(front.to_dict(), json)
-    say("\n".join(front_lines(front)), unless=json)
+    say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=json)
     return 0
 
 

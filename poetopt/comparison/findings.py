@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poetopt.formulations.retention.space import recomputable_stages
+from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan
 
@@ -60,7 +61,7 @@ def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
     """
     problem = plan.problem
     names = [operator.name for operator in problem.operators]
-    allowed, _ = recomputable_stages(problem, scope.replace("depth<=", "depth:"), scope != "store-all")
+    allowed, _ = recomputable_stages(problem, scope_option(scope), scope != "store-all")
     recomputes = sorted(schedule_of(plan).recomputes)
     found = []
     for stage, operator in recomputes:

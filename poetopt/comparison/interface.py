@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import in_bytes, parse_budgets
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.compare import Told as ToldMethod
 from poetopt.comparison.compare import compare as run
+from poetopt.comparison.deadlines import DeadlineFront, deadline_front
 from poetopt.comparison.pareto import Front
-from poetopt.comparison.pareto import Told as ToldPoint
 from poetopt.comparison.pareto import pareto as trace
+from poetopt.comparison.refine import Told as ToldPoint
 from poetopt.errors import OptionError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
@@ -62,28 +64,65 @@ def compare(
     return run(problem, in_ram, None if names == ["all"] else names, settings, told)
 
 
+@overload
 def pareto(
     problem: Problem,
     *,
+    against: Literal["ram"] = "ram",
+    ram: str | int | Share | None = None,
     points: int = 14,
     deadline: str | float | Factor | None = None,
     time_limit: str | float = 230.0,
     gap: str | float = 0.02,
     threads: int = 0,
     told: ToldPoint | None = None,
-) -> Front:
-    """The front of least energy against RAM, from the smallest feasible budget to store-all.
+) -> Front: ...
 
+
+@overload
+def pareto(
+    problem: Problem,
+    *,
+    against: Literal["deadline"],
+    ram: str | int | Share | None = None,
+    points: int = 14,
+    deadline: str | float | Factor | None = None,
+    time_limit: str | float = 230.0,
+    gap: str | float = 0.02,
+    threads: int = 0,
+    told: ToldPoint | None = None,
+) -> DeadlineFront: ...
+
+
+def pareto(
+    problem: Problem,
+    *,
+    against: str = "ram",
+    ram: str | int | Share | None = None,
+    points: int = 14,
+    deadline: str | float | Factor | None = None,
+    time_limit: str | float = 230.0,
+    gap: str | float = 0.02,
+    threads: int = 0,
+    told: ToldPoint | None = None,
+) -> Front | DeadlineFront:
+    """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
+
+    against
+        `"ram"`, or `"deadline"`: from the shortest feasible deadline to where more time saves nothing.
+    ram
+        The budget that a front against the deadline is at.
     points
-        At most so many budgets.
+        At most so many of them.
     deadline
-        As in `compare`.
+        Of a front against RAM, as in `compare`.
     time_limit
-        No new budget is taken up after so many seconds.
+        No new point is taken up after so many seconds.
     gap, threads
         Of one solve.
 
-    Raises InfeasibleError where no schedule keeps the deadline.
+    Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
+    to the other front.
     """
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
@@ -94,7 +133,18 @@ def pareto(
         gap=parse_fraction(gap, option="--gap"),
         threads=threads,
     )
-    return trace(problem, points=points, settings=settings, time_limit_s=limit, told=told)
+    if against == "ram":
+        if ram is not None:
+            raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
+        return trace(problem, points=points, settings=settings, time_limit_s=limit, told=told)
+    if against != "deadline":
+        raise OptionError(f"--against {against}: must be ram or deadline")
+    if deadline is not None:
+        raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
+    if ram is None:
+        raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
+    (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(problem))
+    return deadline_front(problem, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=told)
 
 
 def _deadline_s(problem: Problem, deadline: str | float | Factor | None) -> float | None:

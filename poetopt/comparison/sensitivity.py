@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.errors import PlanError
+from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
@@ -181,7 +182,7 @@ def sensitivity(
     if plan is None:
         raise PlanError(f"{problem.name}: there is no plan whose sensitivity could be told (status {solution.status})")
     say = told or (lambda _text: None)
-    scope = solution.scope.replace("depth<=", "depth:") if solution.scope != "store-all" else options.scope
+    scope = scope_option(solution.scope) if solution.scope != "store-all" else options.scope
     short = replace(options, scope=scope, time_limit_s=time_limit_s, gap=max(options.gap, GAP))
     here = _energy(problem, simulate(plan))
     others: dict[str, Plan] = {}

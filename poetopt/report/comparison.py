@@ -1,4 +1,4 @@
-"""A comparison and a front as text for people, and as CSV."""
+"""A comparison as text for people, and as CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 from collections.abc import Sequence
 
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.pareto import Front
 from poetopt.comparison.rows import COLUMNS, Row
 from poetopt.engine.solution import OPTIMAL_GAP
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
@@ -36,46 +35,15 @@ def comparison_lines(found: Comparison) -> list[str]:
     ]
     for budget in found.budgets:
         rows = [row for row in found.rows if row.ram_budget_bytes == budget]
-        share = show_share(budget / found.store_all_peak_bytes) if found.store_all_peak_bytes else ""
-        lines += ["", f"RAM {budget:,} B ({show_bytes(budget)}, {share} of store-all)"]
-        lines += _columns([HEADER, *(_cells(row, found) for row in rows if row.energy_j is not None)])
+        of_all = show_share(budget / found.store_all_peak_bytes) if found.store_all_peak_bytes else ""
+        lines += ["", f"RAM {budget:,} B ({show_bytes(budget)}, {of_all} of store-all)"]
+        lines += columns([HEADER, *(_cells(row, found) for row in rows if row.energy_j is not None)])
         lines += [f"  {row.method}: {row.status}, {row.reason}" for row in rows if row.energy_j is None]
     lines += ["", "overhead, % of the baseline energy, by RAM in % of store-all", *_summary(found)]
     for finding in found.findings:
         lines += ["", f"finding: {finding}"]
     lines += ["", f"{len(found.rows)} rows in {show_seconds(found.total_s)}"]
     return lines
-
-
-def front_lines(front: Front) -> list[str]:
-    """The front as a table."""
-    problem = front.problem
-    least = f"smallest feasible RAM {front.least_ram_bytes:,} B ({show_bytes(front.least_ram_bytes)})"
-    proof = "proven" if front.least_is_proven else f"no schedule has less than {front.ram_bound_bytes:,} B"
-    table = [
-        ("RAM", "of store-all", "overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
-    ]
-    for point in front.points:
-        table.append(
-            (
-                f"{point.ram_budget_bytes:,} B",
-                show_share(point.ram_budget_bytes / front.store_all_peak_bytes),
-                show_joules(point.overhead_j),
-                _share(point.overhead_j, problem.baseline_energy_j),
-                show_joules(point.overhead_bound_j),
-                show_share(point.overhead_gap if point.overhead_gap > OPTIMAL_GAP else 0.0),
-                show_seconds(point.makespan_s),
-                f"{point.recomputes} + {point.page_ins}",
-                show_seconds(point.solve_s),
-                f"{point.status}, {point.scope}",
-            )
-        )
-    return [
-        f"{problem.name} on {problem.device}: {len(front.points)} points in {show_seconds(front.total_s)}; "
-        f"{least}, {proof}",
-        *_columns(table),
-        "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead",
-    ]
 
 
 def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
@@ -92,7 +60,7 @@ def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
         row.method,
         show_joules(row.energy_j),
         show_joules(row.overhead_j),
-        _share(row.overhead_j, found.problem.baseline_energy_j),
+        share(row.overhead_j, found.problem.baseline_energy_j),
         show_bytes(row.peak_bytes),
         show_seconds(row.makespan_s),
         str(row.recomputes),
@@ -115,14 +83,15 @@ def _summary(found: Comparison) -> list[str]:
             else:
                 cells.append(f"{100 * row.overhead_j / (found.problem.baseline_energy_j or 1.0):.3g}")
         table.append((name, *cells))
-    return [*_columns(table), "none: proven infeasible; failed: the method found no plan"]
+    return [*columns(table), "none: proven infeasible; failed: the method found no plan"]
 
 
-def _share(part: float, whole: float) -> str:
+def share(part: float, whole: float) -> str:
+    """`1.86 %`, or a dash where there is no whole."""
     return show_share(part / whole) if whole else "-"
 
 
-def _columns(table: Sequence[Sequence[str]]) -> list[str]:
+def columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Left-aligned names and proofs, right-aligned figures."""
     widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
     words = {0} | {k for k, name in enumerate(table[0]) if name == "proof"}

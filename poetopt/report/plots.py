@@ -8,13 +8,18 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetopt.comparison.compare import Comparison
+from poetopt.comparison.deadlines import DeadlineFront
 from poetopt.comparison.pareto import Front
+from poetopt.comparison.refine import Point
 from poetopt.errors import BackendUnavailableError, OptionError
 from poetopt.files import replacing
+from poetopt.problem import Problem
+from poetopt.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +52,8 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "poet-remat-only": ("#c0392b", "p", ":"),
     "poet": ("#000000", "o", "-"),
 }
+PLAIN = 12.0
+"""Overheads that differ by less than that are drawn on a plain scale."""
 OTHERS = (("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"))
 
 
@@ -67,9 +74,9 @@ def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
     _save(_comparison(found, path), path)
 
 
-def save_front(front: Front, path: str | os.PathLike[str]) -> None:
+def save_front(front: Front | DeadlineFront, path: str | os.PathLike[str]) -> None:
     """Draw a front to a file. Raises as `check_picture`, and OutputError."""
-    _save(_front(front, path), path)
+    _save(_deadlines(front, path) if isinstance(front, DeadlineFront) else _budgets(front, path), path)
 
 
 def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
@@ -108,29 +115,67 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
     return figure
 
 
-def _front(front: Front, path: str | os.PathLike[str]) -> Figure:
+def _budgets(front: Front, path: str | os.PathLike[str]) -> Figure:
     figure, axes = _axes(path, 7.4, 4.6)
-    peak, base = front.store_all_peak_bytes, front.problem.baseline_energy_j or 1.0
-    ram = [100 * point.ram_budget_bytes / peak for point in front.points]
-    energy = [100 * point.overhead_j / base for point in front.points]
-    bound = [100 * point.overhead_bound_j / base for point in front.points]
-    _overhead_scale(axes, [value for value in energy if value])
-    # Between two budgets: at most what the smaller one takes, at least what is proven for the larger one.
-    for k, (left, right) in enumerate(itertools.pairwise(ram)):
-        label = "" if k else "where the front is proven to lie"
-        axes.fill_between([left, right], bound[k + 1], energy[k], color="#d4d4d4", linewidth=0, label=label)
-    axes.plot(ram, energy, color="black", marker="o", linewidth=1.8, label="best plan", drawstyle="steps-post")
-    axes.plot(ram, bound, color="#555555", marker="_", linestyle="none", markersize=10, label="bound")
-    axes.axvline(100 * front.ram_bound_bytes / peak, color="black", linestyle="--", linewidth=1)
+    peak = front.store_all_peak_bytes
+    _band(axes, front.problem, front.points, [100 * point.ram_budget_bytes / peak for point in front.points])
     words = "smallest feasible RAM" if front.least_is_proven else "no schedule has less"
-    axes.annotate(
-        words, (100 * front.ram_bound_bytes / peak, 0.03), xycoords=("data", "axes fraction"), rotation=90,
-        xytext=(3, 0), textcoords="offset points", fontsize=8, va="bottom",
-    )  # fmt: skip
+    _limit(axes, 100 * front.ram_bound_bytes / peak, words)
     axes.set_title(f"{front.problem.name} on {front.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
     axes.legend(loc="upper right", frameon=False, fontsize=9)
     return figure
+
+
+def _deadlines(front: DeadlineFront, path: str | os.PathLike[str]) -> Figure:
+    figure, axes = _axes(path, 7.4, 4.6)
+    problem = front.problem
+    one_pass = problem.baseline_time_s or 1.0
+    _band(axes, problem, front.points, [(point.deadline_s or 0.0) / one_pass for point in front.points])
+    quicker = f"no schedule of scope {front.bound_scope} is quicker"
+    words = quicker if front.deadline_bound_s > one_pass else "one pass"
+    _limit(axes, front.deadline_bound_s / one_pass, words)
+    left, right = axes.get_xlim()
+    if front.deadline_bound_s <= one_pass < left + 0.02 * (right - left):
+        axes.set_xlim(left - 0.04 * (right - left), right)
+    budget = f"{show_bytes(front.ram_budget_bytes)}, {100 * front.ram_budget_bytes / front.store_all_peak_bytes:.3g} %"
+    axes.set_title(f"{problem.name} on {problem.device}, {budget} of store-all", loc="left", fontsize=11)
+    axes.set_xlabel(f"deadline of a step, times one pass ({show_seconds(one_pass)})")
+
+    def seconds(passes: Any) -> Any:
+        return passes * one_pass
+
+    def passes(seconds: Any) -> Any:
+        return seconds / one_pass
+
+    top = axes.secondary_xaxis("top", functions=(seconds, passes))
+    top.set_xlabel("deadline of a step, s", fontsize=9)
+    top.tick_params(labelsize=8)
+    axes.legend(loc="upper right", frameon=False, fontsize=9)
+    return figure
+
+
+def _band(axes: Axes, problem: Problem, points: Sequence[Point], limits: Sequence[float]) -> None:
+    """The plans, their bounds, and between them where the front is proven to lie."""
+    base = problem.baseline_energy_j or 1.0
+    energy = [100 * point.overhead_j / base for point in points]
+    bound = [100 * point.overhead_bound_j / base for point in points]
+    _overhead_scale(axes, [value for value in energy if value])
+    # Between two limits: at most what the smaller one takes, at least what is proven for the larger one.
+    for k, (left, right) in enumerate(itertools.pairwise(limits)):
+        label = "" if k else "where the front is proven to lie"
+        axes.fill_between([left, right], bound[k + 1], energy[k], color="#d4d4d4", linewidth=0, label=label)
+    axes.plot(limits, energy, color="black", marker="o", linewidth=1.8, label="best plan", drawstyle="steps-post")
+    axes.plot(limits, bound, color="#555555", marker="_", linestyle="none", markersize=10, label="bound")
+
+
+def _limit(axes: Axes, place: float, words: str) -> None:
+    """A dashed line where nothing is possible to the left of."""
+    axes.axvline(place, color="black", linestyle="--", linewidth=1)
+    axes.annotate(
+        words, (place, 0.03), xycoords=("data", "axes fraction"), rotation=90,
+        xytext=(3, 0), textcoords="offset points", fontsize=8, va="bottom",
+    )  # fmt: skip
 
 
 def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Figure, Axes]:
@@ -146,9 +191,13 @@ def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Fi
 
 
 def _overhead_scale(axes: Axes, positive: list[float]) -> None:
-    """Decades, with room for zero below them."""
-    axes.set_ylabel("energy overhead, % of one pass (log scale)")
+    """Decades, with room for zero below them; plain where all values are of one size."""
     least = min(positive, default=1.0)
+    if max(positive, default=1.0) < PLAIN * least:
+        axes.set_ylabel("energy overhead, % of one pass")
+        axes.set_ylim(bottom=0.0, top=max(positive, default=1.0) * 1.25)
+        return
+    axes.set_ylabel("energy overhead, % of one pass (log scale)")
     decade = 10.0 ** math.floor(math.log10(least))
     axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
     axes.set_ylim(bottom=-0.15 * decade, top=max(positive, default=1.0) * 2)
@@ -158,8 +207,6 @@ def _overhead_scale(axes: Axes, positive: list[float]) -> None:
 
 
 def _ram_axis(axes: Axes, peak: int) -> None:
-    from poetopt.units import show_bytes
-
     axes.set_xlabel(f"RAM budget, % of store-all ({show_bytes(peak)})")
 
     name, unit = ("MB", 1e6) if peak >= 2e6 else ("kB", 1e3)

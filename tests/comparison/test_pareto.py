@@ -12,7 +12,7 @@ from poetopt.comparison.pareto import Front
 from poetopt.errors import InfeasibleError, OptionError
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.report.comparison import front_lines
+from poetopt.report.fronts import front_lines
 from poetopt.report.plots import save_front
 from tests.baselines.chains import chain
 from tests.bruteforce import plan_optimum

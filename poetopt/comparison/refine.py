@@ -1,0 +1,218 @@
+"""What fronts have in common: points along one limit (RAM or time), refined where the front bends.
+
+More of the limit never costs energy. So between two points the least overhead lies between the bound of the right one
+and the overhead of the left one; the front is refined where that rectangle is largest, in the middle of it. What is
+known of one point is used for the others: a plan keeps every larger limit, and a bound holds for every smaller one (in
+the same space, or a smaller one).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from poetopt.baselines.acceptance import Settings
+from poetopt.comparison.rows import status_of
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options, Solution
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Plan
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+OPEN_GAP = 0.1
+"""Points with a larger overhead gap are solved again, for longer, where time is left."""
+SHARPEN_SHARE = 0.25
+"""Share of the time that is kept for that."""
+FIRST_S = 6.0
+"""Seconds for one solve in the search of the smallest limit."""
+LEAST_STEPS = 6
+"""Limits tried in that search, beyond the lower bound itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A RAM budget, a deadline (None: there is none) and the best plan within both.
+
+    overhead_bound_j, scope
+        No schedule in the scope has less overhead.
+    """
+
+    ram_budget_bytes: int
+    deadline_s: float | None
+    plan: Plan = field(repr=False)
+    status: str
+    scope: str
+    energy_j: float
+    overhead_j: float
+    overhead_bound_j: float
+    overhead_gap: float
+    peak_bytes: int
+    makespan_s: float
+    recomputes: int
+    page_ins: int
+    page_outs: int
+    solve_s: float
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON has it."""
+        keys = (
+            "ram_budget_bytes", "deadline_s", "status", "scope", "energy_j", "overhead_j", "overhead_bound_j",
+            "overhead_gap", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "solve_s",
+        )  # fmt: skip
+        return {key: getattr(self, key) for key in keys}
+
+
+Told = Callable[[float, str], None]
+"""Told the limit at hand (bytes or seconds; infinity: none), and what for."""
+
+
+@dataclass
+class Refiner(ABC):
+    """Points found so far, by their limit."""
+
+    problem: Problem
+    settings: Settings
+    told: Told
+    points: dict[float, Point] = field(default_factory=dict)
+    begin: float = field(default_factory=time.monotonic)
+
+    @abstractmethod
+    def options(self, limit: float, settings: Settings) -> Options:
+        """What is asked of the engine at a limit."""
+
+    @abstractmethod
+    def placed(self, point: Point, limit: float) -> Point:
+        """The point's plan at another limit."""
+
+    @abstractmethod
+    def middle(self, left: float, right: float) -> float | None:
+        """Between two limits, or None where they are too close to tell apart."""
+
+    @property
+    def ordered(self) -> tuple[Point, ...]:
+        """By ascending limit."""
+        return tuple(self.points[limit] for limit in sorted(self.points))
+
+    def refine(self, points: int, time_limit_s: float) -> None:
+        """Solve until there are so many points, or none is worth it, or the time is up; then sharpen."""
+        while len(self.points) < points and time.monotonic() - self.begin < (1 - SHARPEN_SHARE) * time_limit_s:
+            limit = self._widest()
+            if limit is None:
+                break
+            self.solve(limit, "refine")
+        self.settle()
+        self._sharpen(time_limit_s)
+
+    def solve(self, limit: float, why: str, time_limit_s: float | None = None) -> Solution:
+        """Solve at one limit, and keep its point where there is a plan."""
+        self.told(limit, why)
+        settings = self.settings
+        if time_limit_s is not None:
+            settings = replace(settings, time_limit_s=time_limit_s)
+        solution = solve(self.problem, self.options(limit, settings), starts=self._starts(limit))
+        if solution.plan is not None and solution.simulation is not None:
+            point = self._point(limit, solution)
+            before = self.points.get(limit)
+            if before is None or point.overhead_gap <= before.overhead_gap:
+                self.points[limit] = point
+        return solution
+
+    def settle(self) -> None:
+        """Carry plans to larger limits and bounds to smaller ones."""
+        ordered = sorted(self.points)
+        for smaller, larger in itertools.pairwise(ordered):
+            left, right = self.points[smaller], self.points[larger]
+            if left.overhead_j < right.overhead_j:
+                self.points[larger] = self._with(
+                    replace(
+                        self.placed(left, larger), scope=right.scope, overhead_bound_j=right.overhead_bound_j,
+                        solve_s=right.solve_s,
+                    )
+                )  # fmt: skip
+        for smaller, larger in reversed(list(itertools.pairwise(ordered))):
+            left, right = self.points[smaller], self.points[larger]
+            if right.overhead_bound_j > left.overhead_bound_j and _wider(right.scope, left.scope):
+                self.points[smaller] = self._with(replace(left, overhead_bound_j=right.overhead_bound_j))
+
+    def _widest(self) -> float | None:
+        """The middle of the largest rectangle that the front may lie in; None where none is left."""
+        best, found = 0.0, None
+        scale = max((point.overhead_j for point in self.points.values()), default=0.0) or 1.0
+        for left, right in itertools.pairwise(sorted(self.points)):
+            middle = self.middle(left, right)
+            if middle is None:
+                continue
+            upper, lower = self.points[left].overhead_j, self.points[right].overhead_bound_j
+            # In logarithms as well, so that the small overheads at the right end are seen.
+            floor = max(lower, 1e-3 * scale)
+            fall = (upper - lower) / scale + 0.1 * math.log(max(upper, floor) / floor)
+            if (right - left) * fall > best:
+                best, found = (right - left) * fall, middle
+        return found
+
+    def _sharpen(self, time_limit_s: float) -> None:
+        """Solve the points that are open by more than OPEN_GAP again, each once, the widest first."""
+        tried: set[float] = set()
+        while True:
+            left = time_limit_s - (time.monotonic() - self.begin)
+            able = {
+                limit: point
+                for limit, point in self.points.items()
+                if point.overhead_gap > OPEN_GAP and limit not in tried
+            }
+            if not able or left < FIRST_S:
+                return
+            widest = max(able, key=lambda limit: (able[limit].overhead_gap, -limit))
+            tried.add(widest)
+            self.solve(widest, "sharpen", left / len(able))
+            self.settle()
+
+    def _starts(self, limit: float) -> tuple[Schedule, ...]:
+        """The plans of smaller limits, the nearest last."""
+        return tuple(schedule_of(self.points[other].plan) for other in sorted(self.points) if other <= limit)[-2:]
+
+    def _point(self, limit: float, solution: Solution) -> Point:
+        simulation, plan = solution.simulation, solution.plan
+        assert simulation is not None
+        assert plan is not None
+        bound = solution.overhead_bound_j or 0.0
+        status, gap = status_of(simulation.overhead_j, bound, self.settings.gap)
+        found = Point(
+            ram_budget_bytes=solution.options.ram_bytes,
+            deadline_s=solution.options.deadline_s,
+            plan=plan,
+            status=status,
+            scope=solution.scope,
+            energy_j=simulation.energy_j,
+            overhead_j=simulation.overhead_j,
+            overhead_bound_j=bound,
+            overhead_gap=gap,
+            peak_bytes=simulation.peak_bytes,
+            makespan_s=simulation.makespan_s,
+            recomputes=simulation.recomputes,
+            page_ins=simulation.page_ins,
+            page_outs=simulation.page_outs,
+            solve_s=solution.total_s,
+        )
+        return self.placed(found, limit)
+
+    def _with(self, point: Point) -> Point:
+        """The point with its bound no higher than its plan, and status and gap to match."""
+        bound = min(point.overhead_bound_j, point.overhead_j)
+        status, gap = status_of(point.overhead_j, bound, self.settings.gap)
+        return replace(point, overhead_bound_j=bound, status=status, overhead_gap=gap)
+
+
+def _wider(scope: str, other: str) -> bool:
+    """Whether what holds for all schedules of `scope` holds for those of `other`."""
+    rank = {"full": math.inf, "forward": 1e9, "store-all": math.inf}
+
+    def depth(name: str) -> float:
+        return rank.get(name, float(name.removeprefix("depth<=")) if name.startswith("depth<=") else -1.0)
+
+    return depth(scope) >= depth(other)

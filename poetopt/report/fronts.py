@@ -1,0 +1,68 @@
+"""Fronts as text for people."""
+
+from __future__ import annotations
+
+from poetopt.comparison.deadlines import DeadlineFront
+from poetopt.comparison.pareto import Front
+from poetopt.comparison.refine import Point
+from poetopt.engine.solution import OPTIMAL_GAP
+from poetopt.problem import Problem
+from poetopt.report.comparison import columns, share
+from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+
+HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
+LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
+
+
+def front_lines(front: Front) -> list[str]:
+    """The front as a table."""
+    problem = front.problem
+    least = f"smallest feasible RAM {front.least_ram_bytes:,} B ({show_bytes(front.least_ram_bytes)})"
+    proof = "proven" if front.least_is_proven else f"no schedule has less than {front.ram_bound_bytes:,} B"
+    table: list[tuple[str, ...]] = [("RAM", "of store-all", *HEADER)]
+    for point in front.points:
+        of_all = show_share(point.ram_budget_bytes / front.store_all_peak_bytes)
+        table.append((f"{point.ram_budget_bytes:,} B", of_all, *_cells(point, problem)))
+    return [
+        f"{problem.name} on {problem.device}: {len(front.points)} points in {show_seconds(front.total_s)}; "
+        f"{least}, {proof}",
+        *columns(table),
+        LEGEND,
+    ]
+
+
+def deadline_lines(front: DeadlineFront) -> list[str]:
+    """The front against the deadline as a table."""
+    problem = front.problem
+    budget = front.ram_budget_bytes
+    least = f"shortest feasible deadline {show_seconds(front.least_deadline_s)}"
+    if front.deadline_bound_s <= problem.baseline_time_s:
+        known = f"one pass takes {show_seconds(front.deadline_bound_s)}"
+    else:
+        known = f"no schedule of scope {front.bound_scope} keeps {show_seconds(front.deadline_bound_s)}"
+    table: list[tuple[str, ...]] = [("deadline", "of a pass", *HEADER)]
+    for point in front.points:
+        assert point.deadline_s is not None
+        passes = f"{point.deadline_s / problem.baseline_time_s:.5g}x" if problem.baseline_time_s else "-"
+        table.append((show_seconds(point.deadline_s), passes, *_cells(point, problem)))
+    return [
+        f"{problem.name} on {problem.device} with {budget:,} B ({show_share(budget / front.store_all_peak_bytes)} of "
+        f"store-all): {len(front.points)} points in {show_seconds(front.total_s)}",
+        f"  {least}, {'proven: ' if front.least_is_proven else ''}{known}; more than "
+        f"{show_seconds(front.points[-1].deadline_s or 0.0)} saves nothing",
+        *columns(table),
+        LEGEND,
+    ]
+
+
+def _cells(point: Point, problem: Problem) -> tuple[str, ...]:
+    return (
+        show_joules(point.overhead_j),
+        share(point.overhead_j, problem.baseline_energy_j),
+        show_joules(point.overhead_bound_j),
+        show_share(point.overhead_gap if point.overhead_gap > OPTIMAL_GAP else 0.0),
+        show_seconds(point.makespan_s),
+        f"{point.recomputes} + {point.page_ins}",
+        show_seconds(point.solve_s),
+        f"{point.status}, {point.scope}",
+    )
