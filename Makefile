@@ -5,7 +5,7 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python
 BIN     := .venv/bin
 READY   := .venv/.ready
 TESTED  := .venv/.ready-test
-EXTRAS  := test,plot,dask,cbc,gurobi,docs
+EXTRAS  := test,plot,dask,cbc,gurobi,scip,docs
 OUT     := build/demo
 MODEL   := resnet18-cifar
 

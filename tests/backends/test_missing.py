@@ -100,7 +100,7 @@ def test_a_model_over_the_licence_is_explained(capsys: pytest.CaptureFixture[str
 def test_an_unknown_backend_names_the_closest() -> None:
     with pytest.raises(BackendUnavailableError, match="closest: gurobi"):
         backend("grobi")
-    with pytest.raises(BackendUnavailableError, match="there are highs, gurobi, cbc"):
+    with pytest.raises(BackendUnavailableError, match="there are highs, gurobi, cbc, scip"):
         backend("xyz")
 
 
