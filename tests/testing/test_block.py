@@ -20,7 +20,7 @@ from poetopt.testing import ContractError, check_block
 
 
 def battery(problem: Problem) -> Block:
-    return energy_budget(problem.baseline_energy_j + 4.0)
+    return energy_budget(problem.baseline_energy_j + 2.0)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
