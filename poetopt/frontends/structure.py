@@ -29,8 +29,9 @@ SEQUENCE = frozenset({
 def describe(where: str, node: NodeProto, opset: int) -> str:
     """How messages refer to a node: file, name, op, opset."""
     name = node.name or next((output for output in node.output if output), "?")
-    domain = f"{node.domain}." if node.domain else ""
-    return f"{where}: node {name!r} ({domain}{node.op_type}, opset {opset})"
+    op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    # a damaged file has line breaks in names, and a message is one line
+    return f"{where}: node {name!r} ({repr(op)[1:-1]}, opset {opset})"
 
 
 def tidy(document: Document) -> None:
