@@ -73,6 +73,15 @@ class Gelu(OpRun):
         return (np.asarray(0.5 * x * (1 + inner)).astype(x.dtype),)
 
 
+class GlobalMaxPool(OpRun):
+    """Replaces the evaluator's own, which is right for two spatial axes only."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (np.asarray(x.max(tuple(range(2, x.ndim)), keepdims=True)),)
+
+
 class LRN(OpRun):
     """Replaces the evaluator's own, which leaves out the last channel of a window."""
 
@@ -153,4 +162,4 @@ class GRU(OpRun):
 
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [ConvTranspose, Erf, Gelu, GRU, LRN, LSTM]
+NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GRU, LRN, LSTM]
