@@ -21,7 +21,7 @@ def test_python() -> None:
 
 
 def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in sorted(set(re.findall(r"(?:`|\$ |, )poetopt ([a-z]+)\b", PAGE))):
+    for command in sorted(set(re.findall(r"(?:`|\$ |, )poetopt ([a-z-]+)\b", PAGE))):
         assert invoke([command, "--help"]) == 0, command
     shown = re.findall(r"<!-- output: poetopt (\w+) .*? -->\n```\n\$ poetopt \1", PAGE)
     assert shown == ["inspect", "solve", "run", "solve"]

@@ -130,6 +130,7 @@ class CbcSession(MatrixSession):
         on_point: Callable[[Point], None],
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
+        cutoff: float | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()

@@ -115,6 +115,7 @@ class GurobiSession(MatrixSession):
         on_point: Callable[[Point], None],
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
+        cutoff: float | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()
@@ -127,6 +128,8 @@ class GurobiSession(MatrixSession):
         mip.Params.TimeLimit = max(0.1, time_limit_s)
         mip.Params.MIPGap = gap
         mip.Params.MIPGapAbs = 1e-9
+        if cutoff is not None:
+            mip.Params.Cutoff = (cutoff - self._matrix.constant) * self._scale
         held, values = self._columns.frozen(frozen)
         if len(held):
             x[held].lb = values
@@ -149,7 +152,7 @@ class GurobiSession(MatrixSession):
                 rise(model.cbGet(GRB.Callback.MIP_OBJBND))
 
         interrupted = self._optimize(mip, watch, time.monotonic() + time_limit_s + 1.0)
-        if mip.Status == GRB.INFEASIBLE:
+        if mip.Status in (GRB.INFEASIBLE, GRB.CUTOFF):
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if not frozen and abs(mip.ObjBound) < GRB.INFINITY:
             self._bound = max(self._bound, self._objective(mip.ObjBound))

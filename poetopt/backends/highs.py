@@ -145,6 +145,7 @@ class HighsSession(MatrixSession):
         on_point: Callable[[Point], None],
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
+        cutoff: float | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()
@@ -158,6 +159,8 @@ class HighsSession(MatrixSession):
         solver.setOptionValue("time_limit", max(0.1, time_limit_s))
         solver.setOptionValue("mip_rel_gap", gap)
         solver.setOptionValue("mip_abs_gap", 1e-9)
+        if cutoff is not None:
+            solver.setOptionValue("objective_bound", (cutoff - self._matrix.constant) * self._scale)
         held, values = self._columns.frozen(frozen)
         if len(held):
             solver.changeColsBounds(len(held), held, values, values)
@@ -195,6 +198,9 @@ class HighsSession(MatrixSession):
             raise KeyboardInterrupt
         objective = self._objective(info.objective_function_value) if found is not None else math.inf
         outcome = Outcome.OPTIMAL if status == highspy.HighsModelStatus.kOptimal else Outcome.STOPPED
+        if outcome is Outcome.OPTIMAL and cutoff is not None and not frozen:
+            # what the cutoff closed isn't in HiGHS's own bound
+            self._bound = max(self._bound, min(cutoff, objective - gap * abs(objective)))
         return Search(outcome, found, objective, self._bound)
 
     def _run(self, solver: highspy.Highs, deadline: float | None = None) -> bool:

@@ -27,6 +27,7 @@ BACKENDS = {
     "highs": "poetopt.backends.highs",
     "gurobi": "poetopt.backends.gurobi",
     "cbc": "poetopt.backends.cbc",
+    "scip": "poetopt.backends.scip",
 }
 """The backends that come with poetopt, by name: the module that holds an object `backend`."""
 
@@ -44,6 +45,8 @@ class Capability(StrEnum):
     """A search that is stopped still proves a bound; without it only a finished one does."""
     DUALS = "duals"
     """`dual_proof` and `tighten` work."""
+    CUTOFF = "cutoff"
+    """`search` passes over solutions that aren't better than a cutoff."""
     THREADS = "threads"
     """`threads` is obeyed; without it a backend uses one."""
 
@@ -170,6 +173,10 @@ class Session(Protocol):
         """
         ...
 
+    def outside(self, variable: Any, cutoff: float) -> Frozen:
+        """What of a variable `tighten(cutoff)` would fix, and at what: nothing in a backend without DUALS."""
+        ...
+
     @property
     def tightened(self) -> bool:
         """Whether `tighten` has fixed anything."""
@@ -184,8 +191,12 @@ class Session(Protocol):
         on_point: Callable[[Point], None],
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
+        cutoff: float | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`.
+
+        Where nothing is better than `cutoff`, the outcome may be INFEASIBLE, or a solution that isn't better; a
+        backend that isn't capable of CUTOFF ignores it.
 
         Variables in `frozen` keep the given values; the bound is then one of that neighbourhood only, and
         neither told nor remembered.

@@ -198,9 +198,25 @@ class _Suite:
         self.need(not found.point[problem.model.unused].any(), "a variable that nothing mentions has the value 0")
         for bound in (found.bound, session.incumbent_bound):
             self.need(_close(bound, best), f"a finished search proves its optimum {best}, and not the bound {bound}")
+        self._cutoff(problem.model, best)
         session.tighten(best + 0.5)
         again = self.search(session)
         self.need(_close(again.objective, best), f"after `tighten` to a worse value the optimum {best} is gone")
+
+    def _cutoff(self, model: Any, best: float) -> None:
+        if not self.can(Capability.CUTOFF):
+            return
+        found = self.search(self.open(model), cutoff=best + 0.5)
+        self.need(_close(found.objective, best), f"under a cutoff above the optimum {best} it found {found.objective}")
+        found = self.search(self.open(model), cutoff=best - 1e-3)
+        nothing = found.outcome is Outcome.INFEASIBLE or (
+            found.objective >= best - TOLERANCE and found.bound >= best - 2e-3
+        )
+        self.need(
+            nothing,
+            f"under a cutoff below the optimum {best} a search ends infeasible, or with that proven: this one is "
+            f"{found.outcome}, {found.objective}, bound {found.bound}",
+        )
 
     def _worth(self, problem: milp.Covering, point: Point) -> float:
         x = point[problem.model.x]
