@@ -53,6 +53,8 @@ PRICED = 6000
 """At most so many page-ins get their own coefficient; further ones that are not at work get 0, which is valid."""
 NEGLIGIBLE = 1e-9
 """Coefficients below this share of one pass are left out."""
+LARGEST = 60_000
+"""A linear program of more variables would take longer than its row is worth: a spread-out point of a large network."""
 ALWAYS, NEVER = -2, -1
 
 
@@ -250,7 +252,7 @@ class _Hiding:
         return None if y is None else int(self.windows.in_before[y])
 
     def prices(self) -> _Prices | None:
-        """Multipliers of the most that can be hidden at the point, or None where the solver fails."""
+        """Multipliers of the most that can be hidden at the point, or None where the program is too large or fails."""
         w, count = self.windows, len(self.windows.own_s)
         active = [*self.ins.values(), *(self._page_out(x, self._end_of(x)) for x in self.outs)]
         credit = np.zeros(count)
@@ -278,6 +280,8 @@ class _Hiding:
             size += len(during)
             lent = z.charged & (z.kept >= 0)
             np.add.at(credit, z.stages[lent], z.nbytes * self.k[z.kept[lent]])
+        if size > LARGEST:
+            return None
         if not size:
             return _Prices(np.zeros(count), np.zeros(count), np.zeros(count))
         byte = float(self.space.room_bytes) or 1.0
