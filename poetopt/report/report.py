@@ -135,6 +135,7 @@ class Report:
             "recomputes": simulation.recomputes if simulation else None,
             "page_outs": simulation.page_outs if simulation else None,
             "page_ins": simulation.page_ins if simulation else None,
+            "wakes": simulation.wakes if simulation else None,
             "bytes_paged": simulation.bytes_paged if simulation else None,
             "transfer_s": simulation.transfer_s if simulation else None,
             "hidden_s": self.hiding.hidden_s if self.hiding else None,
