@@ -57,7 +57,7 @@ def order_words(order: OrderFound) -> str:
     if order.gain_j <= 0:
         return f"{moved} from the given one, in which the same schedule does as well ({tried})"
     share = f", {show_share(order.gain_j / order.given_overhead_j)}" if order.given_overhead_j else ""
-    proven = f", {show_joules(order.proven_j)} of it proven" if order.proven_j else ""
+    proven = f", {show_joules(order.proven_j)} of it proven" if order.proven_j else ", which may be the longer search's"
     return f"{moved} from the given one save {show_joules(order.gain_j)} of its overhead{share}{proven} ({tried})"
 
 
