@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 
 import poetopt as po
 from poetopt.autodiff import registry
+from poetopt.baselines import METHODS
+from poetopt.errors import NoScheduleError
 
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 
@@ -75,6 +78,28 @@ def test_a_backend() -> None:
     found = session.search(time_limit_s=30, gap=0.5, start=None, on_point=lambda _: None, on_bound=lambda _: None)
     assert found.point is not None
     assert found.objective >= relaxed.objective * (1 - 1e-6)
+
+
+def test_a_baseline() -> None:
+    from poetopt.baselines.acceptance import Settings
+    from tests.bruteforce import plan_optimum
+    from tests.problems import random_tight
+
+    names = run("A baseline")
+    assert names["dearest"].name not in METHODS
+    rng = random.Random(11)
+    plans = 0
+    for _ in range(12):
+        problem, ram = random_tight(rng, operators=6, training=True)
+        try:
+            plan = names["schedule"](problem, ram, Settings())
+        except NoScheduleError:
+            continue
+        best = plan_optimum(problem, ram, paging=False)
+        assert best is not None
+        assert po.simulate(plan, ram_bytes=ram).overhead_j >= best.overhead_j - 1e-9
+        plans += 1
+    assert plans
 
 
 def test_a_device(tmp_path: Path) -> None:
