@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import poetopt as po
-from poetopt.engine import loop
+from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, simulate
 from poetopt.plan.transfers import Hiding, hiding
@@ -55,7 +56,7 @@ def sweep(problem: Problem, scope: str, limit_s: float) -> Iterator[tuple[float,
             gap=1e-3,
         )
         with _counted() as solved:
-            solution = loop.solve(problem, options, starts=starts)
+            solution = solve(problem, options, starts=starts)
         if solution.plan is not None:
             starts = [schedule_of(solution.plan), *starts]
         yield factor, solution, len(solved)
@@ -63,20 +64,19 @@ def sweep(problem: Problem, scope: str, limit_s: float) -> Iterator[tuple[float,
 
 @contextmanager
 def _counted() -> Iterator[list[str]]:
-    """Something in the list for each model that the solve loop builds and searches: more than one is a repair."""
+    """An entry for each model that the solve loop builds: more than one is a repair."""
     found: list[str] = []
-    attempt = loop._attempt
+    build = Formulation.build
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        outcome = attempt(*arguments, **named)
-        found.append(str(outcome))
-        return outcome
+    def counted(self: Formulation, *arguments: Any, **named: Any) -> Any:
+        found.append(self.name)
+        return build(self, *arguments, **named)
 
-    loop._attempt = counted
+    Formulation.build = counted  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        loop._attempt = attempt
+        Formulation.build = build  # type: ignore[method-assign]
 
 
 def verdict(solution: Solution, before_j: float | None) -> str:

@@ -72,4 +72,5 @@ def test_tables_wrap_under_their_text_and_keep_units() -> None:
 
 
 def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
-    assert hiding_words(Hiding(2.0, 1.5, 4000, 3000)) == "1.50 s of 2.00 s and 3.00 kB of 4.00 kB move while the CPU computes"
+    said = hiding_words(Hiding(2.0, 1.5, 4000, 3000))
+    assert said == "1.50 s of 2.00 s and 3.00 kB of 4.00 kB move while the CPU computes"
