@@ -88,7 +88,7 @@ def _extreme(op: str) -> Drawn:
     def draw_spec(draw: Draw) -> Spec:
         shapes = _broadcast(draw, draw(st.integers(1, 3)))
         start = seed(draw)
-        values = [distinct(*s, seed=start + k) * len(shapes) + 0.013 * k for k, s in enumerate(shapes)]
+        values = [np.asarray(distinct(*s, seed=start + k) * len(shapes) + 0.013 * k) for k, s in enumerate(shapes)]
         return Spec(op, tuple(values), tuple(range(len(values))))
 
     return draw_spec
@@ -140,7 +140,7 @@ def _prelu(draw: Draw) -> Spec:
 def _clip(draw: Draw) -> Spec:
     low, high = draw(st.sampled_from([(-0.4, 0.7), (None, 0.3), (-0.2, None), (None, None), (0.0, 6.0)]))
     bounds = tuple(None if bound is None else np.array(bound) for bound in (low, high))
-    x = normal(*shape(draw), seed=seed(draw))
+    x = np.asarray(normal(*shape(draw), seed=seed(draw)))
     for bound in (low, high):
         x = x if bound is None else np.where(np.abs(x - bound) < 0.01, x + 0.03, x)
     return Spec("Clip", (x, *bounds))

@@ -1,0 +1,137 @@
+"""Writes `docs/ops.md` from the registry of rules: `python docs/ops_table.py [random configurations an op]`.
+
+What backward reads and its workspace are taken from the operators that the rule emits for the op's rows in
+`tests/autodiff/table.py`; errors are the worst of these rows and of random configurations. Takes a few minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from poetopt.autodiff import differentiate  # noqa: E402
+from poetopt.autodiff.emit import GraphBuilder  # noqa: E402
+from poetopt.autodiff.registry import nondifferentiable, registered  # noqa: E402
+from poetopt.devices.workspace import inner_layout  # noqa: E402
+from poetopt.graph import Tensor  # noqa: E402
+from tests.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
+from tests.autodiff.random_specs import RANDOM, specs  # noqa: E402
+from tests.autodiff.specs import Spec, graph_of  # noqa: E402
+from tests.autodiff.table import ROWS  # noqa: E402
+
+HEAD = """\
+# Operators with a gradient rule
+
+Written by `docs/ops_table.py` from the registry; a test holds that it lists every rule.
+
+- *Since*: the opset from which a rule is valid. Files from opset 9 on are converted to 16 or later first.
+- *Reads*: what backward operators read of the forward operator, besides the gradients of the outputs, in the rows of
+  `tests/autodiff/table.py`: i0, i1, ... inputs, y0, y1, ... outputs, + what the forward operator writes in addition for them. Where
+  there are two answers, it is the one that the backward pass of the graph reads anyway.
+- *Workspace*: the most that one operator's temporaries take, in multiples of the largest tensor that the forward operator reads or
+  writes (these are small, and buffers are rounded up to 64 bytes). What kernels allocate themselves is in `poetopt/devices/kernels.py`.
+- *Errors*: the worst, relative to the larger of the gradient's norm and one, in float64: against finite differences over
+  the rows and {examples} random configurations (shapes, attributes, broadcasting), and against torch over the rows.
+
+| op | since | rule | reads | workspace | finite differences | torch |
+|---|---|---|---|---|---|---|
+"""  # noqa: E501
+
+REGIONS = """
+## Composite regions
+
+Nodes that exporters write in place of one op, recognised by their values or structure (`poetopt.autodiff.regions`);
+held against the same network without regions by `tests/autodiff/test_regions.py`.
+
+| region | rule |
+|---|---|
+"""
+
+
+def main() -> None:
+    """Write the table."""
+    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+    lines = [row(op, {n: r.__module__.rpartition(".")[2] for n, r in rules.items()}, examples)
+             for (domain, op), rules in registered().items() if not domain and op != "MeanSquaredError"]  # fmt: skip
+    regions = [f"| {op} | {next(iter(rules.values())).__module__.rpartition('.')[2]} |"
+               for (domain, op), rules in registered().items() if domain]  # fmt: skip
+    text = HEAD.format(examples=examples) + "\n".join(lines) + "\n" + REGIONS + "\n".join(regions) + "\n" + blocked()
+    (ROOT / "docs" / "ops.md").write_text(text, encoding="utf-8")
+
+
+def blocked() -> str:
+    """What nothing flows back through."""
+    ops = [op for (_, op), inputs in nondifferentiable().items() if inputs is None]
+    return "\n## Without a gradient\n\nNothing flows back through " + ", ".join(ops) + ".\n"
+
+
+def row(op: str, rules: dict[int, str], examples: int) -> str:
+    """One line of the table."""
+    own = [spec for spec in ROWS if spec.op == op]
+    found = [finite_difference_error(spec) for spec in own]
+    if op in RANDOM:
+        found += list(drawn(op, examples))
+    peers = [torch_error(spec) for spec in own if spec.torch is not None]
+    reads, workspace = emitted(own)
+    cells = (op, ", ".join(map(str, rules)), ", ".join(dict.fromkeys(rules.values())), reads, f"{workspace:.1f}",
+             f"{max(found):.0e}", f"{max(peers):.0e}" if peers else "")  # fmt: skip
+    sys.stderr.write(f"{op}: {max(found):.1e}\n")
+    return "| " + " | ".join(cells) + " |"
+
+
+def drawn(op: str, examples: int) -> Iterator[float]:
+    """Errors of random configurations."""
+    found: list[float] = []
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        found.append(finite_difference_error(data.draw(specs(op)), directions=1))
+
+    check()
+    yield from found
+
+
+def emitted(own: list[Spec]) -> tuple[str, float]:
+    """What backward reads of the forward operator, and its workspace against the largest tensor there."""
+    answers: dict[str, None] = {}
+    workspace = 0.0
+    for there in ("", "y0", "i0"):
+        reads: set[str] = set()
+        with patch.object(GraphBuilder, "kept", lambda builder, tensor, there=there: _asked(builder, tensor, there)):
+            for spec in own:
+                step = differentiate(graph_of(spec, "float32"), loss="none")
+                forward = next(o for o in step.operators if o.name == "op")
+                known = {*forward.inputs, *forward.outputs}
+                largest = max(64, *(step.tensors[n].nbytes for n in known))
+                for operator in step.operators:
+                    if not operator.backward or not operator.name.startswith("op."):
+                        continue
+                    reads.update(shown(n) for n in operator.inputs if n in known and not n.startswith("const."))
+                    layout = inner_layout(operator, step.tensors)
+                    workspace = max(workspace, layout.temporaries_bytes / largest)
+        answers[", ".join(sorted(reads)) or "nothing"] = None
+    return " or ".join(answers), workspace
+
+
+def _asked(builder: GraphBuilder, tensor: Tensor, there: str) -> bool:
+    builder.asked = True
+    return tensor.name == there
+
+
+def shown(name: str) -> str:
+    """Inputs and outputs by place, what the forward operator writes in addition by its purpose."""
+    return name if name[0] in "iy" and name[1:].isdigit() else "+" + name.rpartition(".")[2]
+
+
+if __name__ == "__main__":
+    main()
