@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fuzz import DEFECT, OPTIONS, Outcome, damaged, models, tried
+from poetopt.autodiff import differentiate
+from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
 
@@ -22,6 +24,14 @@ def test_the_models_are_sound_and_the_damage_repeats(tmp_path: Path) -> None:
         assert isinstance(graph, Graph)
     assert list(damaged(3, 6)) == list(damaged(3, 6))
     assert list(damaged(3, 6)) != list(damaged(4, 6))
+
+
+def test_an_order_of_axes_that_is_none() -> None:
+    model = models()[2]
+    node = next(node for node in model.graph.node if node.op_type == "Transpose")
+    node.attribute[0].ints[:] = [0, 2, 2, 3]
+    with pytest.raises(ModelError, match="Transpose"):
+        differentiate(load_onnx(model))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each file has a process of its own, made by fork")

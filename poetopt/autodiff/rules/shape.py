@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import ModelError
 from poetopt.graph import Role, Tensor
 
 
@@ -48,6 +49,8 @@ def transpose(op: Primal, cotangents: Cotangents) -> Gradients:
     if op.builder.tensors[op.x.name].role is Role.PARAMETER and (swapped := _swapped_product(op, dy)):
         return (swapped,)
     perm = op.attr_ints("perm") or tuple(reversed(range(rank)))
+    if sorted(perm) != list(range(rank)):
+        raise ModelError(f"{op.where}: perm {list(perm)} is no order of {rank} axes; the file is damaged")
     inverse = [perm.index(axis) for axis in range(rank)]
     moved = [axis for axis in inverse if dy.shape[axis] != 1]
     if moved == sorted(moved):
