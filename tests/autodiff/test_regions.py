@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from poetopt import store_all_peak_bytes
 from poetopt.autodiff import differentiate, reverse
 from poetopt.autodiff.regions import compose
+from poetopt.autodiff.regions.match import DOMAIN
+from poetopt.autodiff.registry import registered
 from poetopt.devices import cost, device
 from poetopt.graph import Graph, TrainingGraph
 from tests.autodiff.build import graph
@@ -191,3 +193,8 @@ def test_exported_networks_need_less(
     same_step(forward, step, plain)
     assert len(step.operators) < len(plain.operators)
     assert store_all(step) < store_all(plain)
+
+
+def test_every_meaning_has_a_spelling() -> None:
+    meanings = {op for domain, op in registered() if domain == DOMAIN}
+    assert meanings == {kind for kind, _ in SPELLINGS.values()}
