@@ -124,6 +124,8 @@ def _fields(base: onnx.ModelProto, rng: random.Random) -> bytes:
     model.CopyFrom(base)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         places = list(_places(model))
+        if not places:
+            break
         message, field = rng.choice(places)
         _change(message, field, rng)
     return bytes(model.SerializeToString())
