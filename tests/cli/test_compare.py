@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import Runner
+from poetopt.baselines import names
+from tests.cli.support import Runner, chain, write_problem
 
 
 def test_compare_writes_everything(run: Runner, problem: Path, tmp_path: Path) -> None:
@@ -71,3 +72,18 @@ def test_pareto_against_the_deadline(run: Runner, problem: Path, tmp_path: Path)
     target = tmp_path / "front.json"
     run(*asked, "--ram", "100", "--json", target).assert_one_message("bytes that any schedule needs", code=3)
     assert json.loads(target.read_text())["status"] == "infeasible"
+
+
+def test_nine_budgets_and_all_methods_by_default(run: Runner, tmp_path: Path) -> None:
+    problem = write_problem(tmp_path / "short.json", chain(2))
+    ended = run("compare", problem, "--device", "a72", "--time-limit", "300ms", "--threads", "1", "--json", "-")
+    assert ended.code == 0, ended.err
+    rows = ended.document["rows"]
+    budgets = sorted({row["ram_budget_bytes"] for row in rows})
+    peak = ended.document["store_all_peak_bytes"]
+    assert [round(100 * budget / peak) for budget in budgets] == list(range(20, 101, 10))
+    assert [row["method"] for row in rows] == list(names()) * 9
+    cheapest = {row["ram_budget_bytes"]: row["overhead_j"] for row in rows if row["method"] == "poet"}
+    for row in rows:
+        if row["overhead_j"] is not None:
+            assert row["overhead_j"] >= cheapest[row["ram_budget_bytes"]]
