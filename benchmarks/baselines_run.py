@@ -40,8 +40,8 @@ def main() -> None:
     lines = [
         "# Baselines, executed",
         "",
-        f"`python -m benchmarks.baselines_run --model {options.model} --device {options.device}`: one step on onnxruntime",
-        f"for each method, at the first of the budgets {options.ram} of store-all where it has a plan.",
+        f"`python -m benchmarks.baselines_run --model {options.model} --device {options.device}`: one step on",
+        f"onnxruntime for each method, at the first of the budgets {options.ram} of store-all where it has a plan.",
         "",
         HEADING,
         "|---" * (HEADING.count("|") - 1) + "|",
