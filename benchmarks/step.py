@@ -2,10 +2,9 @@
 
     .venv/bin/python -m benchmarks.step [--only NAME] [--runs N] [--output FILE.md]
 
-Four steps of the same network on the same batch, forward, loss and backward, run in turns in one process: torch;
-the training graph as one onnxruntime session; the store-all plan, node by node in one arena; and a schedule with
-half of store-all's memory (from the greedy search alone). Medians. `torch` is the network as torch writes it (see
-`benchmarks/torch_networks.py`). Losses and gradients are compared before anything is timed.
+Three steps of the same network on the same batch, forward, loss and backward, run in turns in one process: torch;
+the training graph as one onnxruntime session; the store-all plan, node by node in one arena. Medians. `torch` is
+the network as torch writes it (see `benchmarks/torch_networks.py`). Losses are compared before anything is timed.
 """
 
 from __future__ import annotations
