@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.matrix import compile_model
-from poetopt.backends.solver import Capability, DualProof, Floats, Outcome, Point, Relaxation, Search
+from poetopt.backends.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.errors import OptionError, PoetError
 from poetopt.formulations.language import Row
 
@@ -135,10 +135,7 @@ class MatrixSession:
         """Fix what no solution better than `cutoff` can change; see the contract."""
         if self._reduced is None or self._last is None:
             return 0
-        slack = (cutoff - self._matrix.constant) * self._scale - self._relaxed
-        slack += 1e-6 * max(1.0, abs(self._relaxed))  # the reduced costs are good to a tolerance
-        down = self._matrix.integer & (self._last < 1e-9) & (self._reduced > slack)
-        up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
+        down, up = self._settled(cutoff)
         chosen = np.flatnonzero(down | up).astype(np.int32)
         if len(chosen):
             values = np.where(up[chosen], 1.0, 0.0)
@@ -146,6 +143,27 @@ class MatrixSession:
             self._fix(chosen, values)
         self._fixed = max(self._fixed, len(chosen))
         return len(chosen)
+
+    def outside(self, variable: Any, cutoff: float) -> Frozen:
+        """What of a variable no solution better than `cutoff` changes; see the contract."""
+        columns = self._columns.of(variable)
+        used = columns >= 0
+        mask, values = np.zeros(len(columns), dtype=bool), np.zeros(len(columns))
+        if self._reduced is not None and self._last is not None:
+            down, up = self._settled(cutoff)
+            mask[used] = (down | up)[columns[used]]
+            values[used] = up[columns[used]]
+        return Frozen(variable, mask, values)
+
+    def _settled(self, cutoff: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """(n,) the integers that every solution better than `cutoff` has at 0, and at 1, by the reduced costs."""
+        assert self._reduced is not None
+        assert self._last is not None
+        slack = (cutoff - self._matrix.constant) * self._scale - self._relaxed
+        slack += 1e-6 * max(1.0, abs(self._relaxed))  # the reduced costs are good to a tolerance
+        down = self._matrix.integer & (self._last < 1e-9) & (self._reduced > slack)
+        up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
+        return down, up
 
     def dual_proof(self) -> DualProof:
         """The relaxation as it stands, with the multipliers of its last solve."""

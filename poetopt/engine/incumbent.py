@@ -57,11 +57,6 @@ class Incumbent:
         """Of the best plan: what is minimised, above one pass (joules, or the goal's unit)."""
         return None if self.best is None else self.best.value
 
-    @property
-    def overhead_j(self) -> float | None:
-        """The same under its older name."""
-        return self.value
-
     def offer(self, schedule: Schedule) -> bool:
         """Simulate the plan of `schedule`; keep it if it is valid and better. Says whether it was kept."""
         if schedule in self._seen:

@@ -1,27 +1,20 @@
-"""The solve loop: relaxation with cuts, integer search, simulation, and again at a deeper scope.
-
-It knows no formulation: rows come from the blocks' separators, and schedules from the formulation's
-own reading of a point. Whatever it finds counts only after simulation.
-"""
+"""A solve from beginning to end: what is plain without a search, heuristics, scope after scope, the answer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from poetopt.backends.solver import Capability, Outcome, Point, Session, backend
-from poetopt.engine.cutting import cut
+from poetopt.backends.solver import backend
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.least import SEARCH_S, remedies
 from poetopt.engine.limits import impossible
-from poetopt.engine.model import model_of, session_of
-from poetopt.engine.neighbourhood import improve
 from poetopt.engine.objective import objective_of
+from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
+from poetopt.engine.scopes import through_scopes
 from poetopt.engine.solution import (
     OPTIMAL_GAP,
     Listener,
@@ -31,58 +24,10 @@ from poetopt.engine.solution import (
 )
 from poetopt.engine.why_not import SECONDS as WHY_S
 from poetopt.engine.why_not import explain
-from poetopt.errors import InfeasibleError
 from poetopt.formulations import formulation as formulation_of
-from poetopt.formulations.language import Formulation
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-DEPTHS = (4, 8, 12, 16, 24, 32)
-"""The depths that `auto` tries, in order."""
-WARM_UP = (4, 8)
-"""The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
-WARM_UP_SHARE = 0.35
-"""Share of the remaining time that one of them may take."""
-CUT_SHARE = 0.5
-"""Share of the remaining time that cutting may take before the integer search."""
-ATTEMPTS = 6
-"""So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
-SHRINK = 400
-"""The first such time with this fraction of the budget less, then with twice as much each time."""
-IMPROVE_SHARE = 0.3
-"""Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
-TARGET = 1e4
-"""What the objective is scaled to: solvers' tolerances are absolute."""
-
-
-class _Outcome(Enum):
-    """How the search of one model ended."""
-
-    FINISHED = "solved within the gap"
-    STOPPED = "out of time"
-    INFEASIBLE = "proven to have no schedule"
-
-
-@dataclass(frozen=True)
-class _Proof:
-    """What one scope ended with."""
-
-    scope: str
-    bound: float
-    infeasible: bool
-    overhead_j: float | None
-    closed: bool
-    finished: bool = False
-    """Whether the model was solved to the end: what is open then is the layout's or the clock's doing."""
-    note: str = ""
-
-    @property
-    def overhead_gap(self) -> float:
-        """Of the best plan against this scope's bound."""
-        if not self.overhead_j:
-            return 0.0
-        return max(0.0, (self.overhead_j - self.bound) / self.overhead_j)
 
 
 def solve(
@@ -136,10 +81,10 @@ def _solve(
     try:
         with run.timed("heuristics"):
             _first_schedules(run, chosen.strict or not chosen.judged, starts)
-        proof = _through_scopes(run, chosen)
+        proof = through_scopes(run, chosen)
     except KeyboardInterrupt:
         run.interrupted = True
-        proof = _Proof(run.scope, run.bound, False, run.incumbent.value, False)
+        proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
     return _conclude(run, proof, store_all)
 
 
@@ -167,189 +112,7 @@ def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> 
                     run.say("heuristic")
 
 
-def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
-    """The scopes to go through: for `auto` those to prove, else those to warm up with, and the one asked for."""
-    if not chosen.deepening:
-        return ("full" if options.scope == "auto" else options.scope,)
-    if not options.remat:
-        return ("forward" if options.scope == "auto" else options.scope,)
-    if options.scope == "auto":
-        return tuple(f"depth:{d}" for d in DEPTHS)
-    asked = chosen.depth(options.scope)
-    return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
-
-
-def _through_scopes(run: Run, chosen: Formulation) -> _Proof:
-    """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
-    proven: _Proof | None = None
-    last: _Proof | None = None
-    scopes = _scopes(run.options, chosen)
-    automatic = run.options.scope == "auto"
-    for place, scope in enumerate(scopes):
-        warm_up = not automatic and place < len(scopes) - 1
-        run.until = run.begin + run.options.time_limit_s
-        if warm_up:
-            run.until = time.monotonic() + WARM_UP_SHARE * run.remaining_s
-        if automatic and last is not None and run.remaining_s < 0.5:
-            break
-        before = run.incumbent.value
-        run.bound = 0.0
-        last = _one_scope(run, chosen, scope)
-        if not automatic:
-            continue
-        if last.closed:
-            paid = (
-                before is not None
-                and last.overhead_j is not None
-                and (before - last.overhead_j > run.options.gap * max(last.overhead_j, 1e-300))
-            )
-            settled = proven is not None and not paid
-            proven = last
-            if settled:
-                break
-        elif not last.infeasible and not last.finished:
-            break
-    if last is None:
-        raise AssertionError("no scope was tried")
-    return _better_claim(proven, last, run.options.gap)
-
-
-def _better_claim(proven: _Proof | None, last: _Proof, gap: float) -> _Proof:
-    """The deepest scope that is proven, and what a deeper one that isn't left open, as a note."""
-    if last.closed or proven is None:
-        return last
-    return replace(
-        proven,
-        note=(
-            f"a plan of the deeper scope {last.scope} was taken, where {last.overhead_gap:.2%} of the overhead is open "
-            f"(the tolerance is {gap:.2%})"
-        )
-        if last.overhead_j is not None and (proven.overhead_j is None or last.overhead_j < proven.overhead_j)
-        else f"the deeper scope {last.scope} is open by {last.overhead_gap:.2%} of the overhead",
-    )
-
-
-def _one_scope(run: Run, chosen: Formulation, scope: str) -> _Proof:
-    """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans."""
-    run.scope = scope.replace("depth:", "depth<=")
-    exact = _attempt(run, chosen, scope, 0, 0.0)
-    shrink, slower = 0, 0.0
-    step = max(1, run.options.ram_bytes // SHRINK)
-    for _ in range(ATTEMPTS):
-        refused, late = run.incumbent.arena_excess, run.incumbent.makespan_excess_s
-        if exact is _Outcome.INFEASIBLE or run.closed(run.options.gap) or run.remaining_s < 0.5:
-            break
-        if refused is not None:
-            shrink, step = step, 2 * step
-        elif late is not None:
-            slower += late
-        else:
-            break
-        if _attempt(run, chosen, scope, shrink, slower) is _Outcome.INFEASIBLE:
-            # too tight: halfway between what was refused and what is impossible
-            shrink, slower = shrink // 2, slower / 2
-            if shrink < run.options.ram_bytes // (8 * SHRINK) and not slower:
-                break
-            _attempt(run, chosen, scope, shrink, slower)
-            break
-    return _Proof(
-        run.scope,
-        run.bound,
-        exact is _Outcome.INFEASIBLE,
-        run.incumbent.value,
-        run.closed(run.options.gap),
-        exact is _Outcome.FINISHED,
-    )
-
-
-def _attempt(run: Run, chosen: Formulation, scope: str, shrink: int, slower: float) -> _Outcome:
-    """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
-    with run.timed("build"):
-        options = run.options
-        deadline_s = None if options.deadline_s is None else options.deadline_s - slower
-        asked = replace(options, ram_bytes=options.ram_bytes - shrink, deadline_s=deadline_s)
-        model = model_of(chosen, run.problem, asked, scope)
-        baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
-        scale = TARGET / (run.incumbent.value or baseline or 1.0)
-        try:
-            session = session_of(model, options, scale=scale)
-        except InfeasibleError:
-            return _Outcome.INFEASIBLE
-    run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
-    return _search(run, chosen, model, session, exact=not shrink and not slower)
-
-
-def _search(run: Run, chosen: Formulation, model: Any, session: Session, exact: bool) -> _Outcome:
-    """Cut, search, simulate, repeat. Says how it ended.
-
-    `exact` is False where the model was tightened for a layout's sake: its bounds then prove nothing.
-    """
-
-    def bound(value: float, phase: str) -> None:
-        if exact:
-            run.raise_bound(value, phase)
-
-    def relaxed(value: float) -> bool:
-        bound(value, "relaxation")
-        return run.closed(run.options.gap)
-
-    with run.timed("relaxation"):
-        session.add(chosen.revive(model, run.pool))
-        infeasible = cut(
-            chosen,
-            model,
-            session,
-            until=time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0),
-            overhead_j=run.incumbent.value,
-            on_bound=relaxed,
-        )
-    run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
-    if infeasible:
-        return _Outcome.INFEASIBLE
-    if not (exact and run.closed(run.options.gap)):
-        with run.timed("neighbourhoods"):
-            improve(run, chosen, model, session, time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0))
-    with run.timed("search"):
-        return _integer(run, chosen, model, session, exact, bound)
-
-
-def _integer(
-    run: Run, chosen: Formulation, model: Any, session: Session, exact: bool, bound: Callable[[float, str], None]
-) -> _Outcome:
-    """The integer search, again for as long as its answer breaks rows that come late."""
-
-    def improving(point: Point) -> None:
-        run.offer(chosen.schedule(model, point), "search")
-
-    while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
-        best = run.incumbent.best
-        if exact and best is not None:
-            session.tighten(best.value)
-        starts = [*([] if best is None else [best.schedule]), *run.starts]
-        start = next((values for s in starts if (values := chosen.start(model, s)) is not None), None)
-        found = session.search(
-            time_limit_s=run.remaining_s,
-            gap=run.options.gap / 2,
-            start=start if Capability.WARM_START in session.capabilities else None,
-            on_point=improving,
-            on_bound=lambda value: bound(min(value, run.incumbent.value or value), "search"),
-        )
-        if found.outcome is Outcome.INFEASIBLE:
-            if best is None or not session.tightened:
-                return _Outcome.INFEASIBLE
-            bound(best.value, "search")  # nothing that is left is better
-            return _Outcome.FINISHED
-        bound(found.bound if best is None else min(found.bound, best.value), "search")
-        if found.point is None:
-            return _Outcome.STOPPED
-        rows = [row for row in chosen.separate(model, found.point) if row.core]
-        if not rows:
-            return _Outcome.FINISHED if found.outcome is Outcome.OPTIMAL else _Outcome.STOPPED
-        session.add(rows)
-    return _Outcome.FINISHED if exact and run.closed(run.options.gap) else _Outcome.STOPPED
-
-
-def _conclude(run: Run, proof: _Proof, store_all_peak: int) -> Solution:
+def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
     try:
         run.incumbent.hide_transfers()

@@ -17,8 +17,40 @@ from poetopt.formulations.language import Formulation
 
 WINDOWS = (6, 4)
 """The decided stages are divided into so many windows, which overlap by half; first the narrower ones."""
+CORES = (0.1, 0.3)
+"""How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent."""
+CORE_S = 8.0
+"""At most so many seconds for each."""
 WINDOW_S = 4.0
 """At most so many seconds a window."""
+
+
+def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session, until: float) -> None:
+    """Search what would be left if the optimum were known to be close to the relaxation.
+
+    Reduced costs then leave few decisions open (the core of the problem). No start is given: an incumbent from a
+    shallower scope is often far off.
+    """
+    value = run.incumbent.value
+    if chosen.stages is None or value is None or not {Capability.DUALS, Capability.CUTOFF} <= session.capabilities:
+        return
+    relaxed = session.incumbent_bound
+    for share in CORES:
+        seconds = min(CORE_S, until - time.monotonic())
+        if seconds < 0.5 or run.closed(run.options.gap) or relaxed >= value:
+            return
+        guess = relaxed + share * (value - relaxed)
+        found = session.search(
+            time_limit_s=seconds,
+            gap=run.options.gap,
+            start=None,
+            on_point=lambda point: run.offer(chosen.schedule(model, point), "core"),
+            on_bound=lambda _: None,
+            frozen=[session.outside(variable, guess) for variable, _ in chosen.stages(model)],
+            cutoff=run.incumbent.value,
+        )
+        if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
+            session.add([row for row in chosen.separate(model, found.point) if row.core])
 
 
 def improve(run: Run, chosen: Formulation, model: Any, session: Session, until: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ class Run:
     starts: list[Schedule] = field(default_factory=list)
     pool: list[tuple[str, Hashable]] = field(default_factory=list)
     """Cuts that were tight in the last scope, by block and key: the next one starts with them."""
+    ceiling: float = math.inf
+    """The bound of an inner scope, where only what lies beyond that is searched: no bound is above it."""
     interrupted: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class Run:
             self.say(phase)
 
     def raise_bound(self, bound: float, phase: str) -> None:
+        bound = min(bound, self.ceiling)
         if bound > self.bound:
             self.bound = bound
             self.say(phase)

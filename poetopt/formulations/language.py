@@ -221,6 +221,10 @@ class Formulation:
         Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
     depth
         With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
+    beyond
+        Optional, with deepening: (model, an inner scope) -> a row that says that a schedule takes at least one decision
+        which the inner scope hasn't, without variables where there is none; None where a schedule that takes none may
+        still be better than all of the inner scope. What is proven inside need then not be searched again.
     strict
         Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.
@@ -244,6 +248,7 @@ class Formulation:
     stages: Callable[[Any], list[tuple[Any, Ints]]] | None = None
     deepening: bool = False
     depth: Callable[[str], float] = _no_depth
+    beyond: Callable[[Any, str], Row | None] | None = None
     strict: bool = False
     simulated: tuple[str, ...] = ()
     labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
@@ -283,7 +288,8 @@ class Formulation:
         if len(goals) > 1:
             raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
         added = "+".join([self.name, *(block.name for block in blocks)])
-        return replace(self, name=name or added, blocks=tuple(together))
+        # What another block cares for may be what the argument for `beyond` leaves out.
+        return replace(self, name=name or added, blocks=tuple(together), beyond=None)
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from poetopt.engine.certificate import Certificate, certify
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import PlanError
+from poetopt.formulations.scope import scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.report.layout import table
@@ -105,5 +106,5 @@ def _options(shown: str, loaded: codec.PlanFile, claimed: Mapping[str, object], 
 
 
 def _scope(claimed: Mapping[str, object]) -> str:
-    scope = str(claimed.get("scope") or "full").replace("depth<=", "depth:")
+    scope = scope_option(str(claimed.get("scope") or "full"))
     return "full" if scope == "store-all" else scope

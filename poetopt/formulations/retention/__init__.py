@@ -14,6 +14,7 @@ import numpy as np
 
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Floats, Formulation, Ints, PointLike
+from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.hiding import hiding
 from poetopt.formulations.retention.labels import labels
@@ -21,8 +22,9 @@ from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
-from poetopt.formulations.retention.space import RetentionSpace, retention_space, scope_depth
+from poetopt.formulations.retention.space import RetentionSpace, retention_space
 from poetopt.formulations.retention.wake import wake
+from poetopt.formulations.scope import scope_depth
 from poetopt.schedule import Schedule
 
 
@@ -118,6 +120,7 @@ retention = Formulation(
     labels=labels,
     deepening=True,
     depth=scope_depth,
+    beyond=beyond,
     simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "wake", "deadline", "hiding"),
 )
 build = retention.build

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.language import Floats, Ints, Limits
+from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.problem import Problem
 
 Flags = NDArray[np.bool_]
@@ -129,21 +129,6 @@ def recomputable_stages(problem: Problem, scope: str, remat: bool) -> tuple[Flag
         return np.tri(n, k=-1, dtype=bool) & able, "full"
     forward = able & np.array([not operator.backward for operator in problem.operators], dtype=bool)
     return _within(problem, forward, scope_depth(scope)), scope_name(scope)
-
-
-def scope_depth(scope: str) -> float:
-    """D of `depth:D`, infinity of `forward` and `full`."""
-    if scope in ("forward", "full"):
-        return math.inf
-    prefix, _, digits = scope.partition(":")
-    if prefix != "depth" or not digits.isdecimal() or int(digits) < 1:
-        raise FormulationError(f"unknown scope '{scope}': say auto, depth:D (D >= 1), forward or full")
-    return int(digits)
-
-
-def scope_name(scope: str) -> str:
-    """How results call a scope: `depth:8` is `depth<=8`."""
-    return scope.replace("depth:", "depth<=")
 
 
 def _within(problem: Problem, forward: Flags, depth: float) -> Flags:

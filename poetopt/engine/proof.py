@@ -1,0 +1,47 @@
+"""What the search of one scope ended with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Ending(Enum):
+    """How the search of one model ended."""
+
+    FINISHED = "solved within the gap"
+    STOPPED = "out of time"
+    INFEASIBLE = "proven to have no schedule"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What one scope ended with.
+
+    asked, scope
+        The scope as options spell it, and as results call it.
+    bound
+        No schedule in the scope is better.
+    value
+        The best plan's, or None.
+    closed
+        Whether that is within the gap of the bound.
+    finished
+        Whether the model was solved to the end: what is open then is the layout's or the clock's doing.
+    note
+        What a deeper scope left open, if any.
+    """
+
+    asked: str
+    scope: str
+    bound: float
+    infeasible: bool
+    value: float | None
+    closed: bool
+    finished: bool = False
+    note: str = ""
+
+    @property
+    def gap(self) -> float:
+        """Of the best plan against this scope's bound."""
+        return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0

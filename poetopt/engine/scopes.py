@@ -1,0 +1,82 @@
+"""Scope after scope: which ones to go through, and what is claimed of them in the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from poetopt.engine.attempt import search_scope
+from poetopt.engine.proof import Proof
+from poetopt.engine.run import Run
+from poetopt.engine.solution import Options
+from poetopt.formulations.language import Formulation
+
+DEPTHS = (4, 8, 12, 16, 24, 32)
+"""The depths that `auto` tries, in order."""
+WARM_UP = (4, 8)
+"""The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
+WARM_UP_SHARE = 0.35
+"""Share of the remaining time that one of them may take."""
+
+
+def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
+    """The scopes to go through: for `auto` those to prove, else those to warm up with, and the one asked for."""
+    if not chosen.deepening:
+        return ("full" if options.scope == "auto" else options.scope,)
+    if not options.remat:
+        return ("forward" if options.scope == "auto" else options.scope,)
+    if options.scope == "auto":
+        return tuple(f"depth:{d}" for d in DEPTHS)
+    asked = chosen.depth(options.scope)
+    return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
+
+
+def through_scopes(run: Run, chosen: Formulation) -> Proof:
+    """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
+    proven: Proof | None = None
+    last: Proof | None = None
+    scopes = _scopes(run.options, chosen)
+    automatic = run.options.scope == "auto"
+    for place, scope in enumerate(scopes):
+        warm_up = not automatic and place < len(scopes) - 1
+        run.until = run.begin + run.options.time_limit_s
+        if warm_up:
+            run.until = time.monotonic() + WARM_UP_SHARE * run.remaining_s
+        if automatic and last is not None and run.remaining_s < 0.5:
+            break
+        before = run.incumbent.value
+        run.bound = 0.0
+        inner = last if last is not None and (last.closed or last.infeasible) else None
+        last = search_scope(run, chosen, scope, inner)
+        if not automatic:
+            continue
+        if last.closed:
+            paid = (
+                before is not None
+                and last.value is not None
+                and (before - last.value > run.options.gap * max(last.value, 1e-300))
+            )
+            settled = proven is not None and not paid
+            proven = last
+            if settled:
+                break
+        elif not last.infeasible and not last.finished:
+            break
+    if last is None:
+        raise AssertionError("no scope was tried")
+    return _better_claim(proven, last, run.options.gap)
+
+
+def _better_claim(proven: Proof | None, last: Proof, gap: float) -> Proof:
+    """The deepest scope that is proven, and what a deeper one that isn't left open, as a note."""
+    if last.closed or proven is None:
+        return last
+    return replace(
+        proven,
+        note=(
+            f"a plan of the deeper scope {last.scope} was taken, where {last.gap:.2%} of the overhead is open "
+            f"(the tolerance is {gap:.2%})"
+        )
+        if last.value is not None and (proven.value is None or last.value < proven.value)
+        else f"the deeper scope {last.scope} is open by {last.gap:.2%} of the overhead",
+    )

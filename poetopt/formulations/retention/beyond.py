@@ -1,0 +1,33 @@
+r"""What one scope holds beyond another, as a row.
+
+For a scope inside of the model's, with N the recomputes that only the model's has
+
+$$ \sum_{(j,t) \in N} r_{j,t} \ge 1 $$
+
+A schedule that takes none of them is no better than one of the inner scope: it has the same recomputes, and where it
+pages a tensor in at a point that the inner scope lacks, nothing reads it there, so that it may as well come in at the
+next point that is read, and take less memory. That moves transfers, so it holds while nothing but bytes, joules and
+compute times counts: with a bound on the makespan there is no such row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from poetopt.formulations.language import Row
+from poetopt.formulations.retention.space import RetentionSpace, retention_space
+
+
+def beyond(model: Any, inner: str) -> Row | None:
+    """The row of `model` over what it has beyond the scope `inner`, which must lie inside of the model's."""
+    space: RetentionSpace = model.space
+    if space.limits.makespan_s is not None:
+        return None
+    known = retention_space(space.problem, space.limits, inner, space.paging, True).recompute_of
+    variables = list(model.recompute.r.values())
+    new = [x for pair, x in space.recompute_of.items() if pair not in known]
+    operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]
+    if any(not operator.inputs and not operator.energy_j for operator in operators):
+        return None  # what neither costs nor needs anything satisfies the row for nothing
+    return Row([variables[x] for x in new], [1.0] * len(new), 1.0, math.inf, 1.0, "beyond", core=True)
