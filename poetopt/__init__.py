@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         TrainingFile,
         device,
         execute,
+        export,
+        import_solution,
         load,
         load_plan,
         simulate,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from poetopt.comparison.interface import compare, pareto
     from poetopt.devices import Device
     from poetopt.errors import PoetError
-    from poetopt.exchange import export, import_solution
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.plan.instructions import Plan
     from poetopt.problem import Problem
@@ -92,7 +93,7 @@ _HOMES = {
     "TrainingFile": "poetopt.api",
     "TrainingGraph": "poetopt.graph",
     "compare": "poetopt.comparison.interface",
-    "export": "poetopt.exchange",
+    "export": "poetopt.api",
     "train": "poetopt.api",
     "store_all_peak_bytes": "poetopt.api",
     "solve": "poetopt.api",
@@ -101,7 +102,7 @@ _HOMES = {
     "load": "poetopt.api",
     "execute": "poetopt.api",
     "device": "poetopt.api",
-    "import_solution": "poetopt.exchange",
+    "import_solution": "poetopt.api",
     "pareto": "poetopt.comparison.interface",
 }
 

@@ -27,7 +27,7 @@ LAYERS = (
     ("engine",),
     ("baselines",),
     ("comparison", "testing"),
-    ("report", "sweep", "api", "exchange", "console", "commands", "cli", "__init__", "__main__"),
+    ("report", "sweep", "api", "console", "commands", "cli", "__init__", "__main__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}

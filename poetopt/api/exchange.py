@@ -1,4 +1,4 @@
-"""The Python interface of `poetopt export` and `poetopt import-solution`."""
+"""`export` and `import_solution`: a model out for another solver, and its solution back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from poetopt.api import asked
+from poetopt.api.options import asked
 from poetopt.units import Factor, Share
 
 if TYPE_CHECKING:

@@ -1,0 +1,34 @@
+"""The Python interface: load, differentiate, cost, solve, simulate, execute.
+
+    import poetopt as po
+    problem = po.load("model.onnx").differentiate(loss="cross-entropy").cost(po.device("a72"))
+    report = po.solve(problem, ram="40%", deadline="1.2x")
+    po.execute(report)
+
+It is also all that the command line uses: what a command does, a script can do with one call.
+"""
+
+from __future__ import annotations
+
+from poetopt.api.exchange import export, import_solution
+from poetopt.api.models import SAME_BYTES, Model, Training, TrainingFile, device, load
+from poetopt.api.options import store_all_peak_bytes
+from poetopt.api.plans import execute, load_plan, simulate, train
+from poetopt.api.solving import solve
+
+__all__ = [
+    "SAME_BYTES",
+    "Model",
+    "Training",
+    "TrainingFile",
+    "device",
+    "execute",
+    "export",
+    "import_solution",
+    "load",
+    "load_plan",
+    "simulate",
+    "solve",
+    "store_all_peak_bytes",
+    "train",
+]

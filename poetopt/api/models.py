@@ -1,0 +1,170 @@
+"""A model, its training step, and what the step costs: `load`, `differentiate`, `cost`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetopt.errors import ModelError, OptionError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
+    from poetopt.frontends.problem_file import ProblemFile
+    from poetopt.graph import Graph, TrainingGraph
+    from poetopt.problem import Problem
+
+SAME_BYTES = "a72"
+"""Bytes don't depend on the device: the one to take where only they matter."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A forward network, as `load` returns it. `recipe` is what was asked of the frontend."""
+
+    graph: Graph
+    recipe: Mapping[str, object]
+
+    def differentiate(
+        self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
+    ) -> Training:
+        """Attach a loss and derive the backward operators.
+
+        loss
+            `cross-entropy`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by the output.
+        output
+            The output that the loss is on, where the model has several.
+        granularity
+            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.devices.blocks`).
+
+        Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
+        """
+        from poetopt.autodiff import differentiate
+        from poetopt.devices.blocks import GRANULARITIES, blocks
+
+        if granularity not in GRANULARITIES:
+            raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
+
+        try:
+            graph = differentiate(self.graph, loss=loss, output=output)
+        except ModelError as error:
+            if self.graph.source in str(error):
+                raise
+            raise type(error)(f"{self.graph.source}: {error}") from error
+        recipe = {**self.recipe, "loss": loss, "output": output}
+        if granularity == "block":
+            return Training(blocks(graph), {**recipe, "granularity": granularity})
+        return Training(graph, recipe)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training step: forward, loss and backward. `recipe` is how it was made."""
+
+    graph: TrainingGraph
+    recipe: Mapping[str, object]
+
+    def cost(self, device: Device | str, *, profile: Profile | str | os.PathLike[str] | None = None) -> Problem:
+        """What the step costs on `device`, a `Device` or its name.
+
+        profile
+            Measured costs, or their file (`poetopt profile`): they count wherever there are any.
+
+        Raises DeviceError for an unknown name, or a profile that can't be read.
+        """
+        from poetopt.devices import device as device_of
+        from poetopt.devices.cost import cost
+
+        found = device_of(device) if isinstance(device, str) else device
+        problem = cost(self.graph, found)
+        problem = replace(problem, recipe=dict(self.recipe), notes=(*problem.notes, _pedigree(found)))
+        if profile is None:
+            return problem
+        from poetopt.devices.profile import Profile, load_profile, with_profile
+
+        return with_profile(problem, found, profile if isinstance(profile, Profile) else load_profile(profile))
+
+    def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
+        """Measure this machine with this step: operators on onnxruntime, storage by files, energy where it is counted.
+
+        power_w
+            Watts of computing over idling, for where no energy counter can be read.
+        workdir
+            The folder whose storage is measured; by default the system's temporary one.
+
+        Raises ExecutionError where a kernel or the storage fails.
+        """
+        from poetopt.backends.ort.profiling import profile
+
+        return profile(self.graph, power_w=power_w, workdir=workdir)
+
+
+@dataclass(frozen=True)
+class TrainingFile:
+    """A problem file: a training step already, with costs of its own. It can't be executed."""
+
+    file: ProblemFile
+
+    def differentiate(
+        self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
+    ) -> TrainingFile:
+        """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
+        if loss != "auto" or output is not None or granularity != "operator":
+            raise OptionError(
+                f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output "
+                "and --granularity"
+            )
+        return self
+
+    def cost(self, device: Device | str, *, profile: Profile | str | os.PathLike[str] | None = None) -> Problem:
+        """The problem under the file's own costs for the device of that name.
+
+        Raises DeviceError for a device that it has no costs for, OptionError where a profile is given.
+        """
+        if profile is not None:
+            raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
+        return self.file.cost(device if isinstance(device, str) else device.name)
+
+
+def load(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    train: str | Sequence[str] | None = None,
+) -> Model | TrainingFile:
+    """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
+
+    batch
+        The size of the batch axis where the file leaves it open, or is to be changed.
+    train
+        Pattern, or patterns, of the parameters to train (`fc.*`); all of them by default.
+
+    Raises ModelError (or UnsupportedOpError) naming file, node and operator.
+    """
+    from poetopt import frontends
+    from poetopt.frontends.problem_file import ProblemFile
+
+    found = frontends.load(model, batch=batch, train=train)
+    if isinstance(found, ProblemFile):
+        return TrainingFile(found)
+    patterns = train if train is None or isinstance(train, str) else list(train)
+    return Model(found, {"batch": batch, "train": patterns})
+
+
+def device(name: str) -> Device:
+    """The device of the catalogue with that name. Raises DeviceError, naming the closest ones."""
+    from poetopt import devices
+
+    return devices.device(name)
+
+
+def _pedigree(device: Device) -> str:
+    """How the figures behind every second and joule are known."""
+    kinds = Counter(str(figure.kind) for figure in device.figures)
+    known = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"seconds and joules are the cost model's, from {device.name}'s figures ({known})"

@@ -1,0 +1,100 @@
+"""What people ask for, read and checked: the engine's `Options` from texts such as `40%`, `1.5x` and `60s`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from poetopt.errors import OptionError
+from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
+
+if TYPE_CHECKING:
+    from poetopt.backends.solver import Backend
+    from poetopt.engine.solution import Options
+    from poetopt.formulations.language import Block, Formulation
+    from poetopt.problem import Problem
+
+
+def asked(
+    problem: Problem,
+    *,
+    ram: str | float | Share | None = None,
+    deadline: str | float | Factor | None = None,
+    steps: int = 1,
+    deadline_model: str = "makespan",
+    formulation: str | Formulation = "retention",
+    blocks: Sequence[str | Block] = (),
+    backend: str | Backend = "highs",
+    scope: str = "auto",
+    paging: bool = True,
+    remat: bool = True,
+    time_limit: str | float = 60.0,
+    gap: str | float = 1e-3,
+    threads: int = 0,
+    solver_options: Mapping[str, str] | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> Options:
+    """What `solve` takes, as the engine does: every text read, and checked. Raises OptionError."""
+    from poetopt.engine.solution import DeadlineModel, Options
+    from poetopt.formulations import formulation as formulation_of
+    from poetopt.formulations.options import with_options
+
+    if deadline_model not in tuple(DeadlineModel):
+        raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
+    if threads < 0:
+        raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
+    chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
+    return Options(
+        ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
+        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
+        deadline_model=DeadlineModel(deadline_model),
+        formulation=chosen,
+        backend=backend,
+        scope=_scope(scope),
+        paging=paging,
+        remat=remat,
+        time_limit_s=parse_time(time_limit, option="--time-limit"),
+        gap=parse_fraction(gap, option="--gap"),
+        threads=threads,
+        solver_options=dict(solver_options or {}),
+        log=None if log is None else os.fspath(log),
+    )
+
+
+def store_all_peak_bytes(problem: Problem) -> int:
+    """The least budget in bytes of ordinary training, which keeps what it will still read: what a RAM share is of."""
+    from poetopt.plan.storeall import store_all_bytes
+
+    return store_all_bytes(problem)
+
+
+def _ram_bytes(problem: Problem, ram: int | Share | None) -> int:
+    """The budget in bytes; not positive where the resident region alone fills the device."""
+    if isinstance(ram, Share):
+        return int(ram.fraction * store_all_peak_bytes(problem))
+    if ram is not None:
+        return ram
+    if problem.device_ram_bytes is None:
+        raise OptionError(f"{problem.name}: the RAM of {problem.device} is not known here; say how much with --ram")
+    return problem.device_ram_bytes - problem.resident_bytes
+
+
+def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, totals: bool = False) -> float | None:
+    """Seconds of a step. `totals`: whether the steps divide something else as well."""
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
+    if isinstance(deadline, Factor):
+        return deadline.times * problem.baseline_time_s
+    if deadline is None:
+        if steps > 1 and not totals:
+            raise OptionError(f"--steps {steps} divides a total deadline: give one with --deadline, as in 3h")
+        return None
+    return deadline / steps
+
+
+def _scope(scope: str) -> str:
+    kind, _, depth = scope.partition(":")
+    if scope in ("auto", "forward", "full") or (kind == "depth" and depth.isdecimal()):
+        return scope
+    raise OptionError(f"--scope {scope}: must be auto, depth:D (as in depth:4), forward or full")

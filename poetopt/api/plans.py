@@ -1,0 +1,189 @@
+"""What is done with a plan: simulate it, load it from its file, execute it, train with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from poetopt.api.models import SAME_BYTES, TrainingFile, load
+from poetopt.errors import PlanError
+
+if TYPE_CHECKING:
+    from poetopt.backends.ort import Execution, TrainingRun
+    from poetopt.plan.codec import PlanFile
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
+    from poetopt.problem import Problem
+    from poetopt.report.report import Report
+
+
+def simulate(
+    plan: Plan | PlanFile | Report, *, ram_bytes: int | None = None, deadline_s: float | None = None
+) -> Simulation:
+    """Bytes, joules and seconds of a plan, exactly. Raises PlanError for one that is not valid or breaks a budget."""
+    from poetopt.plan.simulate import simulate as run
+
+    return run(_plan(plan), ram_bytes=ram_bytes, deadline_s=deadline_s)
+
+
+def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None) -> PlanFile:
+    """Read a plan file and the model that it is for, so that its `plan` can be executed.
+
+    model
+        Where the model is now; by default where the plan says, or beside the plan.
+
+    Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
+    for one that can't be read.
+    """
+    from poetopt.engine.order import reordered_like
+    from poetopt.plan import codec
+
+    shown = os.fspath(path)
+
+    def again(found: PlanFile) -> Problem:
+        problem = found.plan.problem
+        reference = _model_of(shown, problem, model)
+        loaded = load(
+            reference, batch=_whole(problem.recipe.get("batch")), train=_patterns(problem.recipe.get("train"))
+        )
+        if isinstance(loaded, TrainingFile):
+            raise PlanError(
+                f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
+            )
+        if loaded.graph.content_hash != problem.model_hash:
+            raise PlanError(
+                f"{reference}: it is not the model that {shown} was made for (its content has changed since); "
+                "solve it again, or say where the right one is with --model FILE"
+            )
+        loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
+        granularity = problem.recipe.get("granularity")
+        training = loaded.differentiate(
+            loss=loss if isinstance(loss, str) else "auto",
+            output=output if isinstance(output, str) else None,
+            granularity=granularity if isinstance(granularity, str) else "operator",
+        )
+        return reordered_like(training.cost(SAME_BYTES), [operator.name for operator in problem.operators])
+
+    return codec.load(path, again)
+
+
+def execute(
+    plan: Plan | PlanFile | Report,
+    *,
+    data: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+) -> Execution:
+    """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
+
+    data
+        A batch: arrays by input name, or an `.npz` file of them. By default a random one, drawn with `seed`.
+    dump
+        Where to write the batch, the loss and the gradients, as `.npz`.
+    workdir
+        Where the paging file lies meanwhile; by default the system's temporary folder.
+    threads
+        Of each kernel. What kernels allocate is only planned for one.
+
+    The budget is the one of the report or plan file; of a bare plan, its own peak. What the checks found is in
+    the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, ModelError for data that
+    don't fit, ExecutionError where a kernel or the storage fails.
+    """
+    from poetopt.backends.ort import execute as run
+    from poetopt.backends.ort import save_results
+
+    execution = run(_plan(plan), ram_bytes=_budget(plan), data=data, seed=seed, workdir=workdir, threads=threads)
+    if dump is not None:
+        save_results(execution, dump)
+    return execution
+
+
+def train(
+    plan: Plan | PlanFile | Report,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    data: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+) -> TrainingRun:
+    """Take steps of gradient descent with a plan, and the same without one beside, and compare every loss bit by bit.
+
+    lr, momentum
+        The update is v = momentum v + gradient, parameter = parameter - lr v, in place.
+    data
+        Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is fed in every step; one
+        that is longer along the first axis is a data set, taken in batches in its order and round again. By default
+        one random batch, drawn with `seed`.
+    dump
+        Where to write `losses`, and parameters and statistics after the last step, as `.npz`.
+
+    Raises OptionError for numbers that make no sense; else as `execute`.
+    """
+    from poetopt.backends.ort import train as run
+    from poetopt.backends.ort.training import save_training
+
+    ended = run(
+        _plan(plan),
+        steps,
+        lr,
+        momentum=momentum,
+        ram_bytes=_budget(plan),
+        data=data,
+        seed=seed,
+        workdir=workdir,
+    )
+    if dump is not None:
+        save_training(ended, dump)
+    return ended
+
+
+def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
+    """Where a plan's model is: as given, as the plan says, or beside the plan. Raises PlanError."""
+    from poetopt.frontends import zoo
+
+    if not problem.recipe:
+        raise PlanError(
+            f"{plan}: the plan of a problem file ({problem.model_ref or problem.name}), with no network to execute; "
+            "solve an ONNX model"
+        )
+    if given is not None:
+        return os.fspath(given)
+    reference = problem.model_ref
+    if reference in zoo.names():
+        return reference
+    for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
+        if reference and os.path.isfile(place):
+            return place
+    raise PlanError(f"{plan}: its model {reference or problem.name!r} is not there; say where with --model FILE")
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _patterns(value: object) -> str | list[str] | None:
+    return [str(entry) for entry in value] if isinstance(value, list) else value if isinstance(value, str) else None
+
+
+def _budget(plan: Plan | PlanFile | Report) -> int | None:
+    from poetopt.plan.codec import PlanFile
+    from poetopt.plan.instructions import Plan
+
+    if isinstance(plan, Plan):
+        return None
+    return plan.ram_bytes if isinstance(plan, PlanFile) else plan.solution.options.ram_bytes
+
+
+def _plan(plan: Plan | PlanFile | Report) -> Plan:
+    from poetopt.plan.instructions import Plan
+
+    found = plan if isinstance(plan, Plan) else plan.plan
+    if found is None:
+        raise PlanError("the report has no plan: the problem was not solved")
+    return found

@@ -1,0 +1,150 @@
+"""`solve`: from a problem to a report with a plan and a proof."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from poetopt.api.options import asked, store_all_peak_bytes
+from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
+from poetopt.units import Factor, Share
+
+if TYPE_CHECKING:
+    from poetopt.backends.solver import Backend
+    from poetopt.engine.solution import Listener, Options, Solution
+    from poetopt.formulations.language import Block, Formulation
+    from poetopt.problem import Problem
+    from poetopt.report.report import Report
+
+
+def solve(
+    problem: Problem,
+    *,
+    ram: str | float | Share | None = None,
+    deadline: str | float | Factor | None = None,
+    steps: int = 1,
+    deadline_model: str = "makespan",
+    formulation: str | Formulation = "retention",
+    blocks: Sequence[str | Block] = (),
+    backend: str | Backend = "highs",
+    scope: str = "auto",
+    paging: bool = True,
+    remat: bool = True,
+    time_limit: str | float = 60.0,
+    gap: str | float = 1e-3,
+    order: str = "given",
+    threads: int = 0,
+    solver_options: Mapping[str, str] | None = None,
+    log: str | os.PathLike[str] | None = None,
+    listener: Listener | None = None,
+) -> Report:
+    """The schedule of least energy that keeps a RAM budget and a deadline.
+
+    ram
+        Bytes, a size (`"300KiB"`) or a share of the store-all peak (`"40%"`). By default the device's RAM less the
+        resident region.
+    deadline
+        Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
+    steps
+        Training steps that an absolute deadline is for; totals that blocks are asked for (joules, bytes) as well.
+    deadline_model
+        `makespan`, or `paper` (the sum of compute times).
+    formulation
+        Its name, or the object: `po.formulations.retention.with_block(...)`.
+    blocks
+        More blocks: objects, or texts such as `"static-power=0.5W"`, `"energy-limit=3J"`, `"flash-wear=10MB"`.
+    backend
+        A solver's name (`highs`, `gurobi`, `cbc`), or the object.
+    scope
+        `auto`, `depth:D`, `forward` or `full`: the space that the proof is for.
+    paging, remat
+        False forbids it.
+    time_limit, gap
+        When to stop: after so many seconds, or with an overhead proven to be that close to the least.
+    order
+        `given`, or `search`: look for an order of the operators that costs less. The report's problem is then in
+        that order, and the proof is of it alone.
+    threads
+        Of the solver; 0 lets it choose.
+    solver_options
+        The solver's own options, by its own names: `{"mip_heuristic_effort": "0.2"}`.
+    log
+        A file for what the solver prints. It is begun anew.
+    listener
+        Called with each `Progress`.
+
+    Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
+    found in time, OptionError for an option that can't be understood, BackendUnavailableError.
+    """
+    from poetopt.engine.loop import solve as search
+    from poetopt.engine.solution import Status
+    from poetopt.report.report import Report
+    from poetopt.report.words import failure_words
+
+    searching = _searching(order, bool(blocks) or not isinstance(formulation, str))
+    options = asked(
+        problem,
+        ram=ram,
+        deadline=deadline,
+        steps=steps,
+        deadline_model=deadline_model,
+        formulation=formulation,
+        blocks=blocks,
+        backend=backend,
+        scope=scope,
+        paging=paging,
+        remat=remat,
+        time_limit=time_limit,
+        gap=gap,
+        threads=threads,
+        solver_options=solver_options,
+        log=log,
+    )
+    if options.log is not None:
+        from poetopt.files import write_atomically
+
+        write_atomically(options.log, "")
+    if options.ram_bytes <= 0 and ram is None:
+        report = Report(problem=problem, solution=_no_room(problem, options))
+    elif searching:
+        from poetopt.engine.ordered import solve_ordered
+
+        used, solution = solve_ordered(problem, options, listener)
+        report = Report(problem=used, solution=solution)
+    else:
+        report = Report(problem=problem, solution=search(problem, options, listener))
+    if report.plan is None:
+        failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
+        raise failure(failure_words(problem, report.solution), report=report.to_dict())
+    return report
+
+
+def _searching(order: str, own_blocks: bool) -> bool:
+    """Whether orders are to be searched. Raises OptionError."""
+    if order not in ("given", "search"):
+        raise OptionError(f"--order {order}: must be given or search")
+    if order == "search" and own_blocks:
+        raise OptionError(
+            "--order search: orders are judged by their energy alone; leave out --with and own formulations"
+        )
+    return order == "search"
+
+
+def _no_room(problem: Problem, options: Options) -> Solution:
+    """The answer where no `--ram` was given and the resident region alone fills the device."""
+    from poetopt.engine.solution import Solution, Status
+
+    return Solution(
+        status=Status.INFEASIBLE,
+        scope="full",
+        options=options,
+        store_all_peak_bytes=store_all_peak_bytes(problem),
+        ram_bound_bytes=problem.least_ram_bytes,
+        reason=(
+            f"its resident region (parameters, their gradients and constants) takes {problem.resident_bytes:,} bytes, "
+            f"and the device has {problem.device_ram_bytes:,} bytes of RAM in all; a schedule needs at least "
+            f"{problem.least_ram_bytes:,} bytes beside the region. Train fewer parameters (--train), take a smaller "
+            "model or another device, or give --ram for the schedule alone"
+        ),
+    )
