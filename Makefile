@@ -1,4 +1,4 @@
-# make demo, make test, make lint, make bench. The first of them makes .venv, from the first Python >= 3.11 that is found;
+# make demo, make test, make lint, make bench, make docs. The first of them makes .venv, from the first Python >= 3.11 that is found;
 # `make PYTHON=/path/to/python3 ...` names one.
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python
@@ -9,7 +9,7 @@ EXTRAS  := test,plot,dask,cbc,gurobi,scip,docs
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test lint bench extension types clean
+.PHONY: demo test lint bench docs extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -27,6 +27,11 @@ lint: $(TESTED)
 
 bench: $(TESTED)
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
+
+# The pages in build/docs, with every notebook executed anew; a warning is an error. Nothing is fetched.
+docs: $(TESTED)
+	$(BIN)/python -m sphinx -W --keep-going -q -E -j 2 -b html -d build/doctrees docs build/docs
+	@echo 'build/docs/index.html'
 
 # Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.
 extension: $(TESTED)
