@@ -6,36 +6,35 @@ from typing import Annotated
 
 import typer
 
-from poetopt.commands.blocks import EnergyLimitOption, FlashWearOption, StaticPowerOption, WithOption, asked_blocks
 from poetopt.commands.options import (
     BatchOption,
+    DeadlineModelOption,
     DeadlineOption,
     DeviceOption,
+    EnergyLimitOption,
+    FlashWearOption,
+    FormulationOption,
+    GranularityOption,
     JsonOption,
     LossOption,
     ModelArgument,
+    NoPagingOption,
+    NoRematOption,
     OutputOption,
+    ProfileOption,
+    RamOption,
+    StaticPowerOption,
+    StepsOption,
     TrainOption,
+    WithOption,
+    asked_blocks,
     patterns,
 )
 from poetopt.console import check_outputs, say, write_json
 
-RamOption = Annotated[
-    str | None, typer.Option("--ram", metavar="SIZE|PERCENT", help="Budget; default: what the device has left.")
-]
-StepsOption = Annotated[
-    int, typer.Option("--steps", metavar="N", help="Training steps that the deadline is for.", min=1)
-]
-DeadlineModelOption = Annotated[
-    str, typer.Option("--deadline-model", metavar="makespan|paper", help="What the deadline bounds.")
-]
-FormulationOption = Annotated[str, typer.Option("--formulation", metavar="NAME", help="The mathematics.")]
 ScopeOption = Annotated[
     str, typer.Option("--scope", metavar="depth:D|forward|full", help="The space of the model; auto is depth:8.")
 ]
-NoPagingOption = Annotated[bool, typer.Option("--no-paging", help="Recompute only.")]
-NoRematOption = Annotated[bool, typer.Option("--no-remat", help="Page only.")]
-ProfileOption = Annotated[str | None, typer.Option("--profile", metavar="FILE", help="Measured costs.")]
 
 
 def export(
@@ -68,13 +67,16 @@ def export(
     train: TrainOption = None,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    granularity: GranularityOption = "operator",
     json: JsonOption = None,
 ) -> int:
     """Write the model of a schedule as an MPS, LP or NL file, for a solver of your own."""
     import poetopt as po
 
     check_outputs([model, profile, *(also or [])], {"-o": out, "--json": json})
-    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+    training = po.load(model, batch=batch, train=patterns(train)).differentiate(
+        loss=loss, output=output, granularity=granularity
+    )
     written = po.export(
         training.cost(device, profile=profile),
         out,
@@ -120,13 +122,16 @@ def import_solution(
     train: TrainOption = None,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    granularity: GranularityOption = "operator",
     json: JsonOption = None,
 ) -> int:
     """Read a solver's solution of an exported model back as a simulated plan; give the options of the export."""
     import poetopt as po
 
     check_outputs([model, solution, profile], {"-o": out, "--json": json})
-    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+    training = po.load(model, batch=batch, train=patterns(train)).differentiate(
+        loss=loss, output=output, granularity=granularity
+    )
     report = po.import_solution(
         training.cost(device, profile=profile),
         solution,

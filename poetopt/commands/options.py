@@ -60,9 +60,61 @@ SolverOption = Annotated[
 LogOption = Annotated[
     str | None, typer.Option("--log", metavar="FILE", help="Write what the solver prints there, as it goes.")
 ]
+RamOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ram",
+        metavar="SIZE|PERCENT",
+        help="Budget: 3MB, 300KiB, 40% of store-all; default: what the device has left.",
+    ),
+]
+StepsOption = Annotated[
+    int, typer.Option("--steps", metavar="N", help="Training steps that the deadline is for.", min=1)
+]
+DeadlineModelOption = Annotated[
+    str,
+    typer.Option(
+        "--deadline-model",
+        metavar="makespan|paper",
+        help="What the deadline bounds; paper: the sum of compute times.",
+    ),
+]
+FormulationOption = Annotated[
+    str,
+    typer.Option("--formulation", metavar="NAME", help="The mathematics: retention, poet (`poetopt formulations`)."),
+]
+NoPagingOption = Annotated[bool, typer.Option("--no-paging", help="Recompute only.")]
+NoRematOption = Annotated[bool, typer.Option("--no-remat", help="Page only.")]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates."),
+]
+StaticPowerOption = Annotated[
+    str | None, typer.Option(metavar="WATTS", help="Idle power: the energy minimised counts it for the whole step.")
+]
+EnergyLimitOption = Annotated[
+    str | None,
+    typer.Option(metavar="JOULES|FACTOR", help="Minimise time instead, within so much energy a step: 3J, 1.05x."),
+]
+FlashWearOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Write at most so much to storage a step: 10MB.")
+]
+WithOption = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="BLOCK=VALUE", help="One more block (`poetopt formulations`); may be repeated."),
+]
+PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]
+
+
+def asked_blocks(
+    static_power: str | None, energy_limit: str | None, flash_wear: str | None, more: list[str] | None
+) -> list[str]:
+    """`--static-power`, `--energy-limit`, `--flash-wear` and `--with` as what `po.solve(blocks=...)` takes."""
+    named = {"static-power": static_power, "energy-limit": energy_limit, "flash-wear": flash_wear}
+    return [*(f"{name}={value}" for name, value in named.items() if value is not None), *(more or [])]
 
 
 def pairs(options: list[str] | None) -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""`poetopt inspect` and `poetopt grad`: what a model consists of, and its training graph."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from poetopt.commands.options import (
+    BatchOption,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OutputOption,
+    TrainOption,
+    patterns,
+)
+from poetopt.console import check_outputs, say, write_json
+from poetopt.errors import ModelError
+
+
+def inspect(
+    model: ModelArgument,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME|FILE", help="Compare with what this device has.")
+    ] = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Show what a model consists of and what training it takes, without solving anything."""
+    import poetopt as po
+    from poetopt.report.inspection import inspect as look
+
+    check_outputs([model], {"--json": json})
+    found = look(po.load(model, batch=batch, train=patterns(train)), device=device, loss=loss, output=output)
+    write_json(found.to_dict(), json)
+    say(str(found), unless=json)
+    return 0
+
+
+def grad(
+    model: ModelArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="TRAIN.onnx", help="Write the training graph there.")],
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Write the training graph (forward, loss, backward) as one standard ONNX file."""
+    import poetopt as po
+    from poetopt.frontends.proto import save_model
+    from poetopt.frontends.summary import summary
+
+    check_outputs([model], {"-o": out, "--json": json})
+    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+    if not isinstance(training, po.Training):
+        raise ModelError(
+            f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
+        )
+    save_model(training.graph, out)
+    graph = training.graph
+    write_json(
+        {**summary(graph), "loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)},
+        json,
+    )
+    say(
+        f"{out}: {len(graph.operators)} operators; loss {graph.loss_kind}, {len(graph.gradients)} gradients, "
+        f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}",
+        unless=json,
+    )
+    return 0

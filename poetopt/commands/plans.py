@@ -1,0 +1,93 @@
+"""`poetopt run`, `poetopt verify` and `poetopt show`: what is done with a plan."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from poetopt.commands.options import JsonOption, PlanArgument
+from poetopt.console import check_outputs, say, write_json
+from poetopt.errors import ExecutionError, OptionError
+
+
+def run(
+    plan: PlanArgument,
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="The batch (or data set), by input names; default: random.")
+    ] = None,
+    dump: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="Write the batch, the loss and the gradients there.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Train: take so many steps of gradient descent.", min=1)
+    ] = None,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
+    momentum: Annotated[float, typer.Option(metavar="M", help="With --steps: of the descent.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random batch.", min=0)] = 0,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
+    ] = None,
+    json: JsonOption = None,
+) -> int:
+    """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
+    import poetopt as po
+    from poetopt.report.execution import execution_text, training_text
+
+    check_outputs([plan, model, data], {"--dump": dump, "--json": json})
+    if (steps is None) != (lr is None) or (momentum and steps is None):
+        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+    loaded = po.load_plan(plan, model=model)
+    if steps is not None and lr is not None:
+        ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
+        write_json(ended.to_dict(), json)
+        say(training_text(loaded.plan, ended), unless=json)
+        if not ended.ok:
+            raise ExecutionError(ended.message)
+        return 0
+    execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
+    write_json(execution.to_dict(), json)
+    say(execution_text(loaded.plan, execution), unless=json)
+    if not execution.ok:
+        raise ExecutionError(execution.message)
+    return 0
+
+
+def verify(
+    plan: PlanArgument,
+    bound: Annotated[bool, typer.Option("--bound", help="Prove its bound again, in exact arithmetic.")] = False,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="For the bound.")] = "60s",
+    json: JsonOption = None,
+) -> int:
+    """Check a plan again, and with --bound its proof, trusting neither the solver nor the file."""
+    from poetopt.report.verification import verify as check
+    from poetopt.units import parse_time
+
+    check_outputs([plan], {"--json": json})
+    found = check(plan, bound=bound, time_limit_s=parse_time(time_limit, option="--time-limit"))
+    write_json(found.to_dict(), json)
+    say(str(found), unless=json)
+    return 0
+
+
+def show(
+    plan: PlanArgument,
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write it there.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="html|png|svg|txt|trace", help="Default: by the suffix of FILE, else html."),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    json: JsonOption = None,
+) -> int:
+    """Show a schedule: as a page for the browser, a picture, a text, or a trace for Perfetto."""
+    from poetopt.report.show import show as display
+
+    check_outputs([plan], {"-o": out, "--json": json})
+    shown = display(plan, out=out, form=form, browse=not no_open)
+    write_json(shown.to_dict(), json)
+    say(str(shown), unless=json)
+    return 0

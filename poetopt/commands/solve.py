@@ -1,0 +1,135 @@
+"""`poetopt solve`: a model in, a plan with a proof out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from poetopt.commands.options import (
+    BackendOption,
+    BatchOption,
+    DeadlineModelOption,
+    DeadlineOption,
+    DeviceOption,
+    EnergyLimitOption,
+    FlashWearOption,
+    FormulationOption,
+    GranularityOption,
+    JsonOption,
+    LogOption,
+    LossOption,
+    ModelArgument,
+    NoPagingOption,
+    NoRematOption,
+    OutputOption,
+    ProfileOption,
+    RamOption,
+    SolverOption,
+    StaticPowerOption,
+    StepsOption,
+    ThreadsOption,
+    TrainOption,
+    WithOption,
+    asked_blocks,
+    pairs,
+    patterns,
+)
+from poetopt.commands.sensitivity import (
+    SensitivityOption,
+    SensitivityPlotOption,
+    add_sensitivity,
+    check_plot,
+    storage_share,
+)
+from poetopt.console import check_outputs, live_progress, say, write_json
+from poetopt.errors import InfeasibleError, NoScheduleError
+
+
+def solve(
+    model: ModelArgument,
+    device: DeviceOption,
+    ram: RamOption = None,
+    deadline: DeadlineOption = None,
+    steps: StepsOption = 1,
+    deadline_model: DeadlineModelOption = "makespan",
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    granularity: GranularityOption = "operator",
+    formulation: FormulationOption = "retention",
+    static_power: StaticPowerOption = None,
+    energy_limit: EnergyLimitOption = None,
+    flash_wear: FlashWearOption = None,
+    blocks: WithOption = None,
+    backend: BackendOption = "highs",
+    scope: Annotated[str, typer.Option(metavar="auto|depth:D|forward|full", help="The space of the proof.")] = "auto",
+    no_paging: NoPagingOption = False,
+    no_remat: NoRematOption = False,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop the search after that.")] = "60s",
+    gap: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
+    ] = "0.1%",
+    order: Annotated[
+        str, typer.Option(metavar="given|search", help="Of the operators; search: look for a better one.")
+    ] = "given",
+    threads: ThreadsOption = 0,
+    solver_option: SolverOption = None,
+    log: LogOption = None,
+    profile: ProfileOption = None,
+    sensitivity: SensitivityOption = False,
+    sensitivity_plot: SensitivityPlotOption = None,
+    timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
+    out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
+    json: JsonOption = None,
+) -> int:
+    """Find the schedule of least energy that keeps a RAM budget and a deadline."""
+    import poetopt as po
+
+    check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
+    check_plot(sensitivity_plot)
+    with live_progress() as listener:
+        training = po.load(model, batch=batch, train=patterns(train)).differentiate(
+            loss=loss, output=output, granularity=granularity
+        )
+        problem = training.cost(device, profile=profile)
+        try:
+            report = po.solve(
+                problem,
+                ram=ram,
+                deadline=deadline,
+                steps=steps,
+                deadline_model=deadline_model,
+                formulation=formulation,
+                blocks=asked_blocks(static_power, energy_limit, flash_wear, blocks),
+                backend=backend,
+                scope=scope,
+                paging=not no_paging,
+                remat=not no_remat,
+                time_limit=time_limit,
+                gap=gap,
+                order=order,
+                threads=threads,
+                solver_options=pairs(solver_option),
+                log=log,
+                listener=listener,
+            )
+        except (InfeasibleError, NoScheduleError) as error:
+            if error.report is not None:
+                write_json(error.report, json)
+            raise
+    if out is not None:
+        report.save(out)
+    document = report.to_dict()
+    more = []
+    if sensitivity or sensitivity_plot is not None:
+        share = storage_share(device)
+        more.append(
+            add_sensitivity(report, document, time_limit=time_limit, storage_share=share, plot=sensitivity_plot)
+        )
+    write_json(document, json)
+    say("\n\n".join([str(report), *more]), unless=json)
+    if timing:
+        say(report.timing_text(), unless=json)
+    return 0
