@@ -184,8 +184,8 @@ def test_a_defect_is_one_message_too() -> None:
 
 def test_interrupt_outside_a_solve() -> None:
     code = (
-        "import os, signal, sys, poetopt.cli as c\n"
-        "c.check_outputs = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
+        "import os, signal, sys, poetopt.cli as c, poetopt.commands.catalogues as k\n"
+        "k.check_outputs = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.argv = ['poetopt', 'devices']\nc.main()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
