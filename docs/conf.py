@@ -44,7 +44,7 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_class_signature = "separated"
+autodoc_class_signature = "mixed"
 add_module_names = False
 python_maximum_signature_line_length = 88
 

@@ -74,6 +74,7 @@ def test_reports_show_the_same_figures_everywhere(problem: po.Problem) -> None:
         assert shown in summary
         assert shown in page
     assert page.startswith("<table>")
+    assert 'sandbox="allow-scripts"' in page.partition("<details>")[2]
     assert "<script" not in page
 
 

@@ -160,14 +160,22 @@ class Report:
         return table(self.title(), self.rows())
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks."""
+        """The summary, and the page of `poetopt show` folded below it, for notebooks."""
         body = "".join(
             f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
             for label, text in self.rows()
         )
         title = html.escape(self.title())
-        return f"<table><caption style='text-align:left'>{title}</caption><tbody>{body}</tbody></table>"
+        summary = f"<table><caption style='text-align:left'>{title}</caption><tbody>{body}</tbody></table>"
+        if self.plan is None:
+            return summary
+        from poetopt.report.page import frame
+        from poetopt.report.view import View
+
+        options = self.solution.options
+        view = View(self.plan, options.ram_bytes, options.deadline_s, self.to_dict())
+        return f"{summary}<details><summary>the schedule</summary>{frame(view)}</details>"
 
     def title(self) -> str:
         """One line: what was scheduled, and on what."""
