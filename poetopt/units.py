@@ -125,7 +125,8 @@ def parse_fraction(value: str | float, *, option: str) -> float:
         raise OptionError(f"{option} {value}: not a share, as in {examples}")
     fraction = number / 100 if unit else number
     if fraction > 1:
-        raise OptionError(f"{option} {value}: is more than 100%; for {number:g} percent write {number:g}%")
+        remedy = f"for {number:g} percent write {number:g}%" if not unit and number <= 100 else f"as in {examples}"
+        raise OptionError(f"{option} {value}: is more than 100%; {remedy}")
     return fraction
 
 

@@ -18,7 +18,7 @@ LINKS = ("formulations", "frontends", "backends")
 
 LAYERS = (
     # The vocabulary, which everybody shares.
-    ("errors", "files", "units", "graph", "problem", "schedule", "arena"),
+    ("errors", "closest", "files", "units", "graph", "problem", "schedule", "arena"),
     ("frontends",),
     ("autodiff",),
     ("devices",),

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from poetopt.formulations.language import Block, Formulation
     from poetopt.problem import Problem
 
+MOST_THREADS = 512
+"""A solver that is told to use a hundred thousand threads tries, and stops the machine."""
+
 
 def asked(
     problem: Problem,
@@ -42,8 +45,8 @@ def asked(
 
     if deadline_model not in tuple(DeadlineModel):
         raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
-    if threads < 0:
-        raise OptionError(f"--threads {threads}: must be at least 1, or 0 to let the solver choose")
+    if not 0 <= threads <= MOST_THREADS:
+        raise OptionError(f"--threads {threads}: must be 1 to {MOST_THREADS}, or 0 to let the solver choose")
     chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
     return Options(
         ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),

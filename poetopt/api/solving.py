@@ -126,7 +126,8 @@ def _searching(order: str, own_blocks: bool) -> bool:
         raise OptionError(f"--order {order}: must be given or search")
     if order == "search" and own_blocks:
         raise OptionError(
-            "--order search: orders are judged by their energy alone; leave out --with and own formulations"
+            "--order search: orders are judged by the energy of their schedules alone; leave it out, or all that adds "
+            "blocks (--with, --static-power, --energy-limit, --flash-wear, a formulation of your own)"
         )
     return order == "search"
 

@@ -7,7 +7,6 @@ columns: what exceeds it is told as what it is.
 
 from __future__ import annotations
 
-import difflib
 import math
 import threading
 import time
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from poetopt.backends.attend import Attendant
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
+from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError, OptionError, PoetError
 from poetopt.formulations.language import Row
 
@@ -241,9 +241,8 @@ def _set(env: gp.Env, key: str, value: str) -> None:
     """Set a parameter by its text. Raises OptionError where there is none of that name, or it can't have that value."""
     names = {name.lower(): name for name in dir(GRB.Param) if not name.startswith("_")}
     if key.lower() not in names:
-        close = [names[x] for x in difflib.get_close_matches(key.lower(), names, n=2)]
-        hint = " or ".join(close) or "see the list of Gurobi's parameters"
-        raise OptionError(f"--solver-option {key}={value}: Gurobi has no such parameter; closest: {hint}")
+        hint = closest(key, names.values()) or "; see the list of Gurobi's parameters"
+        raise OptionError(f"--solver-option {key}={value}: Gurobi has no such parameter{hint}")
     told = ""
     for kind in (int, float, str):
         try:

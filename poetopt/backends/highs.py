@@ -6,7 +6,6 @@ integer search gets a fresh one with the rows of that moment.
 
 from __future__ import annotations
 
-import difflib
 import math
 import threading
 import time
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from poetopt.backends.attend import Attendant
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
+from poetopt.closest import closest
 from poetopt.errors import OptionError
 from poetopt.formulations.language import Row
 
@@ -219,8 +219,8 @@ def _set(solver: highspy.Highs, key: str, value: str) -> None:
     _, kind = solver.getOptionType(key)
     names = [name for name in dir(solver.getOptions()) if not name.startswith("_")]
     if key not in names:
-        close = difflib.get_close_matches(key, names, n=2) or ["see the list of HiGHS's options"]
-        raise OptionError(f"--solver-option {key}={value}: HiGHS has no such option; closest: {' or '.join(close)}")
+        hint = closest(key, names) or "; see the list of HiGHS's options"
+        raise OptionError(f"--solver-option {key}={value}: HiGHS has no such option{hint}")
     if solver.setOptionValue(key, value) != highspy.HighsStatus.kOk:
         shown = str(kind).rpartition("k")[2].lower()
         raise OptionError(f"--solver-option {key}={value}: not a value of HiGHS's {key} (a {shown})")

@@ -5,7 +5,6 @@ It is here for the formulation `poet`, where its search was faster than HiGHS's 
 
 from __future__ import annotations
 
-import difflib
 import math
 import tempfile
 import time
@@ -15,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import pyscipopt
-from pyscipopt import SCIP_EVENTTYPE, Eventhdlr
+from pyscipopt import Eventhdlr
+from pyscipopt.scip import PY_SCIP_EVENTTYPE as SCIP_EVENTTYPE
 
 from poetopt.backends.attend import Attendant
 from poetopt.backends.highs import HighsSession
 from poetopt.backends.session import refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search
+from poetopt.closest import closest
 from poetopt.errors import OptionError
 
 RESERVED = {
@@ -197,8 +198,8 @@ def _set(model: Any, key: str, value: str) -> None:
     """Set a parameter by its text. Raises OptionError where there is none of that name, or it can't have that value."""
     known = model.getParams()
     if key not in known:
-        close = difflib.get_close_matches(key, known, n=2) or ["see the list of SCIP's parameters"]
-        raise OptionError(f"--solver-option {key}={value}: SCIP has no such option; closest: {' or '.join(close)}")
+        hint = closest(key, known) or "; see the list of SCIP's parameters"
+        raise OptionError(f"--solver-option {key}={value}: SCIP has no such option{hint}")
     try:
         kind = type(known[key])
         model.setParam(key, value.lower() in ("true", "1") if kind is bool else kind(value))

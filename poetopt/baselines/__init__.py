@@ -218,6 +218,7 @@ def method(name: str) -> Baseline:
     if name not in METHODS:
         from difflib import get_close_matches
 
-        close = get_close_matches(name, METHODS, n=3) or list(METHODS)
-        raise OptionError(f"--methods: no method is called '{name}'; did you mean {', '.join(close)}?")
+        close = get_close_matches(name, METHODS, n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(METHODS)}"
+        raise OptionError(f"--methods: no method is called '{name}'; {hint}")
     return METHODS[name]

@@ -71,6 +71,8 @@ def compare(
 
         check_picture(out)
     if plans is not None:
+        if os.path.exists(plans) and not os.path.isdir(plans):
+            raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         os.makedirs(plans, exist_ok=True)
     with _told() as told:
         problem = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +36,12 @@ from poetopt.console import check_outputs, say, write_json
 ScopeOption = Annotated[
     str, typer.Option("--scope", metavar="depth:D|forward|full", help="The space of the model; auto is depth:8.")
 ]
+
+
+def _files(out: str) -> dict[str, str]:
+    """What an export to `out` writes: an NL file has the names of its columns and rows beside it."""
+    beside = (".col", ".row") if Path(out).suffix.lower() == ".nl" else ()
+    return {"-o": out} | {f"-o (its {suffix})": str(Path(out).with_suffix(suffix)) for suffix in beside}
 
 
 def export(
@@ -73,7 +80,7 @@ def export(
     """Write the model of a schedule as an MPS, LP or NL file, for a solver of your own."""
     import poetopt as po
 
-    check_outputs([model, profile, *(also or [])], {"-o": out, "--json": json})
+    check_outputs([model, profile, *(also or [])], {**_files(out), "--json": json})
     training = po.load(model, batch=batch, train=patterns(train)).differentiate(
         loss=loss, output=output, granularity=granularity
     )

@@ -34,6 +34,7 @@ DEPTH = "depth:8"
 """The scope of a file where `auto` is asked for: a file has one."""
 TOLERANCE = 1e-5
 """Solvers write about eight digits: a value may be so far from whole, and a row broken by so much of its size."""
+REMEDY = "give more --ram or a longer --deadline; `poetopt solve` says what would be feasible"
 SHOWN = 3
 """So many names are given as examples in a message."""
 
@@ -81,7 +82,7 @@ def export(
         raise OptionError(f"-o {shown}: the file's suffix says the format, and must be {', '.join(FORMATS)}")
     refusal = impossible(problem, options)
     if refusal is not None:
-        raise InfeasibleError(str(refusal["reason"]))
+        raise InfeasibleError(f"{problem.name} on {problem.device}: {refusal['reason']}; {REMEDY}")
     chosen, model, scope = _model(problem, options)
     proper = compile_model(model)
     columns = column_names(proper, _labels(chosen, model))
@@ -120,8 +121,8 @@ def _found(chosen: Formulation, model: Any, options: Options) -> list[Row]:
     until = time.monotonic() + options.time_limit_s
     if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False):
         raise InfeasibleError(
-            "even the model's linear relaxation has no solution, so that no schedule keeps this budget and deadline; "
-            "`poetopt solve` says what would be feasible"
+            f"{model.space.problem.name} on {model.space.problem.device}: even the model's linear relaxation has no "
+            f"solution, so that no schedule keeps this budget and deadline; {REMEDY}"
         )
     return list(session.added)
 

@@ -6,10 +6,10 @@ because Pyomo takes a quarter of a second to import.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING
 
+from poetopt.closest import closest
 from poetopt.errors import FormulationError
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def formulation(name: str | Formulation) -> Formulation:
     for point in entry_points(group="poetopt.formulations"):
         if point.name == name:
             return _loaded(point)
-    close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
-    raise FormulationError(f"unknown formulation '{name}': there are {', '.join(names())}; closest: {close[0]}")
+    raise FormulationError(f"unknown formulation '{name}': there are {', '.join(names())}{closest(name, names())}")
 
 
 def _loaded(point: EntryPoint) -> Formulation:

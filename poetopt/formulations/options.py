@@ -6,12 +6,12 @@ equals sign, its object a `BlockOption`.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetopt.closest import closest
 from poetopt.errors import FormulationError, OptionError
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def option(name: str) -> BlockOption:
 
         point = next((point for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
         if point is None:
-            close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
-            raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}; closest: {close[0]}")
+            raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}{closest(name, names())}")
         try:
             found = point.load()
         except (ImportError, AttributeError) as error:
@@ -78,14 +77,17 @@ def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Pro
 
     Raises FormulationError for an unknown block, or one that is there already; OptionError for a value.
     """
-    blocks = []
+    blocks: list[Block] = []
     for entry in asked:
         if not isinstance(entry, str):
             blocks.append(entry)
             continue
         name, _, value = entry.partition("=")
         try:
-            blocks.append(option(name).make(value, problem, steps))
+            made = option(name).make(value, problem, steps)
         except FormulationError as error:
             raise OptionError(f"--with {entry}: {error}") from error
+        if made.name in (block.name for block in blocks):
+            raise OptionError(f"--with {entry}: such a block is asked for already; give it once")
+        blocks.append(made)
     return chosen.with_block(*blocks) if blocks else chosen

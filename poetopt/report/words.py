@@ -104,7 +104,7 @@ def _remedies(solution: Solution, said: str) -> list[str]:
         known.append(f"the shortest feasible deadline is {deadline:.6g} s")
     if solution.status is Status.UNKNOWN:
         known.append("give more --time-limit, --ram or --deadline")
-    elif least is None and deadline is None and "--" not in said:
+    elif least is None and deadline is None and "--" not in said and not solution.why:
         known.append("give more --ram, a longer --deadline or a smaller --batch")
     return known
 

@@ -1,0 +1,74 @@
+"""Options that contradict each other or the machine: one message that names the option, code 2, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poetopt.closest import closest
+from tests.cli.support import Runner
+
+SOLVE = ("--device", "a72", "--ram", "70%")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--threads", "100000"), ("--threads 100000", "512")),
+        (("--gap", "200%"), ("--gap 200%", "0.1%")),
+        (("--gap", "2"), ("--gap 2", "write 2%")),
+        (("--static-power", "-1W"), ("--static-power -1W", "3W")),
+        (("--static-power", "1W", "--with", "static-power=2W"), ("--with static-power=2W", "already")),
+        (("--with", "flash-wear=1MB", "--with", "flash-wear=2MB"), ("--with flash-wear=2MB", "already")),
+        (("--order", "search", "--static-power", "1W"), ("--order search", "--static-power")),
+        (("--order", "backwards"), ("--order backwards", "given or search")),
+        (("--formulation", "retension"), ("retension", "closest: retention")),
+        (("--solver-option", "zzzzzz=1"), ("--solver-option zzzzzz=1", "see the list")),
+        (("--sensitivity-plot", "plot.docx"), ("--sensitivity-plot plot.docx", ".png")),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_options_of_solve(
+    run: Runner, problem: Path, tmp_path: Path, options: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    plan = tmp_path / "plan.json"
+    run("solve", problem, *SOLVE, *options, "-o", plan).assert_one_message(*said, code=2)
+    assert not plan.exists()
+
+
+def test_far_from_every_name_no_name_is_called_the_closest(run: Runner, problem: Path) -> None:
+    ended = run("solve", problem, *SOLVE, "--formulation", "zzzzzz")
+    ended.assert_one_message("retention, poet", code=2)
+    assert "closest" not in ended.err
+    assert closest("retension", ["poet", "retention"]) == "; closest: retention"
+
+
+def test_a_limit_that_is_too_low_blames_nothing_else(run: Runner, problem: Path) -> None:
+    ended = run("solve", problem, *SOLVE, "--energy-limit", "0.5x")
+    ended.assert_one_message("energy limit", "without the block", code=3)
+    assert "--ram" not in ended.err
+
+
+def test_what_an_export_writes_beside_is_no_other_output(run: Runner, problem: Path, tmp_path: Path) -> None:
+    columns = tmp_path / "model.col"
+    ended = run("export", problem, *SOLVE, "-o", tmp_path / "model.nl", "--json", columns)
+    ended.assert_one_message("--json", "model.col", code=2)
+    assert not list(tmp_path.glob("model.*"))
+
+
+def test_an_export_without_a_schedule_names_model_and_remedy(run: Runner, problem: Path, tmp_path: Path) -> None:
+    ended = run("export", problem, "--device", "a72", "--ram", "1500", "-o", tmp_path / "model.mps")
+    ended.assert_one_message("on a72", "3,000", "--ram", code=3)
+    assert not list(tmp_path.glob("model.*"))
+
+
+def test_plans_go_into_a_folder(run: Runner, problem: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plans"
+    file.write_text("kept")
+    run("compare", problem, "--device", "a72", "--plans", file).assert_one_message("--plans", "folder", code=2)
+    assert file.read_text() == "kept"
+
+
+def test_an_unknown_method_is_told_what_there_is(run: Runner, problem: Path) -> None:
+    run("compare", problem, "--device", "a72", "--methods", "zzzz").assert_one_message("there are", "poet", code=2)
