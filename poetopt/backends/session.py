@@ -35,6 +35,7 @@ class MatrixSession:
         self._threads = threads
         self._scale = scale
         self._added: list[Row] = []
+        self._sources: set[str] = set()
         self._bound = -math.inf
         self._last: Floats | None = None
         self._activity: Floats | None = None
@@ -103,11 +104,17 @@ class MatrixSession:
         if rows:
             self._append(rows)
             self._added += rows
+            self._sources.update(row.block for row in rows)
 
     @property
     def added(self) -> Sequence[Row]:
         """The rows added and not purged."""
         return self._added
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The blocks whose rows were ever added."""
+        return frozenset(self._sources)
 
     def purge(self) -> int:
         """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""

@@ -161,6 +161,11 @@ class Session(Protocol):
         """The rows added and not purged."""
         ...
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """The blocks whose rows were ever added, purged ones included: its bounds may rest on them."""
+        ...
+
     def purge(self) -> int:
         """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
         ...

@@ -73,6 +73,7 @@ def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None)
         run.incumbent.value,
         run.closed(run.options.gap),
         exact is Ending.FINISHED,
+        sources=run.sources,
     )
 
 
@@ -84,7 +85,7 @@ def _attempt(run: Run, chosen: Formulation, scope: str, inner: Proof | None, shr
         deadline_s = None if options.deadline_s is None else options.deadline_s - slower
         asked = replace(options, ram_bytes=options.ram_bytes - shrink, deadline_s=deadline_s)
         model = model_of(chosen, run.problem, asked, scope)
-        beyond = None if inner is None or chosen.beyond is None else chosen.beyond(model, inner.asked)
+        beyond = None if inner is None or chosen.beyond is None else chosen.beyond(model, inner.asked, inner.sources)
         if beyond is not None and not exact:
             beyond = None  # what was proven of the inner scope was proven of other limits
         if inner is not None and beyond is not None:
@@ -98,6 +99,8 @@ def _attempt(run: Run, chosen: Formulation, scope: str, inner: Proof | None, shr
     run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     try:
         ending = _search(run, chosen, model, session, beyond, exact=exact)
+        if exact:
+            run.sources = session.sources
         if ending is Ending.INFEASIBLE and beyond is not None and run.ceiling < math.inf:
             run.raise_bound(run.ceiling, "search")  # nothing lies beyond
             return Ending.FINISHED
@@ -137,7 +140,8 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, beyond:
     run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
     if infeasible:
         return Ending.INFEASIBLE
-    if exact and not run.closed(max(run.options.gap, IMPROVE_GAP)):
+    # What lies beyond a proven scope is seldom better: there the whole is searched at once.
+    if exact and beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP)):
         with run.timed("neighbourhoods"):
             until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
             near_relaxation(run, chosen, model, session, until)

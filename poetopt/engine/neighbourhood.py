@@ -19,7 +19,7 @@ WINDOWS = (6, 4)
 """The decided stages are divided into so many windows, which overlap by half; first the narrower ones."""
 CORES = (0.1, 0.3)
 """How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent."""
-CORE_S = 8.0
+CORE_S = 6.0
 """At most so many seconds for each."""
 WINDOW_S = 4.0
 """At most so many seconds a window."""
@@ -39,6 +39,7 @@ def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session,
         seconds = min(CORE_S, until - time.monotonic())
         if seconds < 0.5 or run.closed(run.options.gap) or relaxed >= value:
             return
+        before = run.incumbent.value
         guess = relaxed + share * (value - relaxed)
         found = session.search(
             time_limit_s=seconds,
@@ -51,6 +52,8 @@ def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session,
         )
         if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
             session.add([row for row in chosen.separate(model, found.point) if row.core])
+        if run.incumbent.value != before:
+            return
 
 
 def improve(run: Run, chosen: Formulation, model: Any, session: Session, until: float) -> None:

@@ -30,6 +30,8 @@ class Proof:
         Whether the model was solved to the end: what is open then is the layout's or the clock's doing.
     note
         What a deeper scope left open, if any.
+    sources
+        The blocks whose late rows the bound may rest on.
     """
 
     asked: str
@@ -40,6 +42,7 @@ class Proof:
     closed: bool
     finished: bool = False
     note: str = ""
+    sources: frozenset[str] = frozenset()
 
     @property
     def gap(self) -> float:

@@ -33,6 +33,8 @@ class Run:
     """Cuts that were tight in the last scope, by block and key: the next one starts with them."""
     ceiling: float = math.inf
     """The bound of an inner scope, where only what lies beyond that is searched: no bound is above it."""
+    sources: frozenset[str] = frozenset()
+    """The blocks whose late rows the bound may rest on."""
     interrupted: bool = False
 
     def __post_init__(self) -> None:

@@ -222,7 +222,7 @@ class Formulation:
     depth
         With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
     beyond
-        Optional, with deepening: (model, an inner scope) -> a row that says that a schedule takes at least one decision
+        Optional, with deepening: (model, an inner scope, the blocks whose late rows its proof may rest on) -> a row that says that a schedule takes at least one decision
         which the inner scope hasn't, without variables where there is none; None where a schedule that takes none may
         still be better than all of the inner scope. What is proven inside need then not be searched again.
     strict
@@ -248,7 +248,7 @@ class Formulation:
     stages: Callable[[Any], list[tuple[Any, Ints]]] | None = None
     deepening: bool = False
     depth: Callable[[str], float] = _no_depth
-    beyond: Callable[[Any, str], Row | None] | None = None
+    beyond: Callable[[Any, str, frozenset[str]], Row | None] | None = None
     strict: bool = False
     simulated: tuple[str, ...] = ()
     labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None

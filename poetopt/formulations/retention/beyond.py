@@ -6,8 +6,9 @@ $$ \sum_{(j,t) \in N} r_{j,t} \ge 1 $$
 
 A schedule that takes none of them is no better than one of the inner scope: it has the same recomputes, and where it
 pages a tensor in at a point that the inner scope lacks, nothing reads it there, so that it may as well come in at the
-next point that is read, and take less memory. That moves transfers, so it holds while nothing but bytes, joules and
-compute times counts: with a bound on the makespan there is no such row.
+next point that is read, and take less memory. That moves transfers, and leaves all sums of joules and seconds as they
+are: so there is no such row where the order of transfers counts (a storage that is woken), nor where the proof of the
+inner scope rests on rows about when transfers run (`hiding`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from poetopt.formulations.language import Row
 from poetopt.formulations.retention.space import RetentionSpace, retention_space
 
 
-def beyond(model: Any, inner: str) -> Row | None:
-    """The row of `model` over what it has beyond the scope `inner`, which must lie inside of the model's."""
+def beyond(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
+    """The row of `model` over what it has beyond the scope `inner`, which must lie inside of the model's.
+
+    sources
+        The blocks whose late rows the proof of the inner scope may rest on.
+    """
     space: RetentionSpace = model.space
-    if space.limits.makespan_s is not None:
+    if space.problem.wake_j or "hiding" in sources:
         return None
     known = retention_space(space.problem, space.limits, inner, space.paging, True).recompute_of
     variables = list(model.recompute.r.values())
