@@ -26,7 +26,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     if not options.remat:
         return ("forward" if options.scope == "auto" else options.scope,)
     if options.scope == "auto":
-        return tuple(f"depth:{d}" for d in DEPTHS)
+        return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)
     return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
 
@@ -42,8 +42,8 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         run.until = run.begin + run.options.time_limit_s
         if warm_up:
             run.until = time.monotonic() + WARM_UP_SHARE * run.remaining_s
-        if automatic and last is not None and run.remaining_s < 0.5:
-            break
+        if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
+            break  # the full space is tried where there is nothing in the others
         before = run.incumbent.value
         run.bound = 0.0
         inner = last if last is not None and (last.closed or last.infeasible) else None
