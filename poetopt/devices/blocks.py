@@ -25,7 +25,9 @@ from poetopt.graph import Operator, TrainingGraph
 GRANULARITIES = ("operator", "block")
 """One scheduled operator for each ONNX op or gradient, or chains of cheap ones together."""
 
-HEAVY = frozenset({"Attention", "AveragePool", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool"})
+HEAVY = frozenset(
+    {"Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool"}
+)
 """Ops that are never part of a block, however small."""
 
 CHEAP_FLOPS_PER_BYTE = 6.0

@@ -10,6 +10,7 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | ConvTranspose | 2 x k C_out / groups, + n with a bias |
 | Gemm, MatMul | 2 n K, + n where Gemm has a C, + n where alpha is not 1 |
 | Einsum | operands x the product of all label sizes |
+| Col2Im | x |
 | elementwise | a constant an element: `ELEMENTWISE`; Sum, Max, Min: n (operands - 1); Mean: n operands |
 | ReduceSum, Max, Min, Prod, L1, ArgMax, CumSum | x (L1: 2 x) |
 | ReduceMean | x + n |
@@ -218,6 +219,10 @@ def _conv_transpose(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return 2 * x * math.prod(inputs[1][1:]) + n * _present(node, 2)
 
 
+def _each(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return x
+
+
 def _gemm(node: Node, inputs: Shapes, n: int, x: int) -> int:
     inner = inputs[0][0] if _integer(node, "transA", 0) else inputs[0][1]
     return n * (2 * inner + _present(node, 2) + (_number(node, "alpha", 1.0) != 1.0))
@@ -330,6 +335,7 @@ def _resize(node: Node, inputs: Shapes, n: int, x: int) -> int:
 _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "Col2Im": _each,
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Einsum": _einsum,

@@ -72,7 +72,7 @@ def test_every_construction_of_a_convolutions_gradients(case: tuple[Window, int,
     tensors = {name: Tensor(name, value.shape, "float32", Role.INPUT) for name, value in values.items()}
     problem = conv_weight.Problem(tensors["x"], tensors["dy"], tensors["w"], window, group)
     found = [(c, "w") for c in conv_weight.candidates(problem)]
-    found += [(c, "x") for c in conv_input.candidates(tensors["dy"], tensors["w"], window, group)]
+    found += [(c, "x") for c in conv_input.candidates(tensors["dy"], tensors["w"], window, group, 18)]
     for candidate, name in found:
         builder = GraphBuilder(tensors, {}, 18)
         draft = builder.operator("op", "Conv.grad")
@@ -85,6 +85,18 @@ def test_every_construction_of_a_convolutions_gradients(case: tuple[Window, int,
         want = (w if name == "w" else x).grad.numpy()
         assert got.shape == want.shape
         assert near(got, want), candidate.name
+
+
+def test_the_fastest_input_gradient_goes_by_the_plane() -> None:
+    def fastest(channels: int, side: int, opset: int) -> str:
+        frame = Window((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), (side, side), (side, side))
+        dy = Tensor("dy", (32, channels, side, side), "float32", Role.INPUT)
+        w = Tensor("w", (channels, channels, 3, 3), "float32", Role.INPUT)
+        return min(conv_input.candidates(dy, w, frame, 1, opset), key=lambda c: c.time_ns).name.split("/")[0]
+
+    assert [fastest(512, side, 18) for side in (2, 4)] == ["folded", "folded"]
+    assert fastest(64, 32, 18) != "folded"
+    assert all(fastest(512, side, 17) != "folded" for side in (2, 4)), "Col2Im is newer"
 
 
 def agree(spec: Spec) -> None:

@@ -134,6 +134,7 @@ def test_elementwise_is_a_constant_an_element(shape: tuple[int, ...]) -> None:
         ("SoftmaxCrossEntropyLoss", [(2, 5), (2,)], {}, 10 * (4 + TRANSCENDENTAL) + 2 * (TRANSCENDENTAL + 2)),
         ("ScatterElements", [(9, 4), (2, 4), (2, 4)], {"reduction": "add"}, 8),
         ("ScatterElements", [(9, 4), (2, 4), (2, 4)], {}, 0),
+        ("Col2Im", [(2, 27, 16), (2,), (2,)], {}, 2 * 27 * 16),
         ("Resize", [(1, 1, 4, 6)], {"mode": "linear"}, 24 * 8),
         ("SomethingNew", [(7,)], {}, 24),
     ],

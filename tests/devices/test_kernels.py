@@ -39,6 +39,7 @@ def peak(case):
     arrays = {}
     for k, (shape, dtype, most) in enumerate(case["inputs"]):
         drawn = rng.random(shape) * most if dtype != "float32" else rng.standard_normal(shape)
+        drawn = np.full(shape, -most) if most < 0 else drawn
         arrays[f"i{k}"] = np.asarray(drawn).astype(dtype)
     types = {name: helper.np_dtype_to_tensor_dtype(a.dtype) for name, a in arrays.items()}
     outputs = [np.empty(shape, dtype) for shape, dtype in case["outputs"]]
@@ -78,7 +79,10 @@ F, L, B = "float32", "int64", "bool"
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel: inputs as (shape, dtype, upper end of random integers), outputs as (shape, dtype)."""
+    """One kernel: inputs as (shape, dtype, upper end of random integers), outputs as (shape, dtype).
+
+    A negative upper end is the value itself, negated: for shapes.
+    """
 
     op: str
     inputs: Sequence[tuple[Sequence[int], str, int]]
@@ -107,6 +111,7 @@ CASES = [
     Case("Conv", floats(BIG, (64, 1, 3, 3)), [(BIG, F)], {**PADS, "group": 64}),
     Case("ConvTranspose", floats((4, 64, 64, 64), (64, 32, 3, 3)), [((4, 32, 64, 64), F)], PADS),
     Case("ConvTranspose", floats((4, 64, 64, 64), (64, 8, 3, 3)), [((4, 32, 64, 64), F)], {**PADS, "group": 4}),
+    Case("Col2Im", [*floats((32, 512 * 9, 16)), ((2,), L, -4), ((2,), L, -3)], [((32, 512, 4, 4), F)], PADS),
     Case(
         "SoftmaxCrossEntropyLoss",
         [*floats((512, 4000)), ((512,), L, 4000)],

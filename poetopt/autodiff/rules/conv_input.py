@@ -1,18 +1,21 @@
-"""dX of a convolution: ConvTranspose, or a Conv with the flipped kernel, whole or by parts of x's channels.
+"""dX of a convolution: ConvTranspose, a Conv with the flipped kernel, or one Gemm and Col2Im; by parts of x's channels.
 
 | construction | how | workspace |
 |---|---|---|
 | transposed | ConvTranspose(dY, W) | its kernel's columns of one image: C/group taps L elements |
 | flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and a Conv's own |
+| folded | one Gemm for all images, Col2Im; two axes, no groups, opset 18 on | twice the columns of all images |
 
-Parts divide that by their number, and cost one dX for putting them together.
+Parts divide that by their number, and cost one dX for putting them together. The first two read all of W once an image,
+`folded` once: it is the fastest where an image has few positions for the size of W. Estimates are fitted to
+onnxruntime's kernels (1.31, one thread).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from poetopt.autodiff.emit import OperatorBuilder
@@ -20,20 +23,27 @@ from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, choose, steps
 from poetopt.autodiff.rules.geometry import Window, transposed
 from poetopt.graph import DTYPE_BYTES, Tensor
 
+Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
+
+COL2IM_OPSET = 18
+"""The first opset that has Col2Im."""
+
 
 def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """The gradient of x [N, C, ...], given that of the output and w [M, C/group, ...]."""
     dx_bytes = dy.shape[0] * w.shape[1] * group * math.prod(window.size) * DTYPE_BYTES[w.dtype]
-    return choose(candidates(dy, w, window, group), k.graph.floor_bytes - dy.nbytes - dx_bytes).build(k)
+    room = k.graph.floor_bytes - dy.nbytes - dx_bytes
+    return choose(candidates(dy, w, window, group, k.graph.opset), room).build(k)
 
 
-def candidates(dy: Tensor, w: Tensor, window: Window, group: int) -> Iterator[Candidate]:
+def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) -> Iterator[Candidate]:
     """Every construction that works for these shapes."""
     batch, positions = dy.shape[0], math.prod(window.out)
     item = DTYPE_BYTES[w.dtype]
     columns = w.shape[1] * window.taps * positions
     size = batch * w.shape[1] * group * math.prod(window.size)
     product = 2.0 * w.size * batch * positions / FLOPS_PER_NS
+    passes = float(batch * w.size)
     for parts in (1, 2, 4, 8):
         if parts > 1 and (group > 1 or w.shape[1] % parts):
             continue
@@ -41,10 +51,18 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int) -> Iterator[Ca
         extra = steps_ns(parts) + (0.5 * (size + w.size) if parts > 1 else 0.0)
         yield Candidate(
             f"transposed/{parts}",
-            product + 0.3 * batch * columns * group + extra,
+            max(product + 0.2 * passes, 0.47 * passes) + 0.3 * batch * columns * group + extra,
             columns * item // parts + joined + (w.nbytes // parts if parts > 1 else 0),
-            partial(_by_parts, dy=dy, w=w, window=window, group=group, parts=parts, flip=False),
+            partial(_by_parts, transposed, dy=dy, w=w, window=window, group=group, parts=parts),
         )
+        if group == 1 and _foldable(window, opset):
+            folded = batch * columns * item // parts
+            yield Candidate(
+                f"folded/{parts}",
+                product + 0.4 * w.size + 2.2 * batch * columns + extra,
+                folded + max(folded, dy.nbytes) + joined + (w.nbytes // parts if parts > 1 else 0),
+                partial(_by_parts, _folded, dy=dy, w=w, window=window, group=group, parts=parts),
+            )
         if _flippable(window):
             single = window.taps == 1
             inputs = w.shape[1] // parts
@@ -53,19 +71,23 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int) -> Iterator[Ca
             copies = (1 if single else 2) + (1 if parts > 1 else 0)
             yield Candidate(
                 f"flipped/{parts}",
-                product * (0.75 if single else 1.15) + (0.5 if single else 3.0) * w.size + extra,
+                max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + extra,
                 max(min(copies, 2) * w.nbytes // parts, w.nbytes // parts + slices) + joined,
-                partial(_by_parts, dy=dy, w=w, window=window, group=group, parts=parts, flip=True),
+                partial(_by_parts, _flipped, dy=dy, w=w, window=window, group=group, parts=parts),
             )
 
 
 def _by_parts(
-    k: OperatorBuilder, *, dy: Tensor, w: Tensor, window: Window, group: int, parts: int, flip: bool
+    build: Construction, k: OperatorBuilder, *, dy: Tensor, w: Tensor, window: Window, group: int, parts: int
 ) -> Tensor:
-    build = _flipped if flip else transposed
     bounds = [w.shape[1] * part // parts for part in range(parts + 1)]
     pieces = [build(k, dy, k.slice(w, [low], [high], [1]), window, group) for low, high in itertools.pairwise(bounds)]
     return k.concat(pieces, 1)
+
+
+def _foldable(window: Window, opset: int) -> bool:
+    # onnxruntime's Col2Im is wrong for one or three axes where one is dilated; two have a kernel of their own
+    return opset >= COL2IM_OPSET and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
 
 
 def _flippable(window: Window) -> bool:
@@ -85,3 +107,18 @@ def _flipped(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: i
     pads = [*(r - b for r, b in zip(reach, window.before, strict=True)),
             *(r - a for r, a in zip(reach, window.declared_after, strict=True))]  # fmt: skip
     return k.conv(dy, kernel, strides=window.strides, dilations=window.dilations, pads=pads, group=group)
+
+
+def _folded(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+    batch, outputs, inputs = dy.shape[0], *w.shape[:2]
+    positions = math.prod(window.out)
+    axes = range(window.rank)
+    grads = k.transpose(dy, [0, *(2 + a for a in axes), 1])
+    columns = inputs * window.taps
+    product = k.gemm(k.reshape(grads, (batch * positions, outputs)), k.reshape(w, (outputs, columns)))
+    unfolded = k.transpose(k.reshape(product, (batch, positions, columns)), [0, 2, 1])
+    return k.node(
+        "Col2Im", [unfolded, k.graph.ints(window.size), k.graph.ints(window.kernel)], (batch, inputs, *window.size),
+        w.dtype, pads=[*window.before, *window.declared_after], strides=list(window.strides),
+        dilations=list(window.dilations),
+    )  # fmt: skip
