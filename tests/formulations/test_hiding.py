@@ -15,7 +15,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-from tests.formulations.test_rows import FakePoint, activity
+from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.transfers_bruteforce import least_makespan
 from tests.problems import random_plan, random_problem
 
@@ -70,11 +70,11 @@ def test_no_plan_in_time_is_cut_off(seed: int) -> None:
                 integral=False,
             )
         )
+    items = [by_item(values) for values in in_time]
     for point in tried:
         for row in RETENTION.separate(model, point):
             if row.kind == "hiding":
-                for values in in_time:
-                    assert activity(row, model, values) <= row.upper + 1e-6
+                assert all(activity(row, value) <= row.upper + 1e-6 for value in items)
 
 
 def test_schedules_that_no_order_saves_are_caught() -> None:
@@ -102,6 +102,6 @@ def test_schedules_that_no_order_saves_are_caught() -> None:
                 continue
             late += 1
             rows = RETENTION.separate(model, FakePoint(values, integral=True))
-            caught += any(row.kind == "hiding" and activity(row, model, values) > row.upper for row in rows)
+            caught += any(row.kind == "hiding" and activity(row, by_item(values)) > row.upper for row in rows)
     assert late > 50
     assert caught > 0.2 * late, (late, caught)

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
 import pytest
-from numpy.typing import NDArray
 
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Row
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.schedule import Schedule
+from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_plan, random_problem
 
 RETENTION = formulation("retention")
-
-
-class FakePoint:
-    """Values by variable; the separators can't tell it from a solver's point."""
-
-    def __init__(self, values: list[tuple[Any, NDArray[np.float64]]], integral: bool) -> None:
-        self._values = {id(variable): array for variable, array in values}
-        self.integral = integral
-
-    def __getitem__(self, variable: Any) -> NDArray[np.float64]:
-        return self._values[id(variable)]
-
-
-def activity(row: Row, model: Any, values: list[tuple[Any, NDArray[np.float64]]]) -> float:
-    value = {id(item): array[k] for variable, array in values for k, item in enumerate(variable.values())}
-    return float(sum(c * value[id(v)] for v, c in zip(row.variables, row.coefficients, strict=True)))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -51,6 +33,7 @@ def test_rows_hold_at_every_valid_schedule(seed: int) -> None:
     model = RETENTION.build(problem, ram_bytes=ram_bytes)
     points = [values for schedule, _ in valid if (values := RETENTION.start(model, schedule)) is not None]
     assert points
+    items = [by_item(values) for values in points]
     draw = np.random.default_rng(seed)
     for _ in range(10):
         weights = draw.dirichlet(np.full(len(points), 0.4))
@@ -62,8 +45,8 @@ def test_rows_hold_at_every_valid_schedule(seed: int) -> None:
             for k in range(len(points[0]))
         ]
         for row in RETENTION.separate(model, FakePoint(mixed, integral=False)):
-            for values in points:
-                assert row.lower - 1e-9 <= activity(row, model, values) <= row.upper + 1e-9, row.kind
+            for value in items:
+                assert row.lower - 1e-9 <= activity(row, value) <= row.upper + 1e-9, row.kind
 
 
 @pytest.mark.parametrize("seed", range(40))
