@@ -1,6 +1,6 @@
 """How true a profile of this machine is: predicted against measured steps and transfers.
 
-    python -m benchmarks.profile [--model resnet18-cifar] [--ram 40%]
+    python -m benchmarks.profile [--model resnet18-cifar] [--ram 40%] [--output FILE.md]
 
 Profiles twice, solves under each profile, and runs the first plan and the store-all plan in arenas of their own, in
 turns, nine times. Run it on an idle machine: whatever else runs is measured too.
@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 
 import poetopt as po
@@ -37,6 +38,8 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18-cifar")
     parser.add_argument("--ram", default="40%")
     parser.add_argument("--time-limit", default="30s")
+    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
+    parser.add_argument("--note", default="", help="a line above the table")
     options = parser.parse_args()
     model = po.load(options.model)
     if not isinstance(model, po.Model):
@@ -44,7 +47,7 @@ def main() -> None:
     training = model.differentiate()
     begin = time.perf_counter()
     profiles = [training.profile(), training.profile()]
-    print(f"profiling: {(time.perf_counter() - begin) / 2:.1f} s")
+    rows = [row("profiling", "", f"{(time.perf_counter() - begin) / 2:.1f} s", "", "")]
     problems = [training.cost("a72", profile=profile) for profile in profiles]
     plans = []
     for problem in problems:
@@ -53,16 +56,31 @@ def main() -> None:
         plans.append(plan)
     for problem, own, other in zip(problems, plans, reversed(plans), strict=True):
         more = simulate(problem, other.instructions).energy_j / simulate(problem, own.instructions).energy_j - 1
-        print(f"the other profile's plan costs {more:+.3%} under this profile")
+        rows.append(row("the other profile's plan under this profile", "", "", f"{more:+.3%}", "2 %"))
     plan, store_all = plans[0], lay_out(plan_of(problems[0], Schedule()))
     predicted = [simulate(found).makespan_s for found in (plan, store_all)]
     measured, moved_s = measure([plan, store_all])
     for name, paper, real in zip(("scheduled", "store-all"), predicted, measured, strict=True):
-        print(f"{name} step: predicted {paper:.4f} s, measured {real:.4f} s ({real / paper - 1:+.1%})")
-    ratios = (predicted[0] / predicted[1], measured[0] / measured[1])
-    print(f"ratio: predicted {ratios[0]:.3f}, measured {ratios[1]:.3f} ({ratios[1] / ratios[0] - 1:+.1%})")
+        rows.append(compared(f"{name} step", paper, real, " s", "15 %"))
+    rows.append(compared("scheduled / store-all", predicted[0] / predicted[1], measured[0] / measured[1], "", "10 %"))
     if transfer_s := simulate(plan).transfer_s:
-        print(f"transfers: predicted {transfer_s:.5f} s, measured {moved_s:.5f} s ({moved_s / transfer_s - 1:+.1%})")
+        rows.append(compared("transfers", transfer_s, moved_s, " s", "20 %"))
+    head = row("of " + options.model + " at " + options.ram, "predicted", "measured", "off by", "wanted, at most")
+    table = "\n".join([head, "|---" * 5 + "|", *rows])
+    print(table)
+    if options.output:
+        options.output.write_text(f"{options.note}\n\n{table}\n" if options.note else f"{table}\n")
+
+
+def row(*cells: str) -> str:
+    """A row of the table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def compared(name: str, predicted: float, measured: float, unit: str, wanted: str) -> str:
+    """The row of something that was predicted."""
+    figures = (f"{predicted:.4f}{unit}", f"{measured:.4f}{unit}", f"{measured / predicted - 1:+.1%}")
+    return row(name, *figures, wanted)
 
 
 def measure(plans: Sequence[Plan]) -> tuple[list[float], float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort.profiling import Counter, profile, storage
+from poetopt.backends.ort.profiling import Counter, profile, storage, typical_seconds
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import with_profile
@@ -42,6 +42,17 @@ def test_every_operator_is_measured(name: str, tmp_path: Path) -> None:
         sum(found.operators[key].time_s for key in signatures(graph).values())
     )
     assert not any("roofline" in note for note in problem.notes)
+
+
+def test_operators_together_take_what_a_step_takes() -> None:
+    # in each of three steps another operator is interrupted: no median sees it
+    times = {"a": [1.0, 1.0, 7.0], "b": [2.0, 8.0, 2.0], "c": [9.0, 3.0, 3.0]}
+    found = typical_seconds(times, {"a": "x", "b": "y", "c": "z"})
+    assert sum(found.values()) == pytest.approx(12)
+    assert found["y"] / found["x"] == pytest.approx(2)
+    alike = typical_seconds({"a": [1.0, 1.0], "b": [1.0, 3.0]}, {"a": "x", "b": "x"})
+    assert alike == {"x": pytest.approx(1.5)}
+    assert typical_seconds({"a": [0.0]}, {"a": "x"}) == {"x": 0.0}
 
 
 def test_a_plan_of_measured_costs_is_executed(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Measuring this machine: operators where they run in a step, the storage by files, energy where the system counts it.
 
 Each operator is timed within whole training steps in an arena, as the executor runs them, so that what it reads is
-where it would be (in the cache or not) and holds what it would hold. Operators of one signature are one sample.
+where it would be (in the cache or not) and holds what it would hold. Operators of one signature are one sample; what
+whole steps take beyond the sum of those samples' medians is spread over them.
 Energy is RAPL's counter over the steps less idling, where the system lets it be read; it is too coarse for single
 operators, which get their time x that power.
 """
@@ -80,9 +81,10 @@ def profile(
         samples.setdefault(keys[name], []).extend(found)
         if (extra := spaces.get(name)) is not None:
             workspace[keys[name]] = max(extra, workspace.get(keys[name], 0))
+    seconds_of = typical_seconds(times, keys)
     operators = {
         key: OperatorProfile(
-            time_s=median(found), spread_s=quartile_spread(found), runs=len(found), workspace_bytes=workspace.get(key)
+            time_s=seconds_of[key], spread_s=quartile_spread(found), runs=len(found), workspace_bytes=workspace.get(key)
         )
         for key, found in samples.items()
     }
@@ -92,6 +94,26 @@ def profile(
         operators=operators,
         storage=storage(workdir),
     )
+
+
+def typical_seconds(times: Mapping[str, Sequence[float]], keys: Mapping[str, str]) -> Mapping[str, float]:
+    """Seconds of each signature: medians, scaled so that all operators together take what the median step took.
+
+    times
+        Seconds of each operator, by name, in each of the steps.
+    keys
+        The signature of each.
+
+    An interruption hits few of the runs of any one operator, so medians don't see it, and some operator of every
+    step: without the scale, a step would be predicted too short wherever anything else runs.
+    """
+    samples: dict[str, list[float]] = {}
+    for name, found in times.items():
+        samples.setdefault(keys[name], []).extend(found)
+    medians = {key: median(found) for key, found in samples.items()}
+    together = sum(medians[keys[name]] for name in times)
+    whole = median(map(sum, zip(*times.values(), strict=True)))
+    return {key: value * whole / together for key, value in medians.items()} if together > 0 else medians
 
 
 def storage(workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9) -> StorageProfile:
