@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.backends.ort.checks import Checks
 from poetopt.files import replacing
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution:
+class Execution(Checks):
     """A scheduled step beside ordinary training on the same batch.
 
     bit_identical
@@ -77,16 +78,6 @@ class Execution:
     versions: Mapping[str, str]
     results: Mapping[str, Array] = field(repr=False, compare=False)
     batch: Mapping[str, Array] = field(repr=False, compare=False)
-
-    @property
-    def within_budget(self) -> bool:
-        """Whether the measured peak keeps the budget; true where it could not be measured."""
-        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
-
-    @property
-    def ok(self) -> bool:
-        """Whether the execution passed all checks."""
-        return self.bit_identical and self.within_budget
 
     @property
     def message(self) -> str:

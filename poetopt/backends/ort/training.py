@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.ort.checks import Checks
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.backends.ort.executor import graph_of, paged_bytes, taken_bytes
@@ -44,7 +45,7 @@ SLICE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRun:
+class TrainingRun(Checks):
     """What so many steps with a schedule showed.
 
     steps, lr, momentum
@@ -86,16 +87,6 @@ class TrainingRun:
     reference_step_s: float
     bytes_paged: int
     values: Mapping[str, Array] = field(repr=False, compare=False)
-
-    @property
-    def within_budget(self) -> bool:
-        """Whether the measured peak keeps the budget; true where it could not be measured."""
-        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
-
-    @property
-    def ok(self) -> bool:
-        """Whether all checks passed."""
-        return self.bit_identical and self.within_budget
 
     @property
     def message(self) -> str:

@@ -1,0 +1,29 @@
+"""What every run of a plan is checked for: its bits, and its budget."""
+
+from __future__ import annotations
+
+
+class Checks:
+    """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
+
+    bit_identical
+        Whether all results are bit for bit those of ordinary training.
+    budget_bytes
+        What the plan had to keep to.
+    measured_peak_bytes
+        What it took; None where the platform can't measure it.
+    """
+
+    bit_identical: bool
+    budget_bytes: int
+    measured_peak_bytes: int | None
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak keeps the budget; true where it could not be measured."""
+        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run passed all checks."""
+        return self.bit_identical and self.within_budget
