@@ -20,8 +20,8 @@ from pathlib import Path
 import poetopt as po
 from poetopt.engine.least import least_ram
 from poetopt.engine.loop import solve
-from poetopt.engine.order import Precedence
-from poetopt.engine.ordered import solve_ordered
+from poetopt.engine.orders.precedence import Precedence
+from poetopt.engine.orders.solve import solve_ordered
 from poetopt.engine.solution import Options, OrderFound, Solution
 from poetopt.problem import Problem
 from poetopt.units import show_share

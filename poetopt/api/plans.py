@@ -36,7 +36,7 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
     Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
     for one that can't be read.
     """
-    from poetopt.engine.order import reordered_like
+    from poetopt.engine.orders.precedence import reordered_like
     from poetopt.plan import codec
 
     shown = os.fspath(path)

@@ -108,7 +108,7 @@ def solve(
     if options.ram_bytes <= 0 and ram is None:
         report = Report(problem=problem, solution=_no_room(problem, options))
     elif searching:
-        from poetopt.engine.ordered import solve_ordered
+        from poetopt.engine.orders.solve import solve_ordered
 
         used, solution = solve_ordered(problem, options, listener)
         report = Report(problem=used, solution=solution)

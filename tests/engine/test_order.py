@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import poetopt as po
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.engine.order import Precedence, reordered, reordered_like, schedule_from, schedule_into
-from poetopt.engine.order_search import judge, live_bytes, search_order
-from poetopt.engine.ordered import solve_ordered
+from poetopt.engine.orders.precedence import Precedence, reordered, reordered_like, schedule_from, schedule_into
+from poetopt.engine.orders.search import judge, live_bytes, search_order
+from poetopt.engine.orders.solve import solve_ordered
 from poetopt.engine.solution import Options, Status
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.codec import decode_compact, encode_compact

@@ -13,7 +13,7 @@ import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.engine.order import Precedence, reordered
+from poetopt.engine.orders.precedence import Precedence, reordered
 from poetopt.plan import codec
 from poetopt.problem import Problem
 from tests.autodiff.build import graph

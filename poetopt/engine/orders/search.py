@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.order import Precedence, reordered
+from poetopt.engine.orders.precedence import Precedence, reordered
 from poetopt.engine.solution import Options
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.memory import tight_stages

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.loop import solve
-from poetopt.engine.order import reordered, schedule_from, schedule_into
-from poetopt.engine.order_search import search_order
+from poetopt.engine.orders.precedence import reordered, schedule_from, schedule_into
+from poetopt.engine.orders.search import search_order
 from poetopt.engine.solution import OPTIMAL_GAP, Listener, Options, OrderFound, Progress, Solution, Status
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
