@@ -28,9 +28,11 @@ lint: $(TESTED)
 bench: $(TESTED)
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
 
-# The pages in build/docs, with every notebook executed anew; a warning is an error. Nothing is fetched.
+# The pages in build/docs, with every notebook executed anew; a warning is an error. Nothing is fetched. The README's
+# tour is run again as well, and must print what the README shows, figures aside.
 docs: $(TESTED)
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 2 -b html -d build/doctrees docs build/docs
+	$(BIN)/python docs/tour.py --check
 	@echo 'build/docs/index.html'
 
 # Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.

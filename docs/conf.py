@@ -1,7 +1,7 @@
 """Sphinx's configuration: `make docs` builds these pages into build/docs, with every notebook executed.
 
-Nothing is fetched: there are no intersphinx inventories, and links to elsewhere are not followed. The pages
-themselves load MathJax when they are read; without a network equations show as TeX.
+Nothing is fetched, neither when they are built nor when they are read: there are no inventories of other
+projects, and equations are MathML.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pygments.lexers.special import TextLexer  # type: ignore[import-untyped]
 
 import poetopt
 
@@ -20,11 +23,12 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 project = "poetopt"
 author = "the poetopt contributors"
 version = release = poetopt.__version__
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "myst_nb"]
+extensions = ["sphinx.ext.autodoc", "myst_nb", "mathml"]
 exclude_patterns = ["examples", "images/README.md"]
 default_role = "literal"
 nitpicky = True
@@ -48,11 +52,14 @@ autodoc_class_signature = "mixed"
 add_module_names = False
 python_maximum_signature_line_length = 88
 
+html_math_renderer = "mathml"
 html_theme = "alabaster"
 html_title = "poetopt"
 html_static_path = ["_static"]
 html_css_files = ["poetopt.css"]
 html_show_sourcelink = False
+html_show_copyright = False
+html_show_sphinx = False
 html_theme_options = {
     "description": "Training on devices with too little RAM: planned, proven, executed",
     "page_width": "1180px",
@@ -66,10 +73,23 @@ html_theme_options = {
 html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
 
 
-def _own_kernel() -> None:
+_SHELL = """
+import subprocess
+from IPython.core.magic import register_cell_magic
+
+@register_cell_magic
+def sh(line, cell):
+    # IPython's own prints what comes in pieces of 100 bytes, and the pages would have lines that end there.
+    ended = subprocess.run(["sh", "-ec", cell], capture_output=True, text=True)
+    print(ended.stdout + ended.stderr, end="")
+    ended.check_returncode()
+"""
+
+
+def _own_kernel() -> Path:
     """Let notebooks run on the interpreter that builds the pages, whatever kernels are installed on this machine.
 
-    All that Jupyter and IPython write goes into a folder of this build's own.
+    All that Jupyter and IPython write goes into a folder of this build's own, which is returned.
     """
     place = Path(tempfile.mkdtemp(prefix="poetopt-docs-"))
     kernel = place / "kernels" / "python3"
@@ -78,6 +98,9 @@ def _own_kernel() -> None:
     (kernel / "kernel.json").write_text(
         json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}), encoding="utf-8"
     )
+    startup = place / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "shell.py").write_text(_SHELL, encoding="utf-8")
     os.environ.update(
         JUPYTER_PATH=str(place),
         JUPYTER_DATA_DIR=str(place / "data"),
@@ -87,6 +110,7 @@ def _own_kernel() -> None:
         POETOPT_ROOT=str(ROOT),
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     )
+    return place
 
 
 def _listed(rows: list[str], indent: str) -> list[str]:
@@ -105,6 +129,8 @@ _TERM = re.compile(r"^(\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*)$")
 
 def _as_written(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Read docstrings as they are written here: `name` above an indented text, and indented code."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines[:] = []
     done: list[str] = []
     table: list[str] = []
     last = ""
@@ -142,8 +168,10 @@ def _downloads(app: Sphinx, name: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
+    app.add_lexer("csv", TextLexer)
     app.connect("source-read", _downloads)
     app.connect("autodoc-process-docstring", _as_written)
+    app.connect("build-finished", lambda app, error: shutil.rmtree(_PLACE, ignore_errors=True))
 
 
-_own_kernel()
+_PLACE = _own_kernel()

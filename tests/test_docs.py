@@ -1,0 +1,190 @@
+"""The pages: links lead somewhere, commands and options exist, and what they tell people to type works.
+
+Notebooks are executed by `make docs`; here it is held that they have nothing else to type.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.cli import invoke
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
+EXTENSION = ROOT / "docs" / "examples" / "extension"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *NOTEBOOKS,
+    *sorted((ROOT / "docs" / "api").glob("*.md")),
+    EXTENSION / "README.md",
+]
+TYPED = [page for page in PAGES if page not in NOTEBOOKS]
+
+ELSEWHERE = {
+    "poetopt inspect resnet18-cifar --device a72": "docs/tour.py --check",
+    "poetopt solve resnet18-cifar --device a72 --ram 40% --deadline 1.5x -o plan.json": "docs/tour.py --check",
+    "poetopt run plan.json": "docs/tour.py --check",
+    "poetopt solve resnet18-cifar --device a72 --ram 5MB": "docs/tour.py --check",
+    "make demo": "the first two commands of docs/tour.py, through make",
+    "make test": "this is it",
+    "make docs": "what builds the pages",
+    "pip install 'poetopt[dask]'": "make test installs that extra",
+    "poetopt sweep sweep.toml": "minutes; tests/sweep runs small files",
+    "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
+    "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/sweep",
+    "python -m benchmarks.paper.measure --limit 5": "an hour",
+    "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
+    "pip install .": "make extension",
+    "poetopt formulations --show wakeups": "make extension",
+    "poetopt solve resnet18-cifar --device a72 --ram 50% --with wakeups=4 --backend highs-single": "make extension",
+    "python -m pytest": "make extension",
+}
+"""What is typed on a page and not executed here, and where it is."""
+
+
+def named(page: Path) -> str:
+    """For pytest's output."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def text(page: Path) -> str:
+    """What is in it."""
+    return page.read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def typed(page: Path) -> list[str]:
+    """The commands of a page's indented and fenced blocks, without comments."""
+    found = re.findall(r"^(?: {4}|\$ )((?:poetopt|python|make|pip) [^\n]*)", text(page), flags=re.MULTILINE)
+    return [shlex.join(shlex.split(line, comments=True)) for line in found]
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    kept = re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).strip().lower())
+    return kept.replace(" ", "-")
+
+
+def broken(page: Path) -> list[str]:
+    """The relative links of a page that lead nowhere."""
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        headings = re.findall(r"^#+ (.+)$", prose(file), flags=re.MULTILINE) if anchor and file.exists() else []
+        if not file.exists() or (anchor and anchor not in map(slug, headings)):
+            wrong.append(target)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `two`\n[a](#one-two) [b](#three) [c](gone.md) [d](page.md#one-two) [e](https://x.example)\n")
+    assert broken(page) == ["#three", "gone.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_paths_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:docs|tests|benchmarks|poetopt)/[\w./-]+)`", prose(page)):
+        assert any((place / name).exists() for place in (ROOT, EXTENSION)), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_and_options_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    offered: dict[str, str] = {}
+    fenced = "\n".join(re.findall(r"^```.*?^```", text(page), flags=re.DOTALL | re.MULTILINE))
+    lines = re.findall(r"^poetopt ([a-z-]+)([^`\n]*)", fenced, flags=re.MULTILINE)
+    lines += re.findall(r"(?:`|^ {4}|^\$ )poetopt ([a-z-]+)([^`\n]*)", text(page), flags=re.MULTILINE)
+    for command, rest in lines:
+        if command not in offered:
+            assert invoke([command, "--help"]) == 0, command
+            offered[command] = capsys.readouterr().out
+        for option in re.findall(r"(?<!\w)--[a-z-]+", rest.partition("#")[0]):
+            assert option in offered[command], f"{command} {option}"
+
+
+def test_what_is_run_elsewhere_is_typed_somewhere() -> None:
+    everything = {command for page in TYPED for command in typed(page)}
+    assert set(ELSEWHERE) <= everything
+    for command in everything:
+        if command.startswith("python -m benchmarks"):
+            assert importlib.util.find_spec(command.split()[2]) is not None
+
+
+@pytest.mark.parametrize("page", TYPED, ids=named)
+def test_what_is_typed_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = [command for command in typed(page) if command not in ELSEWHERE]
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```csv\n(operator,.*?)```", text(page), flags=re.DOTALL):
+        Path("board.csv").write_text(block, encoding="utf-8")
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "poetopt", f"{page.name}: nothing runs `{command}`: run it here, or say where it is"
+        assert invoke(arguments) == 0, command
+
+
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=named)
+def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
+    content = text(page)
+    assert content.startswith("---\njupytext:\n")
+    assert "```{code-cell} ipython3\n" in content
+    assert typed(page) == []
+    marked = re.findall(r"^```(\S+)", content, flags=re.MULTILINE)
+    assert set(marked) <= ({"{code-cell}", "python"} if page.stem == "your-model" else {"{code-cell}"})
+    for cell in re.findall(r"^```{code-cell} ipython3\n(.*?)^```$", content, flags=re.DOTALL | re.MULTILINE):
+        code = re.sub(r"^:tags:.*\n+", "", cell)
+        if not code.startswith("%%"):
+            compile(code, page.name, "exec")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", text(ROOT / "docs/notebooks/your-model.md"), re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "your-model.md", "exec"), {})
+    loaded = po.load("net.onnx")
+    assert isinstance(loaded, po.Model)
+    problem = loaded.differentiate(loss="cross-entropy").cost("rp2350")
+    assert po.execute(po.solve(problem, ram="100%")).bit_identical
+
+
+def test_equations_are_mathml() -> None:
+    pytest.importorskip("docutils")
+    from docs.mathml import mathml
+    from poetopt import formulations
+    from poetopt.formulations.mathematics import mathematics
+
+    shown: Callable[[str], list[str]] = re.compile(r"\$\$(.+?)\$\$", re.DOTALL).findall
+    for name in formulations.names():
+        for block in formulations.formulation(name).blocks:
+            for tex in shown(mathematics(block)):
+                assert mathml(tex, block=True).startswith("<math")
+
+
+def test_the_wheel_has_no_pages() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["poetopt"]}
