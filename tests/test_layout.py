@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -88,6 +89,12 @@ def test_imports_go_upstream(path: Path) -> None:
             if imported == "__version__":
                 continue
             assert RANK[imported] <= RANK[part], f"{path} imports {name}, which is downstream of {part}"
+
+
+def test_the_readme_shows_every_folder_of_the_package() -> None:
+    layout = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Layout")[2].partition("\n\nData flows")[0]
+    shown = set(re.findall(r"\b(\w+)/", layout)) - {"poetopt", "tests", "docs", "benchmarks"}
+    assert shown == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
 def test_tests_do_not_import_through_the_links() -> None:
