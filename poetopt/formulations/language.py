@@ -222,9 +222,10 @@ class Formulation:
     depth
         With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
     beyond
-        Optional, with deepening: (model, an inner scope, the blocks whose late rows its proof may rest on) -> a row that says that a schedule takes at least one decision
-        which the inner scope hasn't, without variables where there is none; None where a schedule that takes none may
-        still be better than all of the inner scope. What is proven inside need then not be searched again.
+        Optional, with deepening: (model, an inner scope, the blocks whose late rows its proof may rest on) -> a row
+        that says that a schedule takes at least one decision which the inner scope hasn't, without variables where
+        there is none; None where a schedule that takes none may still be better than all of the inner scope. What is
+        proven inside need then not be searched again.
     strict
         Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.

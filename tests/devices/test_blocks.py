@@ -78,7 +78,7 @@ def test_the_same_bits() -> None:
 
 def test_a_plan_of_blocks_is_found_again_and_executed(tmp_path: Path) -> None:
     _, coarse = both("bert-tiny")
-    report = po.solve(coarse.cost("a72"), ram="60%", time_limit="5s")
+    report = po.solve(coarse.cost("a72"), ram="60%", time_limit="5s", gap="100%")
     assert report.to_dict()["granularity"] == "block"
     assert report.to_dict()["blocks"] == sum(bool(o.members) for o in coarse.graph.operators)
     path = tmp_path / "plan.json"
