@@ -33,10 +33,13 @@ def renewed(page: str) -> str:
 
 
 def changes(page: str, now: str) -> list[str]:
-    """The commands whose output has other rows, or (where it is a message) other words, than the page has."""
+    """The commands whose output has other rows, or (where it is a message) other words, than the page has.
+
+    Notes may differ: a busy machine leaves one on what it had no time for.
+    """
     found = []
     for was, is_now in zip(MARK.finditer(page), MARK.finditer(now), strict=True):
-        rows, rows_now = LABEL.findall(was[0]), LABEL.findall(is_now[0])
+        rows, rows_now = ([row for row in LABEL.findall(match[0]) if row != "note"] for match in (was, is_now))
         words, words_now = (re.sub(r"[\d,.]+", "0", match[0]) for match in (was, is_now))
         if rows != rows_now or (not rows and words != words_now):
             found.append(f"poetopt {was[1]}")
