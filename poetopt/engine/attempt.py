@@ -168,13 +168,14 @@ def _integer(
         best = run.incumbent.best
         if exact and best is not None:
             session.tighten(best.value)
+        start = _start(run, chosen, model, beyond) if Capability.WARM_START in session.capabilities else None
         cutoff = None
-        if best is not None and Capability.CUTOFF in session.capabilities:
+        if best is not None and start is None and Capability.CUTOFF in session.capabilities:
             cutoff = best.value * (1 - CUTOFF_MARGIN)
         found = session.search(
             time_limit_s=run.remaining_s,
             gap=run.options.gap / 2,
-            start=_start(run, chosen, model, beyond) if Capability.WARM_START in session.capabilities else None,
+            start=start,
             on_point=improving,
             on_bound=lambda value: bound(min(value, run.incumbent.value or value), "search"),
             cutoff=cutoff,
