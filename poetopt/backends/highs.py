@@ -199,8 +199,8 @@ class HighsSession(MatrixSession):
         objective = self._objective(info.objective_function_value) if found is not None else math.inf
         outcome = Outcome.OPTIMAL if status == highspy.HighsModelStatus.kOptimal else Outcome.STOPPED
         if outcome is Outcome.OPTIMAL and cutoff is not None and not frozen:
-            # What the cutoff closed isn't in HiGHS's own bound. A solution that isn't better, and wasn't given, says that
-            # the search came to its end; else it may have ended within the gap.
+            # What the cutoff closed isn't in HiGHS's own bound. A solution that isn't better, and wasn't given, says
+            # that the search came to its end; else it may have ended within the gap.
             ended = start is None and objective >= cutoff
             self._bound = max(self._bound, cutoff if ended else min(cutoff, objective - gap * abs(objective)))
         return Search(outcome, found, objective, self._bound)
