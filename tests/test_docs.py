@@ -31,11 +31,11 @@ PAGES = [
 TYPED = [page for page in PAGES if page not in NOTEBOOKS]
 
 ELSEWHERE = {
-    "poetopt inspect resnet18-cifar --device a72": "docs/tour.py --check",
-    "poetopt solve resnet18-cifar --device a72 --ram 40% --deadline 1.5x -o plan.json": "docs/tour.py --check",
-    "poetopt run plan.json": "docs/tour.py --check",
-    "poetopt solve resnet18-cifar --device a72 --ram 5MB": "docs/tour.py --check",
-    "make demo": "the first two commands of docs/tour.py, through make",
+    "poetopt inspect resnet18-cifar --device a72": "make tour",
+    "poetopt solve resnet18-cifar --device a72 --ram 40% --deadline 1.5x -o plan.json": "make tour",
+    "poetopt run plan.json": "make tour",
+    "poetopt solve resnet18-cifar --device a72 --ram 5MB": "make tour",
+    "make demo": "the first two commands of the tour, through make",
     "make test": "this is it",
     "make docs": "what builds the pages",
     "pip install 'poetopt[dask]'": "make test installs that extra",
