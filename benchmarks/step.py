@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,8 +79,8 @@ def measure(case: Case, runs: int) -> str:
     def by_torch() -> object:
         for name in graph.trained:
             weights[name].grad = None
-        loss = torch.nn.functional.cross_entropy(NETWORKS[case.name](weights, inputs[:-1]), inputs[-1])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss: Any = torch.nn.functional.cross_entropy(NETWORKS[case.name](weights, inputs[:-1]), inputs[-1])
+        loss.backward()
         return loss
 
     plan = lay_out(plan_of(training.cost("a72"), Schedule()))

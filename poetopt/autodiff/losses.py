@@ -22,6 +22,8 @@ from poetopt.autodiff.registry import is_float
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Graph, Operator, Role, Tensor
 
+HALF = frozenset({"float16", "bfloat16"})
+"""Cross-entropy of these is computed in float32, as is usual: a sum of exponentials overflows early."""
 LOSSES = ("auto", "cross-entropy", "mse", "none")
 
 
@@ -139,6 +141,9 @@ def _cross_entropy(y: Tensor, forward: tuple[Operator, ...], builder: GraphBuild
     labels = builder.tensor(builder.unique("labels"), shape, "int64", Role.INPUT)
     logits, remark = _logits(y, axis, forward, builder)
     operators: list[Operator] = []
+    if logits.dtype in HALF:
+        draft = _start(builder, "loss.single", "Cast")
+        operators.append(_done(draft, logits := draft.cast(logits, "float32")))
     scores, classes = logits, labels
     if axis != 1:
         rows = math.prod(shape)
@@ -148,8 +153,8 @@ def _cross_entropy(y: Tensor, forward: tuple[Operator, ...], builder: GraphBuild
                 operators.append(_done(draft, view := draft.reshape(tensor, flat)))
                 scores, classes = (view, classes) if tensor is logits else (scores, view)
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss")
-    loss = draft.out((), y.dtype, "loss", Role.LOSS)
-    log_prob = draft.out(scores.shape, y.dtype, "loss.log_prob")
+    loss = draft.out((), scores.dtype, "loss", Role.LOSS)
+    log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
     if len(scores.shape) == 2:
         # the op of that name in two parts, because its kernel takes twice the scores for itself
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)

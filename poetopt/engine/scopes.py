@@ -47,7 +47,11 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         before = run.incumbent.value
         run.bound = 0.0
         inner = last if last is not None and (last.closed or last.infeasible) else None
-        last = search_scope(run, chosen, scope, inner)
+        try:
+            last = search_scope(run, chosen, scope, inner)
+        except KeyboardInterrupt:
+            run.interrupted = True
+            return _interrupted(run, scope, last)
         if not automatic:
             continue
         if last.closed:
@@ -65,6 +69,15 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     if last is None:
         raise AssertionError("no scope was tried")
     return _better_claim(proven, last, run.options.gap)
+
+
+def _interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
+    """What is known of the scope at hand or, where that is nothing yet, of the last one with the plan found since."""
+    value = run.incumbent.value
+    if run.bound <= 0 and last is not None and not last.infeasible:
+        run.bound = last.bound if value is None else min(last.bound, value)
+        return replace(last, bound=run.bound, value=value, closed=run.closed(run.options.gap))
+    return Proof(scope, run.scope, run.bound, False, value, run.closed(run.options.gap))
 
 
 def _better_claim(proven: Proof | None, last: Proof, gap: float) -> Proof:

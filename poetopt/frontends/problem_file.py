@@ -14,6 +14,8 @@ from pathlib import Path
 from poetopt.errors import DeviceError, ModelError
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
+LARGEST = 1e300
+"""Costs must stay below it: sums of them have to be finite."""
 COSTS = ("compute_s", "compute_j", "page_in_s", "page_in_j", "page_out_s", "page_out_j")
 
 
@@ -157,11 +159,17 @@ def _nodes(source: str, value: object) -> tuple[_Node, ...]:
 
 
 def _size(source: str, where: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ModelError(f"{source}: {where} must be a number of bytes >= 0, not {value!r}")
-    if value != int(value) or value > 2**53:
-        raise ModelError(f"{source}: {where} must be a whole number of bytes below 2^53, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf or value < 0:
+        raise ModelError(f"{source}: {where} must be a number of bytes >= 0, not {_short(value)}")
+    if value > 2**53 or value != int(value):
+        raise ModelError(f"{source}: {where} must be a whole number of bytes below 2^53, not {_short(value)}")
     return int(value)
+
+
+def _short(value: object) -> str:
+    """A value for a message: a number may have thousands of digits."""
+    text = "a huge number" if isinstance(value, int) and abs(value) > 10**40 else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _edges(source: str, value: object, nodes: tuple[_Node, ...]) -> tuple[tuple[int, int], ...]:
@@ -201,15 +209,10 @@ def _costs(source: str, value: object, nodes: tuple[_Node, ...]) -> dict[str, di
             if not isinstance(column, list) or len(column) != len(nodes):
                 raise ModelError(f"{source}: costs['{device}'].{key} must be a list with one number a node")
             for index, number in enumerate(column):
-                if (
-                    isinstance(number, bool)
-                    or not isinstance(number, int | float)
-                    or not math.isfinite(number)
-                    or number < 0
-                ):
+                if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < LARGEST:
                     raise ModelError(
                         f"{source}: costs['{device}'].{key}[{index}] ({nodes[index].name}) must be "
-                        f"a finite number >= 0, not {number!r}"
+                        f"a finite number >= 0, not {_short(number)}"
                     )
             tables[device][key] = tuple(float(number) for number in column)
     return tables

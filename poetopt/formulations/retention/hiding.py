@@ -112,7 +112,7 @@ class _Windows:
         return cls(
             own_s=np.array([operator.time_s for operator in problem.operators]),
             kept=kept,
-            fixed=np.array([problem.working_set_bytes(t) for t in range(count)], dtype=float),
+            fixed=space.working_set_bytes,
             in_tensor=space.point_tensor[paged],
             in_after=last_real[paged],
             in_before=space.point_stage[paged],

@@ -17,7 +17,7 @@ term that attains it at the point cut off: any choice is a valid row.
 
 | symbol | attribute | unit  | meaning                                      |
 |--------|-----------|-------|----------------------------------------------|
-| $m_i$  | -         | bytes | size of a tensor (rows are in `memory_unit`s) |
+| $m_i$  | -         | bytes | what a tensor takes of the arena (rows are in `memory_unit`s) |
 | $w_j$  | -         | bytes | workspace of an operator                     |
 
 Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that may be freed at any moment.
@@ -60,7 +60,7 @@ def _build(block: PyomoBlock) -> None:
             if not space.point_real[e] and not space.point_last[e]:
                 variables.append(k[e + 1])
                 coefficients.append(size[tensor[e]])
-        room = (budget - space.problem.working_set_bytes(t)) / unit
+        room = (budget - float(space.working_set_bytes[t])) / unit
         if sum(coefficients) <= room:
             return pyo.Constraint.Skip
         if not variables:
@@ -130,7 +130,7 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
     for t in range(len(space.problem.operators)):
         unread = (e for e in space.points_at.get(t, ()) if not space.point_real[e] and not space.point_last[e])
         kept = sum(float(k[e + 1] * space.tensor_bytes[space.point_tensor[e]]) for e in unread)
-        if spanned[t] + kept + space.problem.working_set_bytes(t) >= full:
+        if spanned[t] + kept + float(space.working_set_bytes[t]) >= full:
             found.add(t)
     found.update(live.t for live, nbytes in _recomputes(model.memory, point) if nbytes >= full)
     return tuple(sorted(found))
@@ -151,7 +151,7 @@ class _Instant:
         operator = space.problem.operators[j]
         size = space.tensor_bytes
         if operator.workspace_bytes:
-            self._add(operator.workspace_bytes, [(again[x], float(r[x]))])
+            self._add(float(space.workspace_bytes[j]), [(again[x], float(r[x]))])
         allowed = space.recomputes_at[t]
         outputs = set(operator.outputs)
         for e in space.points_at[t]:

@@ -59,15 +59,37 @@ class RetentionSpace:
     page_point: Ints
     page_index: Ints
 
-    @property
+    @cached_property
     def room_bytes(self) -> int:
-        """The budget without what kernels allocate beside the arena."""
-        return self.limits.ram_bytes - self.problem.reserve_bytes
+        """Bytes of the arena: the budget without what kernels allocate beside it.
+
+        Buffers start at multiples of the alignment, so that each has a whole number of slots of its own, and the last
+        one may reach beyond the arena's end. More than a multiple of all sizes is of no use.
+        """
+        room = self._slots(self.limits.ram_bytes - self.problem.reserve_bytes)
+        unit = int(self.memory_unit)
+        return room // unit * unit
 
     @cached_property
     def tensor_bytes(self) -> Floats:
-        """(n_tensors,) sizes in bytes."""
-        return np.array([tensor.nbytes for tensor in self.problem.tensors], dtype=float)
+        """(n_tensors,) what each takes of the arena."""
+        return np.array([self._slots(tensor.nbytes) for tensor in self.problem.tensors], dtype=float)
+
+    @cached_property
+    def workspace_bytes(self) -> Floats:
+        """(n_operators,) what each workspace takes of the arena."""
+        return np.array([self._slots(operator.workspace_bytes) for operator in self.problem.operators], dtype=float)
+
+    @cached_property
+    def working_set_bytes(self) -> Floats:
+        """(n_operators,) what inputs, outputs and workspace take of the arena."""
+        sums = [
+            float(self.tensor_bytes[[*operator.inputs, *operator.outputs]].sum()) for operator in self.problem.operators
+        ]
+        return np.array(sums) + self.workspace_bytes
+
+    def _slots(self, nbytes: int) -> int:
+        return -(-nbytes // self.problem.alignment) * self.problem.alignment
 
     @cached_property
     def point_of(self) -> dict[tuple[int, int], int]:
@@ -107,10 +129,9 @@ class RetentionSpace:
 
     @cached_property
     def memory_unit(self) -> float:
-        """Bytes that one unit in a memory row stands for: the sizes' greatest common divisor."""
-        sizes = [tensor.nbytes for tensor in self.problem.tensors]
-        sizes += [operator.workspace_bytes for operator in self.problem.operators]
-        return float(math.gcd(*sizes) or 1)
+        """Bytes that one unit in a memory row stands for: the greatest common divisor of what is in the arena."""
+        sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
+        return float(math.gcd(*map(int, sizes)) or 1)
 
 
 def recomputable_stages(problem: Problem, scope: str, remat: bool) -> tuple[Flags, str]:
