@@ -7,7 +7,6 @@ Figures are in the model's own units; a session may scale internally.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.language import Row
 
@@ -287,10 +287,7 @@ def backend(name: str | Backend) -> Backend:
                 package = point.dist.name if point.dist is not None else point.value
                 raise _absent(name, f"pip install --force-reinstall {package}", error) from error
             return loaded
-    close = difflib.get_close_matches(name, names(), n=2) or names()
-    raise BackendUnavailableError(
-        f"unknown backend '{name}': there are {', '.join(names())}; closest: {' or '.join(close)}"
-    )
+    raise BackendUnavailableError(f"unknown backend '{name}': there are {', '.join(names())}{closest(name, names())}")
 
 
 def _absent(name: str, command: str, error: Exception) -> BackendUnavailableError:

@@ -43,14 +43,14 @@ def solve(
     Raises FormulationError and BackendUnavailableError for options that don't exist.
     """
     begin = time.monotonic()
-    solution = _solve(problem, options, listener, starts)
+    solution = search(problem, options, listener, starts)
     if solution.plan is not None or solution.interrupted:
         return solution
     # What would help is worth a few seconds, but not the limit that was asked for.
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    helped = replace(solution, **remedies(problem, options, _solve, min(SEARCH_S, max(0.0, spare))))
+    helped = replace(solution, **remedies(problem, options, search, min(SEARCH_S, max(0.0, spare))))
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    why = explain(problem, options, helped, _solve, min(WHY_S, max(0.0, spare)))
+    why = explain(problem, options, helped, search, min(WHY_S, max(0.0, spare)))
     return replace(
         helped,
         why=why.says,
@@ -59,10 +59,10 @@ def solve(
     )
 
 
-def _solve(
+def search(
     problem: Problem, options: Options, listener: Listener | None = None, starts: Sequence[Schedule] = ()
 ) -> Solution:
-    """The same without a word of what would help."""
+    """The same without a word of what would help where there is no schedule."""
     chosen = formulation_of(options.formulation)
     run = Run(problem, options, listener)
     backend(options.backend)  # says at once where there is none

@@ -98,7 +98,7 @@ def _remedies(solution: Solution, said: str) -> list[str]:
         known.append(f"a schedule with just that is known (--ram {least})")
     elif least is not None and f"{least:,}" not in said:
         known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
-    if bound is not None and bound != least and f"{bound:,}" not in said:
+    if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no schedule has less than {bound:,} bytes")
     if deadline is not None and f"{deadline:.6g}" not in said:
         known.append(f"the shortest feasible deadline is {deadline:.6g} s")
