@@ -36,6 +36,7 @@ def sweep(
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
     from poetopt.files import write_atomically
     from poetopt.report.sweep import sweep_csv, sweep_lines
+    from poetopt.sweep.evaluate import ERROR
     from poetopt.sweep.run import sweep as run
 
     check_outputs([file], {"-o": out, "--csv": csv, "--json": json})
@@ -50,6 +51,11 @@ def sweep(
         raise ExecutionError(
             f"{len(found.lost)} of {found.total} points have no row (the first: {point}: {reason}); give the same "
             "command again to try them again"
+        )
+    if found.rows and all(row["status"] == ERROR for row in found.rows):
+        raise ExecutionError(
+            f"all {len(found.rows)} rows are errors (the first: {found.rows[0]['reason']}); correct the "
+            "sweep, and give another -o, as these rows stay"
         )
     return 0
 

@@ -156,17 +156,28 @@ def _deadlines(front: DeadlineFront, path: str | os.PathLike[str]) -> Figure:
 
 
 def _band(axes: Axes, problem: Problem, points: Sequence[Point], limits: Sequence[float]) -> None:
-    """The plans, their bounds, and between them where the front is proven to lie."""
+    """The plans, their bounds, and between them where the front lies, by proofs that each hold in a point's scope."""
     base = problem.baseline_energy_j or 1.0
     energy = [100 * point.overhead_j / base for point in points]
     bound = [100 * point.overhead_bound_j / base for point in points]
     _overhead_scale(axes, [value for value in energy if value])
     # Between two limits: at most what the smaller one takes, at least what is proven for the larger one.
     for k, (left, right) in enumerate(itertools.pairwise(limits)):
-        label = "" if k else "where the front is proven to lie"
+        label = "" if k else _proof(points)
         axes.fill_between([left, right], bound[k + 1], energy[k], color="#d4d4d4", linewidth=0, label=label)
     axes.plot(limits, energy, color="black", marker="o", linewidth=1.8, label="best plan", drawstyle="steps-post")
     axes.plot(limits, bound, color="#555555", marker="_", linestyle="none", markersize=10, label="bound")
+
+
+def _proof(points: Sequence[Point]) -> str:
+    """In which scopes the bounds of the band hold: `within each point's scope (depth<=4 to depth<=12)`."""
+    # Store-all needs no bound. Shorter names first: depth<=4 before depth<=12.
+    names = sorted({point.scope for point in points} - {"store-all"}, key=lambda name: (len(name), name))
+    if not names:
+        return "where the front is proven to lie"
+    if len(names) == 1:
+        return f"proven within the scope {names[0]}"
+    return f"proven within each point's scope\n({names[0]} to {names[-1]})"
 
 
 def _limit(axes: Axes, place: float, words: str) -> None:

@@ -173,8 +173,11 @@ def _list(
         raise OptionError(f"{shown}: {key} is empty: then there are no points; name at least one")
     for entry in entries:
         if not isinstance(entry, kinds) or isinstance(entry, bool):
-            words = " or ".join({str: "text", dict: "a table", int: "a number"}.get(kind, "a number") for kind in kinds)
-            raise OptionError(f"{shown}: {key}: {entry!r} must be {words}")
+            # Where fractions are allowed too, whole numbers needn't be named.
+            words = {str: "text", dict: "a table", int: "" if float in kinds else "a whole number", float: "a number"}
+            must = " or ".join(words[kind] for kind in kinds if words[kind])
+            hint = ' (bytes); a share is text, as in "50%"' if key == "ram" else ""
+            raise OptionError(f"{shown}: {key}: {entry!r} must be {must}{hint}")
     return entries
 
 
@@ -247,7 +250,7 @@ def _settings(shown: str, table: Mapping[str, object]) -> Settings:
     if scope not in ("auto", "forward", "full") and not (kind == "depth" and depth.isdecimal()):
         raise OptionError(f"{shown}: scope = {scope!r} must be auto, depth:D (as in depth:4), forward or full")
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
-        raise OptionError(f"{shown}: threads = {threads!r} must be a whole number; 0 lets the solver choose")
+        raise OptionError(f"{shown}: threads = {threads!r} must be a whole number from 0 on; 0 lets the solver choose")
     return Settings(
         time_limit_s=parse_time(_plain(shown, table, "time_limit", TIME_LIMIT), option=f"{shown}: time_limit"),
         gap=parse_fraction(_plain(shown, table, "gap", 1e-3), option=f"{shown}: gap"),

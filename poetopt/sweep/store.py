@@ -132,6 +132,11 @@ def _prepare(connection: sqlite3.Connection, shown: str, keys: set[str]) -> None
     if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
         raise OptionError(f"{shown}: a database, but not the results of a sweep; give another path with -o")
     about = dict(connection.execute("SELECT name, value FROM about"))
+    if not {"format", "version"} <= about.keys():
+        raise OptionError(
+            f"{shown}: damaged: its table 'about' doesn't say which format and version wrote it; give another path "
+            "with -o"
+        )
     if about["format"] != str(FORMAT) or about["version"] != __version__:
         raise OptionError(
             f"{shown}: written by poetopt {about['version']} (format {about['format']}), this is {__version__} (format "

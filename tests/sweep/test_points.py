@@ -65,6 +65,7 @@ def test_models_with_options(tmp_path: Path) -> None:
         ("ram =", "# ram =", OptionError, "'ram' is missing"),
         ('["a72", "m4"]', "[]", OptionError, "devices is empty"),
         ('["a72", "m4"]', "[7]", OptionError, "devices: 7 must be text"),
+        ('["40%", "60%", "3MB"]', "0.5", OptionError, "ram: 0.5 must be text or a whole number .bytes."),
         ('["a72", "m4"]', '["a71"]', DeviceError, "did you mean a72"),
         ('"chain.json", ', '"lenett", ', ModelError, "did you mean lenet"),
         ('name = "short"', 'name = "chain"', OptionError, "two are called 'chain'"),
@@ -76,7 +77,7 @@ def test_models_with_options(tmp_path: Path) -> None:
         ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
         ('"20s"', "true", OptionError, "time_limit = True must be"),
         ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope = 'deep' must be"),
-        ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1 must be"),
+        ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1 must be a whole number from 0 on"),
         ("models = [", "models = [[", OptionError, "not valid TOML"),
     ],
 )

@@ -120,6 +120,16 @@ def test_what_cannot_be_solved_is_a_row(tmp_path: Path, scheduler: str, run: Run
     assert "error, 12 times" in again.out
 
 
+def test_nothing_but_errors(tmp_path: Path, scheduler: str, run: Runner) -> None:
+    model = '{ model = "lenet", name = "mine", train = ["nothing*"] }'
+    path = write_sweep(tmp_path, f'models = [{model}]\ndevices = "a72"\nram = ["80%", "90%"]\n')
+    ended = run("sweep", path, "--scheduler", scheduler)
+    assert ended.code == 5
+    assert "2 error" in ended.out
+    assert "all 2 rows are errors (the first: mine: --train" in ended.err
+    assert "<model>" not in ended.out
+
+
 def test_errors_of_the_command(tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_sweep(tmp_path)
     with pytest.raises(OptionError, match="the scheduler has workers of its own"):

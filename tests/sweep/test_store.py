@@ -71,6 +71,17 @@ def test_another_version(points: Sequence[Point], tmp_path: Path) -> None:
         opened(path, points).__enter__()
 
 
+@pytest.mark.parametrize("name", ["format", "version"])
+def test_a_file_that_lost_its_origin(points: Sequence[Point], tmp_path: Path, name: str) -> None:
+    path = tmp_path / "r.sqlite"
+    with opened(path, points):
+        pass
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM about WHERE name = ?", (name,))
+    with pytest.raises(OptionError, match="doesn't say which format and version"):
+        opened(path, points).__enter__()
+
+
 def test_files_of_something_else(points: Sequence[Point], tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("no database at all, but long enough to be looked at\n" * 40)
