@@ -171,8 +171,10 @@ def _band(axes: Axes, problem: Problem, points: Sequence[Point], limits: Sequenc
 
 def _proof(points: Sequence[Point]) -> str:
     """In which scopes the bounds of the band hold: `within each point's scope (depth<=4 to depth<=12)`."""
-    # Store-all needs no bound. Shorter names first: depth<=4 before depth<=12.
-    names = sorted({point.scope for point in points} - {"store-all"}, key=lambda name: (len(name), name))
+    # Store-all needs no bound. Narrow ones first: depths, then forward, then full.
+    scopes = {point.scope for point in points} - {"store-all"}
+    depths = sorted((name for name in scopes if name.startswith("depth")), key=lambda name: (len(name), name))
+    names = [*depths, *sorted(scopes.difference(depths))]
     if not names:
         return "where the front is proven to lie"
     if len(names) == 1:
