@@ -51,6 +51,11 @@ def solve(
     helped = replace(solution, **remedies(problem, options, search, min(SEARCH_S, max(0.0, spare))))
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
     why = explain(problem, options, helped, search, min(WHY_S, max(0.0, spare)))
+    if helped.status is Status.UNKNOWN and (why.ram_bound_bytes or 0) > options.ram_bytes:
+        reason = (
+            f"the budget of {options.ram_bytes:,} bytes is below the {why.ram_bound_bytes:,} that any schedule needs"
+        )
+        helped = replace(helped, status=Status.INFEASIBLE, overhead_bound_j=None, reason=reason)
     return replace(
         helped,
         why=why.says,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from poetopt.api import SAME_BYTES, Model, TrainingFile
 from poetopt.engine.least import least_ram
-from poetopt.engine.loop import search
 from poetopt.engine.solution import Options
 from poetopt.errors import ModelError
 from poetopt.plan.instructions import Action, Plan
@@ -18,8 +17,6 @@ from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
-LEAST_S = 5.0
-"""Seconds that looking for the least RAM may take, beyond the heuristics."""
 SHOWN_TENSORS = 6
 """So many of the largest tensors are named."""
 
@@ -125,7 +122,7 @@ def needs(problem: Problem) -> Needs:
         store_all_peak_bytes=store_all,
         peak_operator=problem.operators[operator].name,
         peak=_live_at(plan, at, store_all),
-        least_ram_bytes=least_ram(problem, Options(ram_bytes=store_all), search, LEAST_S),
+        least_ram_bytes=least_ram(problem, Options(ram_bytes=store_all)),
         ram_bound_bytes=ram_bound,
         binding_operator=binding,
     )

@@ -63,10 +63,15 @@ class RetentionSpace:
     def room_bytes(self) -> int:
         """Bytes of the arena: the budget without what kernels allocate beside it.
 
-        Buffers start at multiples of the alignment, so that each has a whole number of slots of its own, and the last
-        one may reach beyond the arena's end. More than a multiple of all sizes is of no use.
+        Buffers start at multiples of the alignment, so that each has a whole number of slots of its own. What is left
+        of the arena at its end, less than a slot, is of use only to a buffer that needs no more of its last one.
+        Nor is more than a multiple of all sizes of any use.
         """
-        room = self._slots(self.limits.ram_bytes - self.problem.reserve_bytes)
+        slot, room = self.problem.alignment, self.limits.ram_bytes - self.problem.reserve_bytes
+        sizes = [tensor.nbytes for tensor in self.problem.tensors]
+        sizes += [operator.workspace_bytes for operator in self.problem.operators]
+        fits = any(0 < nbytes % slot <= room % slot for nbytes in sizes)
+        room = self._slots(room) if fits else room // slot * slot
         unit = int(self.memory_unit)
         return room // unit * unit
 
