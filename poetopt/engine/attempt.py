@@ -80,33 +80,42 @@ def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None)
 def _attempt(run: Run, chosen: Formulation, scope: str, inner: Proof | None, shrink: int, slower: float) -> Ending:
     """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
     exact = not shrink and not slower
+    run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
     with run.timed("build"):
         options = run.options
         deadline_s = None if options.deadline_s is None else options.deadline_s - slower
         asked = replace(options, ram_bytes=options.ram_bytes - shrink, deadline_s=deadline_s)
         model = model_of(chosen, run.problem, asked, scope)
-        beyond = None if inner is None or chosen.beyond is None else chosen.beyond(model, inner.asked, inner.sources)
-        if beyond is not None and not exact:
-            beyond = None  # what was proven of the inner scope was proven of other limits
-        if inner is not None and beyond is not None:
-            run.ceiling = math.inf if inner.infeasible else inner.bound
+        beyond = None
+        if exact and inner is not None and chosen.beyond is not None:  # what was proven was proven of these limits
+            beyond = chosen.beyond(model, inner.asked, inner.sources)
+        if inner is not None and beyond is not None and not beyond.variables:
+            return _nothing_beyond(run, inner)
         baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
         scale = TARGET / (run.incumbent.value or baseline or 1.0)
         try:
             session = session_of(model, options, scale=scale)
         except InfeasibleError:
             return Ending.INFEASIBLE
-    run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
+    if inner is not None and beyond is not None:
+        run.ceiling = math.inf if inner.infeasible else inner.bound
     try:
         ending = _search(run, chosen, model, session, beyond, exact=exact)
-        if exact:
-            run.sources = session.sources
-        if ending is Ending.INFEASIBLE and beyond is not None and run.ceiling < math.inf:
-            run.raise_bound(run.ceiling, "search")  # nothing lies beyond
-            return Ending.FINISHED
     finally:
         run.ceiling = math.inf
+    if exact:
+        run.sources = session.sources if inner is None or beyond is None else session.sources | inner.sources
+    if ending is Ending.INFEASIBLE and inner is not None and beyond is not None:
+        return _nothing_beyond(run, inner)
     return ending
+
+
+def _nothing_beyond(run: Run, inner: Proof) -> Ending:
+    """A scope without a schedule outside of `inner` is proven as that is."""
+    if inner.infeasible:
+        return Ending.INFEASIBLE
+    run.raise_bound(inner.bound, "search")
+    return Ending.FINISHED
 
 
 def _search(run: Run, chosen: Formulation, model: Any, session: Session, beyond: Row | None, exact: bool) -> Ending:
@@ -125,8 +134,6 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, beyond:
 
     with run.timed("relaxation"):
         if beyond is not None:
-            if not beyond.variables:
-                return Ending.INFEASIBLE
             session.add([beyond])
         session.add(chosen.revive(model, run.pool))
         infeasible = cut(
