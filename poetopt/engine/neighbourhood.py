@@ -7,13 +7,14 @@ and sliding it over the step finds in seconds what a search over the whole model
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
+from poetopt.backends.solver import Capability, Frozen, Outcome, Session
 from poetopt.engine.run import Run
-from poetopt.formulations.language import Formulation
+from poetopt.formulations.language import Floats, Formulation
 
 WINDOWS = (6, 4)
 """The decided stages are divided into so many windows, which overlap by half; first the narrower ones."""
@@ -41,17 +42,8 @@ def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session,
             return
         before = run.incumbent.value
         guess = relaxed + share * (value - relaxed)
-        found = session.search(
-            time_limit_s=seconds,
-            gap=run.options.gap,
-            start=None,
-            on_point=lambda point: run.offer(chosen.schedule(model, point), "core"),
-            on_bound=lambda _: None,
-            frozen=[session.outside(variable, guess) for variable, _ in chosen.stages(model)],
-            cutoff=run.incumbent.value,
-        )
-        if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
-            session.add([row for row in chosen.separate(model, found.point) if row.core])
+        frozen = [session.outside(variable, guess) for variable, _ in chosen.stages(model)]
+        _search(run, chosen, model, session, "core", seconds, frozen, cutoff=run.incumbent.value)
         if run.incumbent.value != before:
             return
 
@@ -89,18 +81,32 @@ def _solve(run: Run, chosen: Formulation, model: Any, session: Session, first: i
         Frozen(variable, (stages < first) | (stages > last), values[id(variable)])
         for variable, stages in chosen.stages(model)
     ]
+    seconds = min(WINDOW_S, until - time.monotonic())
+    _search(run, chosen, model, session, "neighbourhood", seconds, frozen, start=start)
+    return run.incumbent.best is not before
 
-    def improving(point: Point) -> None:
-        run.offer(chosen.schedule(model, point), "neighbourhood")
 
+def _search(
+    run: Run,
+    chosen: Formulation,
+    model: Any,
+    session: Session,
+    phase: str,
+    seconds: float,
+    frozen: Sequence[Frozen],
+    *,
+    start: Sequence[tuple[Any, Floats]] | None = None,
+    cutoff: float | None = None,
+) -> None:
+    """Search with a part held; offer what is found, and add the rows that it breaks."""
     found = session.search(
-        time_limit_s=min(WINDOW_S, until - time.monotonic()),
+        time_limit_s=seconds,
         gap=run.options.gap,
         start=start,
-        on_point=improving,
+        on_point=lambda point: run.offer(chosen.schedule(model, point), phase),
         on_bound=lambda _: None,
         frozen=frozen,
+        cutoff=cutoff,
     )
     if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
         session.add([row for row in chosen.separate(model, found.point) if row.core])
-    return run.incumbent.best is not before
