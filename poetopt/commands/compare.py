@@ -22,7 +22,7 @@ from poetopt.commands.options import (
     OutputOption,
     ThreadsOption,
     TrainOption,
-    patterns,
+    training_of,
 )
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
@@ -75,9 +75,7 @@ def compare(
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         os.makedirs(plans, exist_ok=True)
     with _told() as told:
-        problem = (
-            po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
-        )
+        problem = training_of(model, batch=batch, train=train, loss=loss, output=output).cost(device)
         found = po.compare(
             problem,
             ram=ram,
@@ -143,9 +141,7 @@ def pareto(
         return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
 
     with _told() as told:
-        problem = (
-            po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output).cost(device)
-        )
+        problem = training_of(model, batch=batch, train=train, loss=loss, output=output).cost(device)
         try:
             front = po.pareto(
                 problem,

@@ -29,7 +29,7 @@ from poetopt.commands.options import (
     TrainOption,
     WithOption,
     asked_blocks,
-    patterns,
+    training_of,
 )
 from poetopt.console import check_outputs, say, write_json
 
@@ -81,9 +81,7 @@ def export(
     import poetopt as po
 
     check_outputs([model, profile, *(also or [])], {**_files(out), "--json": json})
-    training = po.load(model, batch=batch, train=patterns(train)).differentiate(
-        loss=loss, output=output, granularity=granularity
-    )
+    training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
     written = po.export(
         training.cost(device, profile=profile),
         out,
@@ -136,9 +134,7 @@ def import_solution(
     import poetopt as po
 
     check_outputs([model, solution, profile], {"-o": out, "--json": json})
-    training = po.load(model, batch=batch, train=patterns(train)).differentiate(
-        loss=loss, output=output, granularity=granularity
-    )
+    training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
     report = po.import_solution(
         training.cost(device, profile=profile),
         solution,

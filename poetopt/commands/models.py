@@ -14,6 +14,7 @@ from poetopt.commands.options import (
     OutputOption,
     TrainOption,
     patterns,
+    training_of,
 )
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import ModelError
@@ -56,7 +57,7 @@ def grad(
     from poetopt.frontends.summary import summary
 
     check_outputs([model], {"-o": out, "--json": json})
-    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+    training = training_of(model, batch=batch, train=train, loss=loss, output=output)
     if not isinstance(training, po.Training):
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"

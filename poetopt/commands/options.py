@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from poetopt.errors import OptionError
+
+if TYPE_CHECKING:
+    from poetopt.api import Training, TrainingFile
 
 ModelArgument = Annotated[
     str,
@@ -128,6 +131,23 @@ def pairs(options: list[str] | None) -> dict[str, str]:
             raise OptionError(f"--solver-option {text}: {key.strip()} is given twice")
         found[key.strip()] = value.strip()
     return found
+
+
+def training_of(
+    model: str,
+    *,
+    batch: int | None,
+    train: list[str] | None,
+    loss: str,
+    output: str | None,
+    granularity: str = "operator",
+) -> Training | TrainingFile:
+    """The training step of MODEL with the options that say what is trained."""
+    import poetopt as po
+
+    return po.load(model, batch=batch, train=patterns(train)).differentiate(
+        loss=loss, output=output, granularity=granularity
+    )
 
 
 def patterns(train: list[str] | None) -> str | None:

@@ -14,7 +14,7 @@ from poetopt.commands.options import (
     ModelArgument,
     OutputOption,
     TrainOption,
-    patterns,
+    training_of,
 )
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import ModelError, OptionError
@@ -61,7 +61,7 @@ def profile(
     if dma and from_csv is None:
         raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
     check_outputs([model, from_csv], {"--template": template, "--json": json} | ({} if template else {"-o": out}))
-    training = po.load(model, batch=batch, train=patterns(train)).differentiate(loss=loss, output=output)
+    training = training_of(model, batch=batch, train=train, loss=loss, output=output)
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:

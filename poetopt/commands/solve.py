@@ -33,7 +33,7 @@ from poetopt.commands.options import (
     WithOption,
     asked_blocks,
     pairs,
-    patterns,
+    training_of,
 )
 from poetopt.commands.sensitivity import (
     SensitivityOption,
@@ -90,9 +90,7 @@ def solve(
     check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
     check_plot(sensitivity_plot)
     with live_progress() as listener:
-        training = po.load(model, batch=batch, train=patterns(train)).differentiate(
-            loss=loss, output=output, granularity=granularity
-        )
+        training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
         problem = training.cost(device, profile=profile)
         try:
             report = po.solve(
