@@ -50,6 +50,8 @@ def session_options(threads: int) -> Any:
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # the graph's own order; by default a session goes back from its outputs, and keeps weight gradients for the end
+    options.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED
     options.log_severity_level = 4
     if threads > 1:
         # spinning pools of hundreds of sessions would fight for the cores
