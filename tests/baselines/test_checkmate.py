@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+import poetopt as po
 from poetopt.baselines import method
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.checkmate import in_seconds, proportional, solve, solve_energy
-from poetopt.baselines.checkmate_lp import relaxation, rounded
+from poetopt.baselines.checkmate_lp import THRESHOLDS, relaxation, rounded
 from poetopt.baselines.keeping import repaired
 from poetopt.engine.loop import solve as search
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import NoScheduleError
 from poetopt.plan.simulate import simulate
 from tests.baselines.chains import chain
+from tests.problems import random_tight
 
 EXACT = Settings(time_limit_s=30, gap=0.0, threads=1, scope="full")
 
@@ -94,6 +98,48 @@ def test_rounding_is_close_to_the_optimum() -> None:
             ratios.append(found.energy_j / best.energy_j)
     assert len(ratios) >= 5
     assert sum(ratios) / len(ratios) < 1.06
+
+
+def test_rounding_of_random_graphs_is_close_in_energy() -> None:
+    """Few percent, as its authors measure it: the cost of a whole step, as a geometric mean."""
+    rng = random.Random(5)
+    logarithms = []
+    for _ in range(40):
+        problem, ram = random_tight(rng, operators=rng.choice((12, 14, 16)), training=True)
+        try:
+            found = simulate(method("checkmate-lp-rounding").schedule(problem, ram, EXACT), ram_bytes=ram)
+        except NoScheduleError:
+            continue
+        best = solve_energy(problem, ram, EXACT)
+        assert best.simulation is not None
+        assert best.status is Status.OPTIMAL
+        assert found.energy_j >= best.simulation.energy_j - 1e-9
+        logarithms.append(math.log(found.energy_j / best.simulation.energy_j))
+    assert len(logarithms) >= 12
+    assert math.exp(sum(logarithms) / len(logarithms)) < 1.07
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_rounding_of_a_zoo_network_is_close_in_energy(share: float) -> None:
+    problem = po.load("bert-tiny").differentiate().cost("a72")
+    ram = int(share * po.store_all_peak_bytes(problem))
+    found = method("checkmate-lp-rounding").schedule(problem, ram, Settings(time_limit_s=3, threads=1))
+    best = solve_energy(problem, ram, Settings(time_limit_s=4, gap=0.01, threads=1))
+    assert best.simulation is not None
+    # Against what is proven, which holds whatever the search has found by then.
+    assert best.overhead_bound_j is not None
+    assert simulate(found, ram_bytes=ram).energy_j < 1.03 * (problem.baseline_energy_j + best.overhead_bound_j)
+
+
+def test_roundings_are_the_same_each_time_and_keep_no_more_than_the_relaxation() -> None:
+    problem = chain(8, sizes=[2, 3, 2, 4, 3, 2, 3, 2])
+    relaxed = np.random.default_rng(3).choice([0.0, 0.3, 0.7, 1.0], size=(len(problem.operators), len(problem.tensors)))
+    first = list(rounded(problem, relaxed))
+    assert first == list(rounded(problem, relaxed))
+    assert len(set(first)) > len(THRESHOLDS)
+    assert list(rounded(problem, np.zeros_like(relaxed))) == [
+        repaired(problem, np.zeros(relaxed.shape, dtype=bool))
+    ] * (len(THRESHOLDS))
 
 
 def test_a_relaxation_that_is_integral_rounds_to_itself() -> None:
