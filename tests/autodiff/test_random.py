@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.emit import GraphBuilder, finish
-from poetopt.autodiff.rules import conv_input, conv_weight
+from poetopt.autodiff.rules import conv_input, conv_weight, conv_weight_forms
 from poetopt.autodiff.rules.geometry import Window
 from poetopt.graph import Graph, Role, Tensor
 from tests.autodiff.oracle import run
@@ -70,7 +70,7 @@ def test_every_construction_of_a_convolutions_gradients(case: tuple[Window, int,
     x, w = (torch.tensor(values[name], dtype=torch.float64, requires_grad=True) for name in ("x", "w"))
     convolve(x, w, window, group).backward(torch.tensor(values["dy"], dtype=torch.float64))
     tensors = {name: Tensor(name, value.shape, "float32", Role.INPUT) for name, value in values.items()}
-    problem = conv_weight.Problem(tensors["x"], tensors["dy"], tensors["w"], window, group)
+    problem = conv_weight_forms.Problem(tensors["x"], tensors["dy"], tensors["w"], window, group)
     found = [(c, "w") for c in conv_weight.candidates(problem)]
     found += [(c, "x") for c in conv_input.candidates(tensors["dy"], tensors["w"], window, group, 18)]
     for candidate, name in found:

@@ -55,6 +55,12 @@ class Window:
         """Zeros to add behind each axis so that x covers exactly `extent`; negative where x is longer."""
         return tuple(e - b - n for e, b, n in zip(self.extent, self.before, self.size, strict=True))
 
+    def reads(self, axis: int, tap: int) -> range:
+        """The positions along `axis` whose element `tap` lies in x, not in its pads."""
+        stride, offset = self.strides[axis], tap * self.dilations[axis] - self.before[axis]
+        first = max(0, -(offset // stride))
+        return range(first, max(first, min(self.out[axis], -((offset - self.size[axis]) // stride))))
+
     @property
     def unit_stride(self) -> bool:
         """Whether the window moves by one on every axis."""
