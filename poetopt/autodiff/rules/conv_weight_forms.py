@@ -113,8 +113,8 @@ def rows(k: OperatorBuilder, problem: Problem, parts: int = 1) -> Tensor:
             for tap in range(tall):
                 sums[part, tap] = k.gemm(columns, moved[tap], sums.get((part, tap)), trans_b=True)
     joined = k.concat([k.concat([sums[part, tap] for tap in range(tall)], 1) for part in range(parts)], 0)
-    turned = k.transpose(k.reshape(joined, (w.shape[1], taps, tall, w.shape[0])), [3, 0, 2, 1])
-    return k.reshape(turned, w.shape)
+    spread = k.reshape(joined, (w.shape[1], *others, tall, w.shape[0]))
+    return k.transpose(spread, [1 + window.rank, 0, window.rank, *range(1, window.rank)])
 
 
 def by_taps(k: OperatorBuilder, problem: Problem, chunk: int) -> Tensor:
@@ -143,7 +143,8 @@ def by_taps(k: OperatorBuilder, problem: Problem, chunk: int) -> Tensor:
             left, right = k.reshape(given, (w.shape[0], length)), k.reshape(read, (w.shape[1], length))
             sums[tap] = k.gemm(left, right, sums.get(tap), trans_b=True)
     joined = k.concat([sums[tap] for tap in taps], 0)
-    return k.reshape(k.transpose(k.reshape(joined, (len(taps), w.shape[0] * w.shape[1])), [1, 0]), w.shape)
+    spread = k.reshape(joined, (*window.kernel, *w.shape[:2]))
+    return k.transpose(spread, [window.rank, 1 + window.rank, *range(window.rank)])
 
 
 def _axes(reads: list[range], tap: tuple[int, ...], window: Window) -> list[tuple[range, int, int, int, int]]:
