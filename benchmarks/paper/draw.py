@@ -17,11 +17,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from benchmarks.paper.measure import DEVICES, FIG3, RESULTS
 from poetopt.baselines import METHODS
-from poetopt.report.plots import STYLES
+from poetopt.report.plots import STYLES, logarithmic
 
 CONSTANTS = ("paper", "grounded")
 Record = dict[str, str]
@@ -309,10 +308,7 @@ def scale(axes: Axes) -> None:
     if not values:
         axes.text(0.5, 0.5, "no schedule", transform=axes.transAxes, ha="center", fontsize=9)
         return
-    decade = 10.0 ** math.floor(math.log10(min(values)))
-    axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
-    axes.set_ylim(bottom=-0.2 * decade, top=2 * max(values))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    logarithmic(axes, values)
 
 
 def finish(figure: Figure, title: str, columns: int) -> None:

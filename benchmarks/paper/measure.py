@@ -1,8 +1,10 @@
 """The paper's experiments on our graphs: rows of methods at budgets, into CSV files.
 
-    python -m benchmarks.paper.measure [--only fig3 fig4 fig5 table3 batch dtr] [--constants paper grounded] [--limit 5]
+    python -m benchmarks.paper.measure [--only fig3 fig4 fig5 table3 batch dtr] [--constants paper grounded]
+                                       [--model NAME ...] [--device NAME ...] [--limit 20]
 
-Writes `benchmarks/results/paper/EXPERIMENT-CONSTANTS.csv`; `benchmarks.paper.draw` makes tables and figures of them.
+Writes `benchmarks/results/paper/EXPERIMENT-CONSTANTS.csv`, a cell at a time: the rows of cells that are not measured
+stay as they are. `benchmarks.paper.draw` makes tables and figures of them.
 The constants are those that the paper used (`paper-a72` and so on), or the grounded ones of the catalogue (`a72`).
 """
 
@@ -12,7 +14,7 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from poetopt.baselines.poet import solve
 from poetopt.comparison.budgets import in_bytes, parse_budgets
 from poetopt.comparison.compare import compare
 from poetopt.comparison.rows import COLUMNS, Row, row_of_solution
+from poetopt.files import replacing
 from poetopt.problem import Problem
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "paper"
@@ -93,7 +96,9 @@ def main() -> None:
     experiments = ("table3", "fig5", "fig4", "batch", "dtr", "fig3")
     parser.add_argument("--only", nargs="+", choices=experiments, default=experiments)
     parser.add_argument("--constants", nargs="+", choices=("paper", "grounded"), default=("paper", "grounded"))
-    parser.add_argument("--limit", type=float, default=5.0, help="seconds of one solve")
+    parser.add_argument("--model", nargs="+", help="these networks alone")
+    parser.add_argument("--device", nargs="+", choices=DEVICES, help="these devices alone")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds of one solve")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     settings = Settings(time_limit_s=options.limit, gap=1e-2, threads=1)
@@ -101,18 +106,40 @@ def main() -> None:
     for experiment in options.only:
         for constants in options.constants:
             path = options.output / f"{experiment}-{constants}.csv"
-            with open(path, "w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, (*WHERE, *COLUMNS), lineterminator="\n")
-                writer.writeheader()
-                for cell in cells(experiment):
-                    begin = time.monotonic()
-                    writer.writerows(measure(cell, constants, settings))
-                    file.flush()
-                    print(
-                        f"{experiment} {constants} {cell}: {time.monotonic() - begin:.0f} s",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+            for cell in cells(experiment):
+                if cell.model not in (options.model or [cell.model]):
+                    continue
+                if cell.device not in (options.device or [cell.device]):
+                    continue
+                begin = time.monotonic()
+                write(path, list(cells(experiment)), cell, list(measure(cell, constants, settings)))
+                seconds = time.monotonic() - begin
+                print(f"{experiment} {constants} {cell}: {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def write(path: Path, order: list[Cell], cell: Cell, measured: list[dict[str, object]]) -> None:
+    """Put a cell's rows in the place of those that the file has of it, cells in their order."""
+    by_cell: dict[tuple[str, ...], list[Mapping[str, object]]] = {}
+    if path.exists():
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                by_cell.setdefault(place(row), []).append(row)
+    by_cell[tuple(map(str, cell_where(cell)))] = list(measured)
+    with replacing(path) as beside, open(beside, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, (*WHERE, *COLUMNS), lineterminator="\n")
+        writer.writeheader()
+        for other in order:
+            writer.writerows(by_cell.get(tuple(map(str, cell_where(other))), []))
+
+
+def cell_where(cell: Cell) -> tuple[object, ...]:
+    """What tells a cell from the others of its file, as its rows have it: WHERE from `model` to `deadline`."""
+    return (cell.model, cell.batch, cell.device, cell.deadline or "")
+
+
+def place(row: Mapping[str, object]) -> tuple[str, ...]:
+    """The same of a row."""
+    return tuple(str(row[name]) for name in WHERE[1:5])
 
 
 def measure(cell: Cell, constants: str, settings: Settings) -> Iterator[dict[str, object]]:
@@ -126,11 +153,10 @@ def measure(cell: Cell, constants: str, settings: Settings) -> Iterator[dict[str
     where = dict(
         zip(
             WHERE,
-            (constants, cell.model, cell.batch, cell.device, cell.deadline or "", peak, problem.baseline_energy_j,
-             problem.baseline_time_s),
+            (constants, *cell_where(cell), peak, problem.baseline_energy_j, problem.baseline_time_s),
             strict=True,
         )
-    )  # fmt: skip
+    )
     found = compare(problem, in_bytes(parse_budgets(cell.ram), peak), cell.methods, settings)
     for row in found.rows:
         yield {**where, **row.to_dict()}

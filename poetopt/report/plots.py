@@ -37,24 +37,34 @@ LEFT_OUT = (
     "h-revolve",
 )
 """Variants that the picture of all methods leaves out: twelve lines are as many as can be told apart."""
-STYLES: dict[str, tuple[str, str, str]] = {
+LineStyle = str | tuple[int, tuple[float, ...]]
+STYLES: dict[str, tuple[str, str, LineStyle]] = {
     "checkpoint-all": ("#000000", "*", "none"),
-    "chen-sqrtn": ("#9a9a9a", "v", ":"),
-    "chen-greedy": ("#7a7a7a", "^", ":"),
-    "revolve": ("#5a5a5a", "<", ":"),
+    "chen-sqrtn": ("#b8b8b8", "v", ":"),
+    "chen-greedy": ("#808080", "^", (0, (5, 1.5))),
+    "revolve": ("#404040", "<", (0, (3, 1.5, 1, 1.5, 1, 1.5))),
     "checkmate": ("#1f6f8b", "s", "-"),
-    "checkmate-lp-rounding": ("#1f6f8b", "D", "--"),
-    "dtr": ("#b5651d", "P", "-."),
-    "capuchin": ("#8e44ad", "X", "-."),
-    "capuchin-paging-first": ("#8e44ad", "x", "--"),
-    "pofo": ("#2e7d32", "h", "-."),
-    "poet-paging-only": ("#c0392b", ">", "--"),
-    "poet-remat-only": ("#c0392b", "p", ":"),
+    "checkmate-lp-rounding": ("#74b6cc", "D", "--"),
+    "dtr": ("#c4762f", "P", "-."),
+    "capuchin": ("#5b2c6f", "X", "-."),
+    "capuchin-paging-first": ("#b07cc6", "x", (0, (8, 2))),
+    "pofo": ("#2e7d32", "h", (0, (7, 2, 1, 2))),
+    "poet-paging-only": ("#8e2a20", ">", "--"),
+    "poet-remat-only": ("#e0806f", "p", (0, (2, 1))),
     "poet": ("#000000", "o", "-"),
 }
+"""Colour, marker and line. Without colour, what belongs together (three greys, two readings, two ablations) still
+differs by how light it is and by its line, not by markers alone."""
 PLAIN = 12.0
 """Overheads that differ by less than that are drawn on a plain scale."""
-OTHERS = (("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"))
+FEW_DECADES = 2.2
+"""Axes that span less have labels between the powers of ten: one label, or two, don't say how long a decade is."""
+OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
+    ("#444444", "d", "--"),
+    ("#888888", "8", "-."),
+    ("#666666", "H", ":"),
+    ("#aaaaaa", "1", "-"),
+)
 
 
 def check_picture(path: str | os.PathLike[str], *, option: str = "-o") -> None:
@@ -211,12 +221,21 @@ def _overhead_scale(axes: Axes, positive: list[float]) -> None:
         axes.set_ylim(bottom=0.0, top=max(positive, default=1.0) * 1.25)
         return
     axes.set_ylabel("energy overhead, % of one pass (log scale)")
-    decade = 10.0 ** math.floor(math.log10(least))
-    axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
-    axes.set_ylim(bottom=-0.15 * decade, top=max(positive, default=1.0) * 2)
-    from matplotlib.ticker import FuncFormatter
+    logarithmic(axes, positive)
 
+
+def logarithmic(axes: Axes, positive: Sequence[float]) -> None:
+    """Decades on the vertical axis for these values (at least one), with room for zero below them."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter, SymmetricalLogLocator
+
+    decade, top = 10.0 ** math.floor(math.log10(min(positive))), 2 * max(positive)
+    axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
+    axes.set_ylim(bottom=-0.15 * decade, top=top)
+    labelled = (1, 2, 5) if math.log10(top / decade) < FEW_DECADES else (1,)
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=labelled))
+    axes.yaxis.set_minor_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=range(2, 10)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _ram_axis(axes: Axes, peak: int) -> None:
