@@ -51,7 +51,10 @@ def compare(
     train: TrainOption = None,
     loss: LossOption = "auto",
     output: OutputOption = None,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="For one solve of a method with a proof.")] = "12s",
+    time_limit: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="For one solve of a method with a proof; POET also has what others left."),
+    ] = "12s",
     gap: GapOption = "0.1%",
     threads: ThreadsOption = 0,
     out: PictureOption = None,

@@ -7,20 +7,24 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import poetopt as po
-from poetopt.baselines import names
+from poetopt.baselines import names, poet
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import in_bytes, parse_budgets
 from poetopt.comparison.compare import Comparison, compare
 from poetopt.comparison.findings import Finding, moves_outside
 from poetopt.comparison.rows import COLUMNS
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options, Solution
 from poetopt.errors import OptionError
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
 from poetopt.report.comparison import comparison_csv, comparison_lines
 from poetopt.report.plots import save_comparison
 from poetopt.schedule import Schedule
@@ -100,6 +104,26 @@ def test_plans_from_outside_the_proven_space_are_findings() -> None:
         if len(findings) >= 2:
             break
     assert findings
+
+
+def test_poet_may_take_what_the_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit grows by the rest of each method with a proof at the same budget, asked for and done before it."""
+    asked: dict[tuple[bool, bool], float] = {}
+
+    def watched(problem: Problem, options: Options, **more: Any) -> Solution:
+        asked[options.paging, options.remat] = options.time_limit_s
+        return solve(problem, options, **more)
+
+    monkeypatch.setattr(poet, "search", watched)
+    problem = chain(5, paging=True)
+    compare(problem, (7,), methods=["poet", "dtr"], settings=SETTINGS)
+    assert asked == {(True, True): SETTINGS.time_limit_s}
+    result = compare(problem, (7,), methods=["poet", "poet-paging-only", "poet-remat-only"], settings=SETTINGS)
+    # The scheduler of remat-only is Checkmate's, which is not watched.
+    assert asked[True, False] == SETTINGS.time_limit_s
+    took = {row.method: row.solve_s for row in result.rows}
+    left = 2 * SETTINGS.time_limit_s - took["poet-paging-only"] - took["poet-remat-only"]
+    assert asked[True, True] == pytest.approx(SETTINGS.time_limit_s + left)
 
 
 def test_moves_outside_a_depth() -> None:
