@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 STEPS = (
-    ("depth:8", (0.9, 1.0, 0.95, 0.98, 0.99, 0.97, 0.96, 0.93)),
+    ("depth:8", (1.0, 0.9, 0.95, 0.98, 0.99, 0.97, 0.96, 0.93)),
     ("depth:8", (0.8, 0.7)),
     ("forward", (1.0, 0.95, 0.9)),
 )
@@ -49,13 +50,14 @@ CERTAIN = 2
 THRESHOLDS = tuple(step / 20 for step in range(1, 20))
 DRAWS = 40
 """So many random roundings of either kind."""
+INTEGRAL = 1e-6
+"""Of S*, what counts as 0 or 1: solvers' tolerance."""
 RELAXATION_S = 15.0
 """Seconds that one relaxation may take at most."""
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
     """The cheapest rounding that fits. Raises NoScheduleError where none does."""
-    # Where store-all fits, the relaxation of the whole budget says so; that of a share of it can't.
     candidates = {Schedule(): None}
     why: NoScheduleError | None = None
     until = time.monotonic() + settings.time_limit_s
@@ -66,8 +68,13 @@ def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) ->
                 break
             relaxed = relaxation(problem, int(ram_bytes * share), settings, scope)
             solved += 1
-            if relaxed is not None:
-                candidates.update(dict.fromkeys(rounded(problem, relaxed)))
+            if relaxed is None:
+                continue
+            candidates.update(dict.fromkeys(rounded(problem, relaxed)))
+            if share == 1.0 and integral(relaxed):
+                # Nothing to round: where its plan fits, as store-all may, no share of the budget has a quicker one.
+                with suppress(NoScheduleError):
+                    return cheapest(problem, ram_bytes, candidates, settings)
         try:
             return cheapest(problem, ram_bytes, candidates, settings)
         except NoScheduleError as error:
@@ -79,7 +86,7 @@ def rounded(problem: Problem, relaxed: Floats) -> Iterator[Schedule]:
     """The roundings at each threshold and at random, completed."""
     for theta in THRESHOLDS:
         yield repaired(problem, relaxed >= theta)
-    if np.isin(relaxed, (0.0, 1.0)).all():
+    if integral(relaxed):
         return
     random = np.random.default_rng(0)
     # Of each tensor, runs of equal values; drawn alike, so that no tensor comes and goes within one.
@@ -89,6 +96,11 @@ def rounded(problem: Problem, relaxed: Floats) -> Iterator[Schedule]:
         yield repaired(problem, relaxed >= 1.0 - random.random(relaxed.shape[1]))
         drawn = 1.0 - random.random((runs.max() + 1, relaxed.shape[1]))
         yield repaired(problem, relaxed >= np.take_along_axis(drawn, runs, axis=0))
+
+
+def integral(relaxed: Floats) -> bool:
+    """Whether S* keeps each tensor or doesn't."""
+    return bool(np.minimum(relaxed, 1.0 - relaxed).max(initial=0.0) < INTEGRAL)
 
 
 def relaxation(
