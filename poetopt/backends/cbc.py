@@ -131,6 +131,7 @@ class CbcSession(MatrixSession):
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
         cutoff: float | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()

@@ -116,6 +116,7 @@ class GurobiSession(MatrixSession):
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
         cutoff: float | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()
@@ -150,6 +151,8 @@ class GurobiSession(MatrixSession):
                 rise(model.cbGet(GRB.Callback.MIPSOL_OBJBND))
             elif where == GRB.Callback.MIP:
                 rise(model.cbGet(GRB.Callback.MIP_OBJBND))
+                if enough is not None and enough():
+                    model.terminate()
 
         interrupted = self._optimize(mip, watch, time.monotonic() + time_limit_s + 1.0)
         if mip.Status in (GRB.INFEASIBLE, GRB.CUTOFF):

@@ -146,6 +146,7 @@ class HighsSession(MatrixSession):
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
         cutoff: float | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()
@@ -175,7 +176,7 @@ class HighsSession(MatrixSession):
             if not frozen and math.isfinite(bound) and bound > self._bound:
                 self._bound = bound
                 on_bound(bound)
-            if self._stop.is_set():
+            if self._stop.is_set() or (enough is not None and enough()):
                 event.interrupt()
 
         solver.cbMipImprovingSolution += improving

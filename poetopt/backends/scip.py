@@ -54,6 +54,7 @@ class ScipSession(HighsSession):
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
         cutoff: float | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`; see the contract."""
         trivial = self._nothing_to_search()

@@ -197,6 +197,7 @@ class Session(Protocol):
         on_bound: Callable[[float], None],
         frozen: Sequence[Frozen] = (),
         cutoff: float | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Search:
         """Solve to integrality within the relative `gap`.
 
@@ -209,6 +210,8 @@ class Session(Protocol):
         `on_point` is called with each improving solution (at the end with the best, where the backend isn't
         capable of PROGRESS), `on_bound` with the bound as it rises. A search that is out of time with a solution is
         STOPPED and has its point; its bound is the one proven so far, -inf where there is none.
+        `enough` is asked now and then; where it says so the search ends early, and is STOPPED. A backend that can't
+        be asked goes on.
         An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped.
         """
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Point, Session
@@ -18,16 +18,22 @@ from poetopt.engine.model import model_of, session_of
 from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.run import Run
+from poetopt.engine.solution import DeadlineModel
+from poetopt.engine.tighten import Tightening, Tighter
 from poetopt.errors import InfeasibleError
 from poetopt.formulations.language import Floats, Formulation, Row
 from poetopt.formulations.scope import scope_name
 
 CUT_SHARE = 0.5
 """Share of the remaining time that cutting may take before the integer search."""
-ATTEMPTS = 6
+ATTEMPTS = 8
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
-SHRINK = 400
-"""The first such time with this fraction of the budget less, then with twice as much each time."""
+LATE = 3
+"""Searches whose best point is late before the model is tightened: rows alone don't tell what the planner can order."""
+TIGHTER_SHARE = 0.5
+"""Share of the remaining time that tightening may take where there is a plan already."""
+WAIT_S = 1.0
+"""A search whose best point breaks rows that come late goes on for so long at least."""
 IMPROVE_GAP = 0.03
 """Where the relaxation leaves no more than this open, the whole is searched at once."""
 IMPROVE_SHARE = 0.3
@@ -38,33 +44,34 @@ TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
 
 
-def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None) -> Proof:
+def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None, patience: float = 0.0) -> Proof:
     """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans.
 
     inner
         What was proven of a scope inside of it, if anything: only what lies beyond is then searched.
+    patience
+        Share of the time then left that may go into leaving out refused schedules one by one.
     """
     run.scope = scope_name(scope)
-    exact = _attempt(run, chosen, scope, inner, 0, 0.0)
-    shrink, slower = 0, 0.0
-    step = max(1, run.options.ram_bytes // SHRINK)
+    exact = _attempt(run, chosen, scope, inner, Tighter())
+    overlaps = run.problem.dma and run.options.paging and run.options.deadline_model is not DeadlineModel.PAPER
+    steps = Tightening(run.options.ram_bytes, overlaps=overlaps)
+    late = run.incumbent.makespan_excess_s is not None
+    tighter: Tighter | None = None
+    until = run.until
+    if run.incumbent.best is not None:
+        run.until = time.monotonic() + TIGHTER_SHARE * max(run.remaining_s, 0.0)
     for _ in range(ATTEMPTS):
-        refused, late = run.incumbent.arena_excess, run.incumbent.makespan_excess_s
         if exact is Ending.INFEASIBLE or run.closed(run.options.gap) or run.remaining_s < 0.5:
             break
-        if refused is not None:
-            shrink, step = step, 2 * step
-        elif late is not None:
-            slower += late
-        else:
+        tighter = tighter or steps.next(run.incumbent)
+        if tighter is None:
             break
-        if _attempt(run, chosen, scope, inner, shrink, slower) is Ending.INFEASIBLE:
-            # too tight: halfway between what was refused and what is impossible
-            shrink, slower = shrink // 2, slower / 2
-            if shrink < run.options.ram_bytes // (8 * SHRINK) and not slower:
-                break
-            _attempt(run, chosen, scope, inner, shrink, slower)
-            break
+        tighter = steps.ended(_attempt(run, chosen, scope, inner, tighter))
+    run.until = until
+    open_ = exact is not Ending.INFEASIBLE and not run.closed(run.options.gap)
+    if patience and open_ and chosen.gives_up is not None and (late or run.incumbent.best is None):
+        exact = _patient(run, chosen, scope, inner, exact, patience)
     return Proof(
         scope,
         run.scope,
@@ -72,20 +79,33 @@ def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None)
         exact is Ending.INFEASIBLE,
         run.incumbent.value,
         run.closed(run.options.gap),
-        exact is Ending.FINISHED,
+        exact in (Ending.FINISHED, Ending.REFUSED),
         sources=run.sources,
     )
 
 
-def _attempt(run: Run, chosen: Formulation, scope: str, inner: Proof | None, shrink: int, slower: float) -> Ending:
-    """Build and search one model, with `shrink` bytes and `slower` seconds less than what was asked."""
-    exact = not shrink and not slower
-    run.incumbent.arena_excess = run.incumbent.makespan_excess_s = None
+def _patient(run: Run, chosen: Formulation, scope: str, inner: Proof | None, before: Ending, patience: float) -> Ending:
+    """What was asked once more, where each schedule that is refused is left out, with what else it proves late."""
+    until = run.until
+    run.until = time.monotonic() + patience * max(run.remaining_s, 0.0)
+    try:
+        ending = _attempt(run, chosen, scope, inner, Tighter(), patient=True) if run.remaining_s > 0.5 else before
+    finally:
+        run.until = until
+    return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED) else before
+
+
+def _attempt(
+    run: Run, chosen: Formulation, scope: str, inner: Proof | None, tighter: Tighter, patient: bool = False
+) -> Ending:
+    """Build and search one model, which is `tighter` than what was asked."""
+    exact = tighter.exact
+    run.incumbent.forget()
     with run.timed("build"):
         options = run.options
-        deadline_s = None if options.deadline_s is None else options.deadline_s - slower
-        asked = replace(options, ram_bytes=options.ram_bytes - shrink, deadline_s=deadline_s)
-        model = model_of(chosen, run.problem, asked, scope)
+        deadline_s = None if options.deadline_s is None else options.deadline_s - tighter.slower
+        asked = replace(options, ram_bytes=options.ram_bytes - tighter.shrink, deadline_s=deadline_s)
+        model = model_of(chosen, run.problem, asked, scope, hidden_share=tighter.hidden_share)
         beyond = None
         if exact and inner is not None and chosen.beyond is not None:  # what was proven was proven of these limits
             beyond = chosen.beyond(model, inner.asked, inner.sources)
@@ -100,7 +120,7 @@ def _attempt(run: Run, chosen: Formulation, scope: str, inner: Proof | None, shr
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
     try:
-        ending = _search(run, chosen, model, session, beyond, exact=exact)
+        ending = _search(run, chosen, model, session, beyond, _Standing(exact), patient)
     finally:
         run.ceiling = math.inf
     if exact:
@@ -118,14 +138,26 @@ def _nothing_beyond(run: Run, inner: Proof) -> Ending:
     return Ending.FINISHED
 
 
-def _search(run: Run, chosen: Formulation, model: Any, session: Session, beyond: Row | None, exact: bool) -> Ending:
-    """Cut, search, simulate, repeat. Says how it ended.
+@dataclass
+class _Standing:
+    """Whether the model is what was asked: once it is tighter, its bounds prove nothing."""
 
-    `exact` is False where the model was tightened for a layout's sake: its bounds then prove nothing.
-    """
+    exact: bool
+
+
+def _search(
+    run: Run,
+    chosen: Formulation,
+    model: Any,
+    session: Session,
+    beyond: Row | None,
+    standing: _Standing,
+    patient: bool,
+) -> Ending:
+    """Cut, search, simulate, repeat. Says how it ended."""
 
     def bound(value: float, phase: str) -> None:
-        if exact:
+        if standing.exact:
             run.raise_bound(value, phase)
 
     def relaxed(value: float) -> bool:
@@ -148,13 +180,13 @@ def _search(run: Run, chosen: Formulation, model: Any, session: Session, beyond:
     if infeasible:
         return Ending.INFEASIBLE
     # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-    if exact and beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP)):
+    if standing.exact and not patient and beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP)):
         with run.timed("neighbourhoods"):
             until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
             near_relaxation(run, chosen, model, session, until)
             improve(run, chosen, model, session, until)
     with run.timed("search"):
-        return _integer(run, chosen, model, session, beyond, exact, bound)
+        return _integer(run, chosen, model, session, beyond, standing, patient, bound)
 
 
 def _integer(
@@ -163,17 +195,36 @@ def _integer(
     model: Any,
     session: Session,
     beyond: Row | None,
-    exact: bool,
+    standing: _Standing,
+    patient: bool,
     bound: Callable[[float, str], None],
 ) -> Ending:
-    """The integer search, again for as long as its answer breaks rows that come late."""
+    """The integer search, again for as long as its answer breaks rows that come late.
+
+    A point that breaks one is better than what keeps them all, and would have the search give up all that lies between.
+    So a search ends early where its best points have been of those for as long as it took to find the first one.
+
+    patient
+        Whether a schedule that layout or clock refuse is left out, and the search goes on.
+    """
+    began = time.monotonic()
+    broken_s: float | None = None
+    late = 0
 
     def improving(point: Point) -> None:
-        run.offer(chosen.schedule(model, point), "search")
+        nonlocal broken_s
+        schedule = chosen.schedule(model, point)
+        run.offer(schedule, "search")
+        broken = run.incumbent.refused(schedule) is not None or any(r.core for r in chosen.separate(model, point))
+        broken_s = (broken_s or time.monotonic()) if broken else None
 
-    while not (exact and run.closed(run.options.gap)) and run.remaining_s > 0:
+    def enough() -> bool:
+        return broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
+
+    while not (standing.exact and run.closed(run.options.gap)) and run.remaining_s > 0:
+        began, broken_s = time.monotonic(), None
         best = run.incumbent.best
-        if exact and best is not None:
+        if standing.exact and best is not None:
             session.tighten(best.value)
         start = _start(run, chosen, model, beyond) if Capability.WARM_START in session.capabilities else None
         cutoff = None
@@ -186,8 +237,11 @@ def _integer(
             on_point=improving,
             on_bound=lambda value: bound(min(value, run.incumbent.value or value), "search"),
             cutoff=cutoff,
+            enough=enough,
         )
         if found.outcome is Outcome.INFEASIBLE:
+            if patient and not standing.exact:
+                return Ending.REFUSED  # what is left was never searched
             if best is None or not (session.tightened or cutoff):
                 return Ending.INFEASIBLE
             bound(best.value, "search")  # nothing that is left is better
@@ -196,10 +250,21 @@ def _integer(
         if found.point is None:
             return Ending.STOPPED
         rows = [row for row in chosen.separate(model, found.point) if row.core]
-        if not rows:
+        schedule = chosen.schedule(model, found.point)
+        refusal = run.incumbent.refused(schedule)
+        late += refusal is not None and refusal.late_s > 0
+        if rows and (patient or late < LATE):
+            session.add(rows)
+            continue
+        if refusal is None:
             return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
-        session.add(rows)
-    return Ending.FINISHED if exact and run.closed(run.options.gap) else Ending.STOPPED
+        values = chosen.start(model, schedule) if patient else None
+        if values is None or chosen.gives_up is None:
+            return Ending.REFUSED
+        if refusal.arena_excess or not run.incumbent.hopeless(schedule):
+            standing.exact = False
+        session.add([chosen.gives_up(model, schedule, values)])
+    return Ending.FINISHED if standing.exact and run.closed(run.options.gap) else Ending.STOPPED
 
 
 def _proven(bound: float, cutoff: float | None, value: float) -> float:

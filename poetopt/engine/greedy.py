@@ -27,6 +27,7 @@ class _Replay:
     ram_bytes: int
     paging: bool
     recomputable: frozenset[int]
+    second_j: float = 0.0
     resident: set[int] = field(default_factory=set)
     live: int = 0
     stage: int = 0
@@ -77,14 +78,17 @@ class _Replay:
 
     def _page_cost(self, i: int) -> float:
         tensor = self.problem.tensors[i]
-        return tensor.page_in_j + (0.0 if i in self.written else tensor.page_out_j)
+        cost = tensor.page_in_j + self.second_j * tensor.page_in_s
+        if i not in self.written:
+            cost += tensor.page_out_j + self.second_j * tensor.page_out_s
+        return cost
 
     def _recompute_cost(self, i: int, depth: int) -> float:
-        """Joules of bringing tensor i back by computing, from what is resident now; infinite where it can't be."""
+        """What bringing tensor i back by computing costs, from what is resident now; infinite where it can't be."""
         producer = self.problem.tensors[i].producer
         if producer not in self.recomputable or depth > 24:
             return float("inf")
-        cost = self.problem.operators[producer].energy_j
+        cost = self.problem.operators[producer].energy_j + self.second_j * self.problem.operators[producer].time_s
         for u in self.problem.operators[producer].inputs:
             if u not in self.resident:
                 other = self._recompute_cost(u, depth + 1)
@@ -145,8 +149,11 @@ class _Replay:
                 self._evict(i)
 
 
-def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool) -> Schedule | None:
+def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool, second_j: float = 0.0) -> Schedule | None:
     """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
+
+    second_j
+        What a second counts for beside its energy, in joules: more, where a deadline is short.
 
     It isn't simulated: the order of recomputes in a plan may need a little more than the replay did.
     """
@@ -154,7 +161,7 @@ def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool) -> Sc
         j for j, operator in enumerate(problem.operators) if remat and operator.recomputable and not operator.backward
     )
     try:
-        return _Replay(problem, ram_bytes, paging and problem.paging, again).run()
+        return _Replay(problem, ram_bytes, paging and problem.paging, again, second_j).run()
     except _StuckError:
         return None
     except RecursionError:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import PlanError
 from poetopt.formulations import formulation
+from poetopt.formulations.retention.late import writes_again
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
-from poetopt.plan.transfers import plan_transfers
+from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -32,12 +33,26 @@ class Candidate:
     value: float
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why a schedule that keeps the budget was refused: its layout took too many bytes, or its plan too long.
+
+    hidden_share
+        Of a late one: the part of its transfers' time that its plan hides.
+    """
+
+    arena_excess: int = 0
+    late_s: float = 0.0
+    hidden_share: float = 1.0
+
+
 @dataclass
 class Incumbent:
     """Keeps the best candidate offered.
 
     `arena_excess` is the least number of bytes by which a plan failed only for its layout, and
-    `makespan_excess_s` the same for the deadline: the solve loop tightens by these.
+    `makespan_excess_s` the same for the deadline, with the `hidden_share` of that plan: the solve loop tightens by
+    these.
     """
 
     problem: Problem
@@ -45,8 +60,9 @@ class Incumbent:
     best: Candidate | None = None
     arena_excess: int | None = None
     makespan_excess_s: float | None = None
-    _seen: dict[Schedule, int] = field(default_factory=dict)
-    """Schedules that were offered, with the bytes by which their layout alone failed (0: it didn't)."""
+    hidden_share: float = 1.0
+    _seen: dict[Schedule, Refusal | None] = field(default_factory=dict)
+    """Schedules that were offered, and whether layout or clock refused them."""
 
     def __post_init__(self) -> None:
         self._judge = formulation(self.options.formulation)
@@ -60,9 +76,9 @@ class Incumbent:
     def offer(self, schedule: Schedule) -> bool:
         """Simulate the plan of `schedule`; keep it if it is valid and better. Says whether it was kept."""
         if schedule in self._seen:
-            self._too_wide(self._seen[schedule])
+            self._note(self._seen[schedule])
             return False
-        self._seen[schedule] = 0
+        self._seen[schedule] = None
         plan = plan_of(self.problem, schedule)
         try:
             simulation = simulate(plan)
@@ -89,18 +105,37 @@ class Incumbent:
                 simulation = simulate(plan)
                 time_s = self._time_s(simulation)
             if time_s > self.options.deadline_s * (1 + RELATIVE_TOLERANCE):
-                excess_s = time_s - self.options.deadline_s
-                self.makespan_excess_s = min(excess_s, self.makespan_excess_s or excess_s)
+                seen_s = max(0.0, time_s - simulation.compute_s)
+                share = 1 - seen_s / simulation.transfer_s if simulation.transfer_s else 1.0
+                self._seen[schedule] = Refusal(late_s=time_s - self.options.deadline_s, hidden_share=max(0.0, share))
+                self._note(self._seen[schedule])
                 return False
         laid_out = lay_out(plan, ram_bytes=self._room)
         arena = arena_bytes(laid_out)
         if arena > self._room:
-            self._seen[schedule] = arena - self._room
-            self._too_wide(self._seen[schedule])
+            self._seen[schedule] = Refusal(arena_excess=arena - self._room)
+            self._note(self._seen[schedule])
             return False
         self.best = Candidate(schedule, laid_out, simulation, arena, value)
-        self.arena_excess = self.makespan_excess_s = None
+        self.forget()
         return True
+
+    def forget(self) -> None:
+        """Begin to look for the least excess anew."""
+        self.arena_excess = self.makespan_excess_s = None
+        self.hidden_share = 1.0
+
+    def refused(self, schedule: Schedule) -> Refusal | None:
+        """Why layout or clock refused a schedule that was offered, or None where they didn't."""
+        return self._seen.get(schedule)
+
+    def hopeless(self, schedule: Schedule) -> bool:
+        """Whether no plan of a schedule that was refused as late is in time, by proof."""
+        limit = self.options.deadline_s
+        if limit is None or self.options.deadline_model is DeadlineModel.PAPER or writes_again(self.problem, schedule):
+            return False
+        plan = plan_of(self.problem, schedule)
+        return out_of_reach(plan, self._ram_bytes, limit * (1 + RELATIVE_TOLERANCE))
 
     def hide_transfers(self) -> None:
         """Queue the best plan's transfers so that the CPU waits least, where its layout still fits then."""
@@ -125,6 +160,10 @@ class Incumbent:
             return simulation.compute_s
         return simulation.makespan_s
 
-    def _too_wide(self, excess: int) -> None:
-        if excess:
-            self.arena_excess = min(excess, self.arena_excess or excess)
+    def _note(self, refusal: Refusal | None) -> None:
+        if refusal is None:
+            return
+        if refusal.arena_excess:
+            self.arena_excess = min(refusal.arena_excess, self.arena_excess or refusal.arena_excess)
+        elif self.makespan_excess_s is None or refusal.late_s < self.makespan_excess_s:
+            self.makespan_excess_s, self.hidden_share = refusal.late_s, refusal.hidden_share

@@ -29,6 +29,11 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
+"""What a second costs, in units of the power that computing takes, where schedules of least energy come late."""
+QUICK_SHARE = 0.1
+"""Share of the time limit that schedules of those prices may take."""
+
 
 def solve(
     problem: Problem, options: Options, listener: Listener | None = None, *, starts: Sequence[Schedule] = ()
@@ -115,6 +120,34 @@ def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> 
                 run.starts.insert(0, schedule)
                 if not strict:
                     run.say("heuristic")
+    if trial.best is None and options.deadline_s is not None:
+        _quick_schedules(run, trial, strict)
+
+
+def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
+    """Heuristic plans where those of least energy come late: a second has a price, and targets lie closer together.
+
+    All targets of one price are tried, since the best plan counts; dearer seconds only where there is none.
+    """
+    options = run.options
+    watts = run.problem.baseline_energy_j / (run.problem.baseline_time_s or 1.0)
+    until = time.monotonic() + QUICK_SHARE * options.time_limit_s
+    modes = [(options.paging, options.remat, times * watts) for times in QUICK_PRICES]
+    modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
+    for paging, remat, second_j in modes:
+        if not (paging or remat):
+            continue
+        for percent in range(100, 50, -2):
+            if time.monotonic() > until:
+                return
+            ram_bytes = options.ram_bytes * percent // 100
+            schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j)
+            if schedule is not None and trial.offer(schedule):
+                run.starts.insert(0, schedule)
+                if not strict:
+                    run.say("heuristic")
+        if trial.best is not None:
+            return
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:

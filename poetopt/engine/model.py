@@ -10,14 +10,19 @@ from poetopt.formulations.language import Formulation
 from poetopt.problem import Problem
 
 
-def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str) -> Any:
-    """The model of `problem` in `scope`, with the budget and the deadline of `options`."""
+def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str, *, hidden_share: float = 1.0) -> Any:
+    """The model of `problem` in `scope`, with the budget and the deadline of `options`.
+
+    hidden_share
+        See `Limits`.
+    """
     paper = options.deadline_model is DeadlineModel.PAPER
     return chosen.build(
         problem,
         ram_bytes=options.ram_bytes,
         compute_s=options.deadline_s if paper else None,
         makespan_s=None if paper else options.deadline_s,
+        hidden_share=hidden_share,
         scope=scope,
         paging=options.paging,
         remat=options.remat,

@@ -11,6 +11,7 @@ class Ending(Enum):
 
     FINISHED = "solved within the gap"
     STOPPED = "out of time"
+    REFUSED = "solved, and its best schedule was refused by the layout or the clock"
     INFEASIBLE = "proven to have no schedule"
 
 

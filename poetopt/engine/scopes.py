@@ -17,6 +17,8 @@ WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
 WARM_UP_SHARE = 0.35
 """Share of the remaining time that one of them may take."""
+PATIENCE = 0.2
+"""Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
 
 def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
@@ -48,7 +50,8 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         run.bound = 0.0
         inner = last if last is not None and (last.closed or last.infeasible) else None
         try:
-            last = search_scope(run, chosen, scope, inner)
+            patience = 0.0 if warm_up else PATIENCE if automatic else 1.0
+            last = search_scope(run, chosen, scope, inner, patience)
         except KeyboardInterrupt:
             run.interrupted = True
             return _interrupted(run, scope, last)
@@ -68,6 +71,8 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             break
     if last is None:
         raise AssertionError("no scope was tried")
+    if automatic and run.incumbent.best is None and not last.infeasible and run.remaining_s > 1.0:
+        last = search_scope(run, chosen, last.asked, None, 1.0)
     return _better_claim(proven, last, run.options.gap)
 
 

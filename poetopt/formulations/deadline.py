@@ -5,10 +5,12 @@ With C the compute seconds above one pass, X the seconds on the transfer channel
 $$ \begin{aligned}
    \Psi + C &\le \mu        && \text{the paper's model (eq. 3)} \\
    \Psi + C + X &\le \mu    && \text{the makespan of a device without DMA, exact} \\
-   \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA}
+   \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA} \\
+   \Psi + C + (1 - \eta) X &\le \mu && \text{where at most the share } \eta \text{ of transfers counts as hidden}
    \end{aligned} $$
 
-With DMA, how much of the transfers can be hidden at all is the matter of the block `hiding` (`retention` has it).
+The last row is none of the deadline's: the solve loop tightens by it. With $\eta = 0$ every order of the transfers is
+in time. How much of the transfers can be hidden at all with DMA is the matter of block `hiding` (`retention` has it).
 
 Source: eq. 3 of the paper; the makespan is the simulator's.
 """
@@ -38,6 +40,12 @@ def _build(block: PyomoBlock) -> None:
     if limits.makespan_s is not None:
         if problem.dma:
             rows += [(compute, limits.makespan_s - one_pass), (transfer, limits.makespan_s)]
+            if limits.hidden_share < 1:
+                seen = [
+                    Terms(part.variables, [(1 - limits.hidden_share) * c for c in part.coefficients])
+                    for part in transfer
+                ]
+                rows.append(([*compute, *seen], limits.makespan_s - one_pass))
         else:
             rows.append(([*compute, *transfer], limits.makespan_s - one_pass))
 

@@ -117,11 +117,15 @@ class Limits:
         Bound on the sum of all compute times, or None.
     makespan_s
         Bound on compute and transfers as the device overlaps them, or None.
+    hidden_share
+        On a device with DMA, at most this part of the transfers' time counts as hidden; below 1 the model is tighter
+        than the deadline.
     """
 
     ram_bytes: int
     compute_s: float | None = None
     makespan_s: float | None = None
+    hidden_share: float = 1.0
 
 
 @runtime_checkable
@@ -238,6 +242,9 @@ class Formulation:
         lies outside the space.
     labels
         Optional: model -> a readable name of each entry of its variables, for model files.
+    gives_up
+        Optional: (model, a schedule, its values as of `start`) -> a row that every schedule in time satisfies and that
+        one doesn't, where it has no plan in time.
     """
 
     name: str
@@ -253,6 +260,7 @@ class Formulation:
     strict: bool = False
     simulated: tuple[str, ...] = ()
     labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
+    gives_up: Callable[[Any, Schedule, list[tuple[Any, Floats]]], Row] | None = None
 
     @property
     def judged(self) -> bool:
@@ -356,6 +364,7 @@ class Formulation:
         ram_bytes: int,
         compute_s: float | None = None,
         makespan_s: float | None = None,
+        hidden_share: float = 1.0,
         scope: str = "full",
         paging: bool = True,
         remat: bool = True,
@@ -364,15 +373,15 @@ class Formulation:
 
         ram_bytes
             Budget of everything that is not resident.
-        compute_s, makespan_s
-            Bounds on the step's time, in seconds (see `Limits`).
+        compute_s, makespan_s, hidden_share
+            Bounds on the step's time, in seconds, and how much of the transfers may hide (see `Limits`).
         scope
             Which recomputations exist: `full`, `forward` or `depth:D`.
         paging, remat
             False leaves the decisions (and their blocks) out.
         """
         room = ram_bytes - self.reserve_bytes(problem)
-        limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s)
+        limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
         return self.abstract(space).create_instance()
 

@@ -18,6 +18,7 @@ from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.hiding import hiding
 from poetopt.formulations.retention.labels import labels
+from poetopt.formulations.retention.late import gives_up
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
@@ -121,6 +122,7 @@ retention = Formulation(
     deepening=True,
     depth=scope_depth,
     beyond=beyond,
+    gives_up=gives_up,
     simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "wake", "deadline", "hiding"),
 )
 build = retention.build

@@ -11,7 +11,8 @@ $$ \begin{aligned}
    \sum_t h_{z,t} + h'_{z,t} \le d_z z, \quad h_{z,t} &\le \min(d_z, \Psi_t)\, z
    \end{aligned} $$
 
-where U_t is what the stage row of block `memory` counts, and t runs over the transfer's window: for a page-in at q of
+where h is 0 where the buffer and what stage t's operator touches exceed the budget by themselves, U_t is what the stage
+row of block `memory` counts, and t runs over the transfer's window: for a page-in at q of
 tensor i, after the last real use of i before q (it was in RAM then, in a buffer that is gone) and before q; for a
 page-out, after the operator that writes i and before its first page-in. A page-out of what is kept through stage t
 anyway takes no further room there.
@@ -205,11 +206,12 @@ class _Hiding:
     def _page_in(self, y: int) -> _Transfer:
         w = self.windows
         stages = np.arange(int(w.in_after[y]) + 1, int(w.in_before[y]))
-        stages = stages[w.own_s[stages] > 0]
+        nbytes = float(self.space.tensor_bytes[w.in_tensor[y]])
+        stages = stages[(w.own_s[stages] > 0) & (w.fixed[stages] + nbytes <= self.space.room_bytes)]
         return _Transfer(
             value=float(self.p[y]),
             seconds=float(self.in_s[y]),
-            nbytes=float(self.space.tensor_bytes[w.in_tensor[y]]),
+            nbytes=nbytes,
             stages=stages,
             recompute_stages=np.arange(int(w.in_after[y]) + 1, int(w.in_before[y]) + 1),
             kept=np.full(len(stages), NEVER),
@@ -234,6 +236,8 @@ class _Hiding:
                 kept[n] = ALWAYS
             elif at + 1 < last:
                 kept[n] = at + 1
+        fits = (kept == ALWAYS) | (w.fixed[stages] + space.tensor_bytes[i] <= space.room_bytes)
+        stages, kept = stages[fits], kept[fits]
         active = self.o[x] > ACTIVE
         held = (kept == ALWAYS) | ((kept >= 0) & (self.k[np.maximum(kept, 0)] >= 0.5))
         return _Transfer(

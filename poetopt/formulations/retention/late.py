@@ -1,0 +1,62 @@
+r"""What a schedule that comes late says of others: a row.
+
+Let R, P and K be the recomputes, page-ins and kept intervals of a schedule of which no plan is over in time, and N the
+recomputes that write a tensor of P again before its first page-in (R has none of them). Every schedule in time that
+wastes nothing satisfies
+
+$$ \sum_{x \in R \cup P \cup K} (1 - x) + \sum_{x \in N} x \ge 1. $$
+
+*Proof.* Say that a plan in time does all of R, P and K, and none of N. Leave out whatever else it does. What is left is
+a plan of the schedule: K has all that this one keeps, and a tensor that it pages in was written out while it was there
+for the first time, which it still is. Computes and transfers that are left out delay nothing (each event begins at the
+latest end of those it waits for), and nothing takes more room. So it is in time as well, which none is.
+
+N matters because a page-out may belong to any stay of its tensor, and a recompute makes one more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from poetopt.formulations.language import Floats, Row
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+def first_page_ins(schedule: Schedule) -> dict[int, int]:
+    """Tensor -> the stage of its first page-in."""
+    return {i: stage for stage, i in sorted(schedule.page_ins, reverse=True)}
+
+
+def writes_again(problem: Problem, schedule: Schedule) -> bool:
+    """Whether a paged tensor is recomputed before its first page-in: the row then doesn't hold."""
+    first = first_page_ins(schedule)
+    return any(
+        stage <= first.get(i, -1)
+        for stage, operator in schedule.recomputes
+        for i in problem.operators[operator].outputs
+    )
+
+
+def gives_up(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> Row:
+    """The row of `schedule`, of which no plan is in time, and which has these values in the model."""
+    space: RetentionSpace = model.space
+    variables: list[Any] = []
+    for variable, array in values:
+        if variable is model.paging.o:  # follows from the page-ins
+            continue
+        entries = list(variable.values())
+        variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
+    active = len(variables)
+    first = first_page_ins(schedule)
+    made = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
+    again = list(model.recompute.r.values())
+    for x, (operator, stage) in enumerate(made):
+        if any(stage <= first.get(i, -1) for i in space.problem.operators[operator].outputs):
+            variables.append(again[x])
+    signs = [-1.0] * active + [1.0] * (len(variables) - active)
+    return Row(variables, signs, 1.0 - active, math.inf, 1.0, "late", core=True, block="hiding")

@@ -1,0 +1,85 @@
+"""The row of a schedule that is late by proof: it breaks it, and no schedule in time does."""
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyomo")
+
+from poetopt.formulations import formulation
+from poetopt.formulations.language import Limits, Row
+from poetopt.formulations.retention.late import gives_up, writes_again
+from poetopt.formulations.retention.space import retention_space
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.simulate import simulate
+from poetopt.plan.transfers import out_of_reach, plan_transfers
+from poetopt.testing.exhaustive import decisions, valid
+from tests.problems import random_tight
+
+MOST = 9
+"""Decisions of a problem, at most: all their subsets are tried."""
+
+
+def _value(row: Row, values: list[tuple[Any, Any]]) -> float:
+    known = {id(one): x for variable, array in values for one, x in zip(variable.values(), array, strict=True)}
+    return float(sum(known[id(one)] * c for one, c in zip(row.variables, row.coefficients, strict=True)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
+    retention = formulation("retention")
+    rng = random.Random(seed)
+    rows = late = 0
+    for _ in range(60):
+        problem, budget = random_tight(rng, operators=5, dma=True)
+        space = retention_space(problem, Limits(ram_bytes=budget), "full", True, True)
+        recomputes, page_ins = decisions(space)
+        if not page_ins or len(recomputes) + len(page_ins) > MOST:
+            continue
+        found = []
+        for schedule, plan, _ in valid(space, budget):
+            ordered = plan_transfers(plan, budget)
+            if schedule_of(ordered) == schedule:  # the others waste something
+                found.append((simulate(ordered).makespan_s, schedule, plan))
+        times = sorted({makespan for makespan, _, _ in found})
+        if len(times) < 2:
+            continue
+        deadline_s = times[len(times) // 4] * (1 + 1e-9)
+        model = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
+        values = {schedule: retention.start(model, schedule) for _, schedule, _ in found}
+        for makespan, schedule, plan in found:
+            own = values[schedule]
+            if own is None or makespan <= deadline_s or writes_again(problem, schedule):
+                continue
+            late += 1
+            if not out_of_reach(plan, budget, deadline_s):
+                continue
+            rows += 1
+            row = gives_up(model, schedule, own)
+            assert _value(row, own) < row.lower
+            for other, in_time, _ in found:
+                kept = values[in_time]
+                assert other > deadline_s or kept is None or _value(row, kept) >= row.lower
+        if rows > 40:
+            break
+    assert 0 < rows <= late
+
+
+def test_what_may_hide_is_a_row_between_both_kinds_of_device() -> None:
+    """With nothing hidden, whatever the model takes is in time in the plainest order."""
+    retention = formulation("retention")
+    rng = random.Random(3)
+    for _ in range(20):
+        problem, budget = random_tight(rng, operators=5, dma=True)
+        deadline_s = 1.3 * problem.baseline_time_s
+        loose = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
+        tight = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s, hidden_share=0.0)
+        assert len(tight.deadline.within) == len(loose.deadline.within) + 1
+        space = retention_space(problem, Limits(ram_bytes=budget), "full", True, True)
+        if sum(map(len, decisions(space))) > MOST:
+            continue
+        for schedule, plan, simulation in valid(space, budget):
+            serial_s = simulation.compute_s + simulation.transfer_s
+            if retention.start(tight, schedule) is not None and serial_s <= deadline_s:
+                assert simulate(plan).makespan_s <= deadline_s * (1 + 1e-9)
