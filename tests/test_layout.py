@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,8 @@ def part_of(path: Path) -> str:
 
 @pytest.mark.parametrize("name", LINKS)
 def test_links_at_the_root(name: str) -> None:
+    if (ROOT / "PKG-INFO").exists():
+        pytest.skip("a source distribution has no links")
     link = ROOT / name
     assert link.is_symlink()
     assert os.readlink(link) == f"poetopt/{name}"
@@ -112,6 +115,26 @@ def test_only_the_package_is_packaged(tmp_path: Path) -> None:
     assert {path.split(os.sep)[0] for path in files} == {"poetopt"}
     assert os.path.join("poetopt", "py.typed") in files
     assert os.path.join("poetopt", "devices", "catalogue", "a72.toml") in files
+
+
+def test_a_wheel_from_the_source_distribution_is_whole(tmp_path: Path) -> None:
+    """What `python -m build` does: the wheel is built from the unpacked archive, not from the tree."""
+    pytest.importorskip("hatchling")
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
+    (archive,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path / "made"), versions=["standard"])
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    present = {path.relative_to(unpacked).parts[0] for path in unpacked.iterdir()}
+    assert {".ci", "CITATION.cff", "LICENSE", "Makefile", "README.md", "docs", "tests"} <= present
+    assert not present & set(LINKS)
+    wheel = {file.distribution_path for file in WheelBuilder(str(unpacked)).recurse_included_files()}
+    tree = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert wheel == tree
+    names = {path.name for path in ROOT.iterdir() if path.suffix in (".md", ".cff", ".txt") or path.name == ".ci"}
+    assert names <= present
 
 
 def test_version_stands_once_for_all() -> None:
