@@ -145,10 +145,22 @@ def _storage(moves: Mapping[str, Sequence[tuple[float, float]]], dma: bool, show
 
 
 def _rows(text: str, shown: str) -> Iterable[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, strict=True)
+    try:
+        yield from _read(reader, shown)
+    except csv.Error as error:
+        raise DeviceError(f"{shown}: it is no table: {error}; look for a quote that is not closed") from error
+
+
+def _read(reader: csv.DictReader[str], shown: str) -> Iterable[tuple[int, dict[str, str]]]:
     given = [name.strip() for name in reader.fieldnames or ()]
     if "operator" not in given or "time_s" not in given:
-        raise DeviceError(f"{shown}: the first line must name the columns, operator and time_s among them: {COLUMNS}")
+        raise DeviceError(
+            f"{shown}: the first line must name the columns, separated by commas: operator and time_s, and of "
+            f"{', '.join(COLUMNS[2:])} what there is"
+        )
+    if repeated := [name for name in COLUMNS if given.count(name) > 1]:
+        raise DeviceError(f"{shown}: the column {repeated[0]} is there twice; leave one of them out")
     if unknown := [name for name in given if name not in COLUMNS]:
         raise DeviceError(f"{shown}: unknown column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
     reader.fieldnames = given

@@ -294,6 +294,7 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
         (["page_in,1,100", "page_out,1,0"], "page_out: no transfer of at least one byte"),
         (["page_in,1,100", "page_out,2,1", "page_out,1,1000"], "larger transfers took no longer"),
         ([], "it holds no measurement"),
+        (["fc1,1,", '"fc1,2,'], "look for a quote that is not closed"),
     ],
 )
 def test_measurements_that_can_t_be_are_refused_with_the_line(tmp_path: Path, rows: list[str], message: str) -> None:
@@ -301,7 +302,9 @@ def test_measurements_that_can_t_be_are_refused_with_the_line(tmp_path: Path, ro
         measured(tmp_path, rows)
 
 
-@pytest.mark.parametrize("header", ["operator,seconds", "name,time_s", "operator,time_s,colour"])
+@pytest.mark.parametrize(
+    "header", ["operator,seconds", "name,time_s", "operator,time_s,colour", "operator;time_s", "operator,time_s,time_s"]
+)
 def test_columns_must_be_known(tmp_path: Path, header: str) -> None:
     with pytest.raises(DeviceError, match="column"):
         measured(tmp_path, [], header)
