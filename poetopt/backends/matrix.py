@@ -133,6 +133,10 @@ class Matrix:
             row_upper=np.concatenate([self.row_upper, below.row_upper]),
         )
 
+    def scaled(self, factor: float) -> Matrix:
+        """The same with the objective times `factor`."""
+        return replace(self, costs=self.costs * factor, constant=self.constant * factor)
+
     @cached_property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""

@@ -13,10 +13,18 @@ WIDTH = 100
 
 
 def mps_lines(
-    matrix: Matrix, columns: Sequence[str], rows: Sequence[str], *, scale: float | None = None, relaxed: bool = False
+    matrix: Matrix,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    *,
+    objective: str = "overhead_j",
+    scale: float | None = None,
+    relaxed: bool = False,
 ) -> Iterator[str]:
     """The lines of a free-format MPS file. Names hold no blanks.
 
+    objective
+        Its name.
     scale
         Multiplies the objective, whose constant is left out then; None: the objective as it is.
     relaxed
@@ -24,7 +32,7 @@ def mps_lines(
     """
     lower, upper = matrix.row_lower, matrix.row_upper
     kinds = np.where(lower == upper, "E", np.where(np.isfinite(upper), "L", np.where(np.isfinite(lower), "G", "N")))
-    yield "NAME poetopt FREE\nROWS\n N overhead_j\n"
+    yield f"NAME poetopt FREE\nROWS\n N {objective}\n"
     yield "".join(f" {kind} {name}\n" for kind, name in zip(kinds.tolist(), rows, strict=True))
     yield "COLUMNS\n"
     by_column = matrix.rows.tocsc()
@@ -39,13 +47,13 @@ def mps_lines(
             markers += 1
         begin, end = starts[x], starts[x + 1]
         if costs[x] or begin == end:
-            yield f" {name} overhead_j {costs[x]!r}\n"
+            yield f" {name} {objective} {costs[x]!r}\n"
         yield "".join(f" {name} {rows[indices[k]]} {values[k]!r}\n" for k in range(begin, end))
     if inside:
         yield f" MARKER{markers} 'MARKER' 'INTEND'\n"
     yield "RHS\n"
     if scale is None and matrix.constant:
-        yield f" RHS overhead_j {-matrix.constant!r}\n"
+        yield f" RHS {objective} {-matrix.constant!r}\n"
     sides = np.where(np.isfinite(upper), upper, np.where(np.isfinite(lower), lower, 0.0)).tolist()
     yield "".join(f" RHS {name} {side!r}\n" for name, side in zip(rows, sides, strict=True) if side)
     ranged = np.flatnonzero(np.isfinite(lower) & np.isfinite(upper) & (lower != upper)).tolist()
@@ -73,13 +81,15 @@ def _bounds(matrix: Matrix, columns: Sequence[str]) -> Iterator[str]:
         yield f" PL BOUND {name}\n" if high == np.inf else f" UP BOUND {name} {high!r}\n"
 
 
-def lp_lines(matrix: Matrix, columns: Sequence[str], rows: Sequence[str]) -> Iterator[str]:
+def lp_lines(
+    matrix: Matrix, columns: Sequence[str], rows: Sequence[str], *, objective: str = "overhead_j"
+) -> Iterator[str]:
     """The lines of an LP file. Names keep to letters, digits, `_` and `.`, and begin with a letter that isn't `e`."""
     used = np.flatnonzero(matrix.costs).tolist()
     yield "Minimize\n"
-    objective = _sum([float(matrix.costs[x]) for x in used], [columns[x] for x in used])
+    costs = _sum([float(matrix.costs[x]) for x in used], [columns[x] for x in used])
     constant = f" {'-' if matrix.constant < 0 else '+'} {abs(matrix.constant)!r}" if matrix.constant else ""
-    yield f" overhead_j:{objective or ' 0 ' + columns[0]}{constant}\n"
+    yield f" {objective}:{costs or ' 0 ' + columns[0]}{constant}\n"
     yield "Subject To\n"
     starts, indices = matrix.rows.indptr.tolist(), matrix.rows.indices.tolist()
     values = matrix.rows.data.tolist()

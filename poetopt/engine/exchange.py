@@ -21,6 +21,7 @@ from poetopt.engine.cutting import cut
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import impossible
 from poetopt.engine.model import model_of, session_of
+from poetopt.engine.scaling import Unit, unit_of
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import InfeasibleError, OptionError, PlanError
 from poetopt.files import write_atomically
@@ -45,6 +46,9 @@ class Exported:
 
     rows, found
         All rows, and those among them that separators found: cuts, and rows of the model that it needs lazily.
+    objective, objective_unit, objective_scale
+        The objective's name in the file and its unit, of which so many are a joule (or a second, where time is
+        minimised): what the solver says of its optimum is in it.
     """
 
     path: str
@@ -53,11 +57,14 @@ class Exported:
     integers: int
     rows: int
     found: int
+    objective: str
+    objective_unit: str
+    objective_scale: float
 
     def __str__(self) -> str:
         return (
             f"{self.path}: {self.columns:,} variables ({self.integers:,} whole), {self.rows:,} rows "
-            f"({self.found:,} found by separators), scope {self.scope}; minimise overhead_j"
+            f"({self.found:,} found by separators), scope {self.scope}; minimise {self.objective} (in {self.objective_unit})"
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -90,17 +97,19 @@ def export(
     for file in also:
         point = _point(proper, _values(os.fspath(file), read_solution(file), columns))
         added += [row for row in chosen.separate(model, point) if row.core]
-    whole = proper.extended(added)
+    unit = unit_of(chosen.goal, chosen.goal.baseline(problem, chosen.baseline_j(problem)))
+    whole = proper.extended(added).scaled(unit.scale)
     rows = row_names(proper, added)
     if suffix == ".nl":
-        write_nl(shown, model, added, dict(zip(map(id, proper.columns.variables), columns, strict=True)))
-    elif suffix == ".mps":
-        head = "".join(f"* {line}\n" for line in _head(problem, options, chosen, scope, bool(added)))
-        write_atomically(shown, head + "".join(mps_lines(whole, columns, rows)))
+        names = dict(zip(map(id, proper.columns.variables), columns, strict=True))
+        write_nl(shown, model, whole, added, names, objective=unit.name)
     else:
-        head = "".join(f"\\ {line}\n" for line in _head(problem, options, chosen, scope, bool(added)))
-        write_atomically(shown, head + "".join(lp_lines(whole, columns, rows)))
-    return Exported(shown, scope, len(columns), int(whole.integer.sum()), len(rows), len(added))
+        lines, mark = (mps_lines, "*") if suffix == ".mps" else (lp_lines, "\\")
+        head = "".join(f"{mark} {line}\n" for line in _head(problem, options, chosen, scope, unit, bool(added)))
+        write_atomically(shown, head + "".join(lines(whole, columns, rows, objective=unit.name)))
+    return Exported(
+        shown, scope, len(columns), int(whole.integer.sum()), len(rows), len(added), unit.name, unit.symbol, unit.scale
+    )
 
 
 def _model(problem: Problem, options: Options) -> tuple[Formulation, Any, str]:
@@ -127,12 +136,13 @@ def _found(chosen: Formulation, model: Any, options: Options) -> list[Row]:
     return list(session.added)
 
 
-def _head(problem: Problem, options: Options, chosen: Formulation, scope: str, lazily: bool) -> list[str]:
+def _head(problem: Problem, options: Options, chosen: Formulation, scope: str, unit: Unit, lazily: bool) -> list[str]:
     """Comment lines: what this is, what the names mean, and how a solution goes back."""
     lines = [
         f"poetopt: {problem.name} on {problem.device}, {chosen.name} in the scope {scope}, "
         f"{options.ram_bytes} bytes of RAM" + ("" if options.deadline_s is None else f", {options.deadline_s!r} s"),
-        "minimise overhead_j, the joules above one compute of each operator",
+        f"minimise {unit.name}: {chosen.goal.name} above one compute of each operator; "
+        f"{unit.scale:,.0f} of the unit are one {chosen.goal.unit}, as solvers' tolerances are absolute",
         "names: what is decided, sT the stage T, the operator's or tensor's number and name",
         "back: poetopt import-solution MODEL SOLUTION with the options of the export",
     ]

@@ -17,8 +17,12 @@ from poetopt.backends.names import distinct
 from poetopt.backends.solution_file import read_solution
 from poetopt.engine.exchange import export, import_solution
 from poetopt.engine.loop import solve
+from poetopt.engine.scaling import LEAST, unit_of
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import InfeasibleError, OptionError, PlanError
+from poetopt.formulations import formulation
+from poetopt.formulations.energy_budget import energy_budget
+from poetopt.formulations.goal import ENERGY
 from poetopt.problem import Problem
 from tests.backends.solvers import installed
 from tests.problems import random_tight
@@ -88,6 +92,102 @@ def test_round_trip(problem: Problem, options: Options, tmp_path: Path, name: st
     assert found.status is Status.FEASIBLE
     assert found.simulation.overhead_j == pytest.approx(best.simulation.overhead_j, rel=1e-6)
     assert f"{name} format" in found.reason
+
+
+def optimum_highs(model: Path) -> float:
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.readModel(str(model))
+    solver.run()
+    return float(solver.getInfo().objective_function_value)
+
+
+def optimum_gurobi(model: Path) -> float:
+    gurobipy = pytest.importorskip("gurobipy")
+    read = gurobipy.read(str(model), gurobipy.Env(params={"OutputFlag": 0}))
+    read.optimize()
+    return float(read.ObjVal)
+
+
+def optimum_cbc(model: Path) -> float:
+    installed("cbc")
+    by_cbc(model, model.with_suffix(".sol"))
+    head = model.with_suffix(".sol").read_text().splitlines()[0]
+    assert head.startswith("Optimal")
+    return float(head.split()[-1])
+
+
+def optimum_scip(model: Path) -> float:
+    pyscipopt = pytest.importorskip("pyscipopt")
+    scip = pyscipopt.Model()
+    scip.hideOutput()
+    scip.readProblem(str(model))
+    scip.optimize()
+    assert scip.getStatus() == "optimal"
+    return float(scip.getObjVal())
+
+
+OPTIMA = {"HiGHS": optimum_highs, "Gurobi": optimum_gurobi, "CBC": optimum_cbc, "SCIP": optimum_scip}
+
+
+@pytest.fixture(scope="module")
+def millijoules() -> tuple[Problem, Options, float]:
+    """A step whose costs, in joules, are below what solvers can tell from nothing; and its least overhead."""
+    problem = po.load("lenet").differentiate().cost("m4")
+    options = Options(ram_bytes=po.store_all_peak_bytes(problem) * 97 // 100, scope="forward", gap=0.0, threads=1)
+    best = solve(problem, options)
+    assert best.status is Status.OPTIMAL
+    assert best.simulation is not None
+    assert min(operator.energy_j for operator in problem.operators if operator.energy_j) < 1e-5
+    return problem, options, best.simulation.overhead_j
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [(n, s) for n in OPTIMA for s in ("mps", "lp", "nl") if n == "SCIP" or s != "nl"]
+)
+def test_solvers_with_tolerances_of_their_own_reach_the_optimum(
+    millijoules: tuple[Problem, Options, float], tmp_path: Path, name: str, suffix: str
+) -> None:
+    problem, options, best = millijoules
+    written = export(problem, options, tmp_path / f"model.{suffix}")
+    found = OPTIMA[name](tmp_path / f"model.{suffix}") / written.objective_scale
+    assert found == pytest.approx(best, rel=1e-6)
+
+
+def test_the_objective_says_its_unit(millijoules: tuple[Problem, Options, float], tmp_path: Path) -> None:
+    problem, options, _ = millijoules
+    written = export(problem, options, tmp_path / "model.mps")
+    told = (written.objective, written.objective_unit, written.objective_scale)
+    assert told == ("overhead_uj", "µJ", 1e6)
+    assert {
+        "objective": told[0],
+        "objective_unit": told[1],
+        "objective_scale": told[2],
+    }.items() <= written.to_dict().items()
+    assert "overhead_uj (in µJ)" in str(written)
+    text = (tmp_path / "model.mps").read_text()
+    assert text.isascii()
+    assert "1,000,000 of the unit are one J" in text.partition("NAME")[0]
+    assert "\n N overhead_uj\n" in text
+    quick = replace(options, formulation=formulation("retention").with_block(energy_budget(1.0)))
+    assert export(problem, quick, tmp_path / "model.nl").objective == "time_us"
+    assert (tmp_path / "model.row").read_text().split()[-1] == "time_us"
+
+
+@pytest.mark.parametrize(
+    ("one_pass", "name", "scale"),
+    [
+        (3e5, "overhead_j", 1.0),
+        (21.2, "overhead_mj", 1e3),
+        (0.02, "overhead_uj", 1e6),
+        (1e-30, "overhead_fj", 1e15),
+        (0.0, "overhead_j", 1.0),
+    ],
+)
+def test_the_unit_fits_the_step(one_pass: float, name: str, scale: float) -> None:
+    unit = unit_of(ENERGY, one_pass)
+    assert (unit.name, unit.scale) == (name, scale)
+    assert not 0 < one_pass * scale < LEAST or name == "overhead_fj"
 
 
 def test_rows_that_come_late_are_asked_for(tmp_path: Path) -> None:
