@@ -161,16 +161,16 @@ def export_newer(module: nn.Module, x: Tensor, *, optimize: bool, dynamic: bool)
     return onnx.load_from_string(file.getvalue())
 
 
-def export(module: nn.Module, x: Tensor, opset: int) -> onnx.ModelProto:
-    """What the older exporter writes in training mode; the module's statistics stay as they were."""
-    module.train()
+def export(module: nn.Module, x: Tensor, opset: int, *, training: bool = True) -> onnx.ModelProto:
+    """What the older exporter writes, in training mode by default; the module's statistics stay as they were."""
+    module.train(training)
     file: Any = io.BytesIO()
     statistics = {key: value.clone() for key, value in module.state_dict().items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module, (x,), file, opset_version=opset, dynamo=False, do_constant_folding=False,
-            training=torch.onnx.TrainingMode.TRAINING,
+            training=torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL,
         )  # fmt: skip
     module.load_state_dict(statistics)
     return onnx.load_from_string(file.getvalue())

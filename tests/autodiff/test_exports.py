@@ -18,7 +18,10 @@ from tests.autodiff.oracle import run
 
 torch = pytest.importorskip("torch")
 
+from tests.autodiff.classics import classics  # noqa: E402
 from tests.autodiff.exported import Chunks, export, export_newer, networks  # noqa: E402
+from tests.autodiff.folding import pulled_back  # noqa: E402
+from tests.autodiff.newcomers import newcomers  # noqa: E402
 
 CASES = {
     "squeeze-excite": (11, 17), "unet": (11, 20), "lstm": (11, 17), "gru": (14,), "encoder": (14, 17, 20),
@@ -39,18 +42,83 @@ def test_gradients_equal_torchs(name: str, opset: int) -> None:
 def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynamic: bool) -> None:
     module, x = (Chunks(), torch.randn(2, 5, 16)) if name == "chunks" else networks()[name]
     if optimize and name in {"squeeze-excite", "mixed", "lstm", "gru"}:
-        pytest.skip("the exporter computes with these weights, so that the file's are others than the module's")
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in module.parameters():  # distinct values, so that the exporter merges none
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+        pytest.skip("the exporter computes with these weights: see the next test")
+    scatter(module, 0.05)
     model = export_newer(module.eval(), x, optimize=optimize, dynamic=dynamic and x.shape[0] > 1)
     graph = differentiate(load_onnx(model, batch=x.shape[0]))
     compare(module, x, graph, origins(read_model(model)).names)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
+@pytest.mark.parametrize("name", ["squeeze-excite", "mixed", "lstm", "gru"])
+def test_gradients_of_weights_that_the_exporter_computed(name: str) -> None:
+    module, x = networks()[name]
+    scatter(module, 0.1)
+    compare_folded(module, x)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "mobilenetv2"])
+def test_gradients_of_convolutional_networks_from_the_newer_exporter(name: str) -> None:
+    module, x = next((module, x) for key, module, x in classics() if key == name)
+    compare_folded(module, x)
+
+
+@pytest.mark.parametrize(("name", "opset"), [("resnet50", 18), ("vgg16", 11), ("mobilenetv2", 11)])
+def test_gradients_of_convolutional_networks(name: str, opset: int) -> None:
+    module, x = next((module, x) for key, module, x in classics() if key == name)
+    # in training mode torch would draw another mask for the dropout
+    model = export(module, x, opset, training=name == "resnet50")
+    compare(module.train(name == "resnet50"), x, differentiate(load_onnx(model)), {})
+
+
+@pytest.mark.parametrize("opset", [12, 20])
+@pytest.mark.parametrize("name", ["convnext", "mobile", "t5", "speech", "swin"])
+def test_gradients_of_later_networks(name: str, opset: int) -> None:
+    module, x = newcomers()[name]
+    scatter(module, 0.05)
+    trained = ",".join(key for key, _ in module.named_parameters())  # this exporter doesn't tell buffers from them
+    compare(module, x, differentiate(load_onnx(export(module, x, opset), train=trained)), {})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["convnext", "mobile", "t5", "speech", "swin"])
+def test_gradients_of_later_networks_from_the_newer_exporter(name: str, dynamic: bool) -> None:
+    module, x = newcomers()[name]
+    scatter(module, 0.05)
+    graph = differentiate(load_onnx(export_newer(module.eval(), x, optimize=False, dynamic=dynamic), batch=x.shape[0]))
+    compare(module, x, graph, {})
+
+
+def scatter(module: Any, scale: float) -> None:
+    """Distinct values and statistics, so that the exporter merges none."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for value in module.state_dict().values():
+            if value.is_floating_point():
+                value.add_(scale * torch.rand(value.shape, generator=generator))
+
+
+def compare_folded(module: Any, x: Any) -> None:
+    """Gradients of what the optimizing exporter stores, taken back to the module's parameters, against torch's."""
+    model = export_newer(module.eval(), x, optimize=True, dynamic=False)
+    graph = differentiate(load_onnx(model, batch=x.shape[0]))
+    loss, own, found = steps(module, x, graph)
+    stored = origins(read_model(model)).names
+    agree(loss, found, own, pulled_back(module, graph, found, stored))
+
+
 def compare(module: Any, x: Any, graph: TrainingGraph, stored: Mapping[str, str]) -> None:
     """Loss and gradients against torch's; a parameter that is `stored` under another name lies there transposed."""
+    loss, own, found = steps(module, x, graph)
+    wanted = {stored.get(key, key): gradient.T if key in stored else gradient for key, gradient in own.items()}
+    assert set(graph.gradients) == set(wanted)
+    agree(loss, found, wanted, {key: found[graph.gradients[key]] for key in wanted})
+
+
+def steps(module: Any, x: Any, graph: TrainingGraph) -> tuple[float, dict[str, Any], Mapping[str, Any]]:
+    """One step both ways: torch's loss and gradients by parameter, and all that the graph computes."""
     y = module(x)
     classes = y.shape[1] if y.dim() >= 4 else y.shape[-1]
     (labels,) = graph.added_inputs
@@ -62,12 +130,15 @@ def compare(module: Any, x: Any, graph: TrainingGraph, stored: Mapping[str, str]
     loss.backward()
     (data,) = (n for n in graph.inputs if n != labels)
     found = run(graph, {data: x.numpy(), labels: chosen.numpy()})
-    own = {key: torch.Tensor.numpy(parameter.grad) for key, parameter in module.named_parameters()}
-    wanted = {stored.get(key, key): gradient.T if key in stored else gradient for key, gradient in own.items()}
-    assert set(graph.gradients) == set(wanted)
-    assert abs(float(found["loss"]) - loss.item()) <= 1e-5
+    return loss.item(), {key: torch.Tensor.numpy(p.grad) for key, p in module.named_parameters()}, found
+
+
+def agree(loss: float, found: Mapping[str, Any], wanted: Mapping[str, Any], got: Mapping[str, Any]) -> None:
+    """To 1e-4 of each tensor's norm."""
+    assert abs(float(found["loss"]) - loss) <= 1e-5 * max(1.0, abs(loss))
+    assert set(got) == set(wanted)
     total = np.sqrt(sum(float(np.square(g).sum()) for g in wanted.values()))
     for key, gradient in wanted.items():
-        distance = np.linalg.norm(found[graph.gradients[key]] - gradient)
+        distance = np.linalg.norm(got[key] - gradient)
         # the gradient of a bias in front of a normalization is 0 but for rounding
         assert distance <= 1e-4 * max(float(np.linalg.norm(gradient)), 1e-3 * total), key
