@@ -64,7 +64,8 @@ class Exported:
     def __str__(self) -> str:
         return (
             f"{self.path}: {self.columns:,} variables ({self.integers:,} whole), {self.rows:,} rows "
-            f"({self.found:,} found by separators), scope {self.scope}; minimise {self.objective} (in {self.objective_unit})"
+            f"({self.found:,} found by separators), scope {self.scope}; "
+            f"minimise {self.objective} (in {self.objective_unit})"
         )
 
     def to_dict(self) -> dict[str, object]:
