@@ -6,10 +6,10 @@ $$ \begin{aligned}
    \Psi + C &\le \mu        && \text{the paper's model (eq. 3)} \\
    \Psi + C + X &\le \mu    && \text{the makespan of a device without DMA, exact} \\
    \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA} \\
-   \Psi + C + (1 - \eta) X &\le \mu && \text{where at most the share } \eta \text{ of transfers counts as hidden}
+   \Psi + C + (1 - h) X &\le \mu && \text{where at most the share h of the transfers counts as hidden}
    \end{aligned} $$
 
-The last row is none of the deadline's: the solve loop tightens by it. With $\eta = 0$ every order of the transfers is
+The last row is none of the deadline's: the solve loop tightens by it. With $h = 0$ every order of the transfers is
 in time. How much of the transfers can be hidden at all with DMA is the matter of block `hiding` (`retention` has it).
 
 Source: eq. 3 of the paper; the makespan is the simulator's.

@@ -101,7 +101,7 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no schedule has less than {bound:,} bytes")
     if deadline is not None and f"{deadline:.6g}" not in said:
-        known.append(f"the shortest feasible deadline is {deadline:.6g} s")
+        known.append(f"the shortest deadline known to be feasible is {deadline:.6g} s")
     if solution.status is Status.UNKNOWN:
         known.append("give more --time-limit, --ram or --deadline")
     elif least is None and deadline is None and "--" not in said and not solution.why:
