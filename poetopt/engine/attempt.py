@@ -209,19 +209,24 @@ def _integer(
     """
     began = time.monotonic()
     broken_s: float | None = None
+    found_late: list[Row] = []
     late = 0
 
     def improving(point: Point) -> None:
         nonlocal broken_s
         schedule = chosen.schedule(model, point)
         run.offer(schedule, "search")
-        broken = run.incumbent.refused(schedule) is not None or any(r.core for r in chosen.separate(model, point))
-        broken_s = (broken_s or time.monotonic()) if broken else None
+        rows = [row for row in chosen.separate(model, point) if row.core]
+        found_late.extend(rows)
+        broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
+
+    def closed() -> bool:
+        return standing.exact and run.closed(run.options.gap)
 
     def enough() -> bool:
-        return broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
+        return closed() or (broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began))
 
-    while not (standing.exact and run.closed(run.options.gap)) and run.remaining_s > 0:
+    while not closed() and run.remaining_s > 0:
         began, broken_s = time.monotonic(), None
         best = run.incumbent.best
         if standing.exact and best is not None:
@@ -247,14 +252,15 @@ def _integer(
             bound(best.value, "search")  # nothing that is left is better
             return Ending.FINISHED
         bound(found.bound if best is None else _proven(found.bound, cutoff, best.value), "search")
-        if found.point is None:
-            return Ending.STOPPED
+        if found.point is None or closed():
+            break
         rows = [row for row in chosen.separate(model, found.point) if row.core]
         schedule = chosen.schedule(model, found.point)
         refusal = run.incumbent.refused(schedule)
         late += refusal is not None and refusal.late_s > 0
         if rows and (patient or late < LATE):
-            session.add(rows)
+            session.add(found_late)
+            found_late.clear()
             continue
         if refusal is None:
             return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
@@ -264,7 +270,7 @@ def _integer(
         if refusal.arena_excess or not run.incumbent.hopeless(schedule):
             standing.exact = False
         session.add([chosen.gives_up(model, schedule, values)])
-    return Ending.FINISHED if standing.exact and run.closed(run.options.gap) else Ending.STOPPED
+    return Ending.FINISHED if closed() else Ending.STOPPED
 
 
 def _proven(bound: float, cutoff: float | None, value: float) -> float:

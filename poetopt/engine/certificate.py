@@ -7,8 +7,9 @@ only where l_i is finite and y_i < 0 only where u_i is,
 
 is a lower bound on c x, whatever y is: a bad y only makes it weak. So the solver's y is taken as it is,
 every float as the rational number that it denotes, and the sum is done over the rationals. What
-remains to be trusted is that each row holds of every schedule: the model's own rows are its mathematics, and
-each cut is derived again here from its path, by code that shares nothing with the separator.
+remains to be trusted is that each row holds of every schedule: the model's own rows are its mathematics, and each cut
+is derived again here from its path, or from the memory row that it rounds, by code that shares nothing with the
+separators.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Row
 from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.problem import Problem
 
@@ -117,15 +119,22 @@ def _down(value: Fraction) -> float:
 
 
 def rederive(model: Any, row: Row) -> None:
-    """Check a chain cut from its path alone: the proof of `chain_cuts`, step by step.
+    """Check a cut from its key alone.
 
-    Raises PoetError where the row claims more than the path proves.
+    Raises PoetError where the row claims more than that proves.
     """
+    if isinstance(row.key, Chain) and (row.lower, row.upper) == (1.0, math.inf):
+        _rederive_chain(model, row, row.key)
+    elif isinstance(row.key, Rounded) and row.lower == -math.inf:
+        _rederive_rounding(model, row, row.key)
+    else:
+        raise PoetError(f"a row of the block '{row.block}' can't be derived again")
+
+
+def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
+    """The proof of `chain_cuts`, step by step."""
     space: RetentionSpace = model.space
     problem = space.problem
-    chain = row.key
-    if not isinstance(chain, Chain) or (row.lower, row.upper) != (1.0, math.inf):
-        raise PoetError(f"a row of the block '{row.block}' can't be derived again")
     s, b, path, by_page = chain
     if b not in problem.readers[path[0]] or not max(problem.tensors[path[0]].producer, 0) <= s < b:
         raise PoetError(f"the cut over stages {s}..{b} isn't about a use of '{problem.tensors[path[0]].name}'")
@@ -153,3 +162,30 @@ def rederive(model: Any, row: Row) -> None:
     present = {id(v) for v, c in zip(row.variables, row.coefficients, strict=True) if c >= 1.0}
     if not allowed <= present:
         raise PoetError(f"the cut over stages {s}..{b} leaves out a term that its path needs")
+
+
+def _rederive_rounding(model: Any, row: Row, key: Rounded) -> None:
+    """The formula of `rounding`, over the rationals, on the memory row that the key names."""
+    if key.found < 0:
+        base = model.memory.stage[key.stage]
+        variables, coefficients, room = base.body.linear_vars, base.body.linear_coefs, base.upper()
+    else:
+        base = model.memory.found[key.found]
+        variables, coefficients, room = base.variables, base.coefficients, base.upper
+    missing = set(key.complemented)
+    beta = Fraction(room) - sum(Fraction(coefficients[term]) for term in missing)
+    whole, left = divmod(beta, key.divisor)
+    proven: dict[int, Fraction] = {}
+    upper = Fraction(whole)
+    for term, (variable, coefficient) in enumerate(zip(variables, coefficients, strict=True)):
+        sign = -1 if term in missing else 1
+        times, over = divmod(sign * Fraction(coefficient), key.divisor)
+        rounded = times + max(Fraction(0), over - left) / (key.divisor - left)
+        proven[id(variable)] = sign * rounded
+        upper -= rounded if term in missing else 0
+    # what the row claims beyond the formula, where every variable is 1 that makes it the most
+    claimed = {id(v): Fraction(c) for v, c in zip(row.variables, row.coefficients, strict=True)}
+    more = sum((max(Fraction(0), claimed.get(v, Fraction(0)) - c) for v, c in proven.items()), Fraction(0))
+    more += sum((max(Fraction(0), c) for v, c in claimed.items() if v not in proven), Fraction(0))
+    if upper + more > Fraction(row.upper):
+        raise PoetError(f"the rounded memory row of stage {key.stage} claims more than its row and divisor prove")

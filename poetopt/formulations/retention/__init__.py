@@ -23,6 +23,7 @@ from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
+from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.space import RetentionSpace, retention_space
 from poetopt.formulations.retention.wake import wake
 from poetopt.formulations.scope import scope_depth
@@ -113,7 +114,7 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
 retention = Formulation(
     name="retention",
     doc=__doc__,
-    blocks=(recompute, paging, residency, memory, chain_cuts, wake, deadline, hiding),
+    blocks=(recompute, paging, residency, memory, rounding, chain_cuts, wake, deadline, hiding),
     space=retention_space,
     schedule=_schedule,
     start=_start,
@@ -123,7 +124,7 @@ retention = Formulation(
     depth=scope_depth,
     beyond=beyond,
     gives_up=gives_up,
-    simulated=("recompute", "paging", "residency", "memory", "chain_cuts", "wake", "deadline", "hiding"),
+    simulated=("recompute", "paging", "residency", "memory", "rounding", "chain_cuts", "wake", "deadline", "hiding"),
 )
 build = retention.build
 with_block = retention.with_block

@@ -68,6 +68,7 @@ def _build(block: PyomoBlock) -> None:
         return None, LinearExpression(linear_coefs=coefficients, linear_vars=variables), room
 
     block.spanning = spanning
+    block.found = []
     block.stage = pyo.Constraint(pyo.RangeSet(0, len(space.problem.operators) - 1), rule=stage_row)
 
 
@@ -86,11 +87,13 @@ def _spanning(space: RetentionSpace) -> list[list[int]]:
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
     room = block.model().space.room_bytes
-    return [
+    rows = [
         live.row((nbytes - room) / room)
         for live, nbytes in _recomputes(block, point)
         if nbytes - room > VIOLATION * room
     ]
+    block.found += rows
+    return rows
 
 
 def _recomputes(block: PyomoBlock, point: PointLike) -> Iterator[tuple[_Instant, float]]:
@@ -121,16 +124,18 @@ def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
 
 
 def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
-    """The stages of a retention model in which `point` leaves no byte of the budget, ascending."""
+    """The stages of a retention model in which `point` leaves no room for another whole tensor, ascending."""
     space: RetentionSpace = model.space
     k = point[model.residency.k]
     spanned = _spanned_bytes(space, k)
     full = space.room_bytes * (1 - VIOLATION)
     found = set()
     for t in range(len(space.problem.operators)):
-        unread = (e for e in space.points_at.get(t, ()) if not space.point_real[e] and not space.point_last[e])
-        kept = sum(float(k[e + 1] * space.tensor_bytes[space.point_tensor[e]]) for e in unread)
-        if spanned[t] + kept + float(space.working_set_bytes[t]) >= full:
+        unread = [e + 1 for e in space.points_at.get(t, ()) if not space.point_real[e] and not space.point_last[e]]
+        kept = float(k[unread] @ space.tensor_bytes[space.point_tensor[unread]])
+        left = full - spanned[t] - kept - float(space.working_set_bytes[t])
+        absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
+        if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
             found.add(t)
     found.update(live.t for live, nbytes in _recomputes(model.memory, point) if nbytes >= full)
     return tuple(sorted(found))

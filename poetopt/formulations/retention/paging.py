@@ -11,7 +11,8 @@ $$ p_{i,q} \le o_i, \qquad
 | $\Phi^{out}_i$   | -         | J    | energy of paging it out                             |
 
 Writing out right after the first compute is never worse than later: the bytes are in RAM then, and
-the copy stays valid. So `o` needs no time, and is continuous: it takes the largest p.
+the copy stays valid. So `o` needs no time. It would be integral by itself, as the largest p; said to be binary, it is
+what a search branches on first: whether a tensor goes to storage at all decides more than when it comes back.
 
 Source: constraints 1d-1f of the paper, with M_out moved to the earliest moment.
 """
@@ -31,7 +32,7 @@ def _build(block: PyomoBlock) -> None:
     candidates = np.unique(paged)
     slot = {int(i): k for k, i in enumerate(candidates)}
     block.p = pyo.Var(pyo.RangeSet(0, len(paged) - 1), domain=pyo.Binary)
-    block.o = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), bounds=(0, 1))
+    block.o = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), domain=pyo.Binary)
     block.o_tensor = candidates
     block.o_index = slot
     o_of = [slot[int(i)] for i in paged]

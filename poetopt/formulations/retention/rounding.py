@@ -1,0 +1,143 @@
+r"""Block `rounding`: memory rows rounded to what whole tensors can take. No variables, only a separator.
+
+A row of `memory` is a knapsack $\sum_j a_j x_j \le b$ over binaries. Some of its terms (the set C) are counted by what
+is missing from 1, so that with $y_j = 1 - x_j$ there and $y_j = x_j$ elsewhere it reads
+$\sum_j \alpha_j y_j \le \beta$, $\alpha_j = \mp a_j$, $\beta = b - \sum_{C} a_j$. For a divisor d, with
+$f = \beta \bmod d$ and $f_j = \alpha_j \bmod d$,
+
+$$ \sum_j \left( \left\lfloor \frac{\alpha_j}{d} \right\rfloor + \frac{\max(0, f_j - f)}{d - f} \right) y_j
+   \le \left\lfloor \frac{\beta}{d} \right\rfloor $$
+
+holds of all integral y: mixed-integer rounding. Room for 14.5 equal tensors is room for 14; and where it matters which
+of them goes, the chain cuts of the next round build upon that. A solver finds such rows, too, but only when the chain
+cuts are done.
+
+*Separation*: terms above a half are complemented; divisors are the sizes of tensors that are there in part, and
+halves and quarters of them. Of each row the most violated cut is taken, by its distance from the point.
+
+Source: Nemhauser and Wolsey 1990; the choice of C and d after Marchand and Wolsey, "Aggregation and mixed integer
+rounding to solve MIPs", Operations Research 49 (2001).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.formulations.language import Block, Floats, Ints, PointLike, PyomoBlock, Row
+from poetopt.formulations.retention.rounded import Rounded
+
+VIOLATION = 0.01
+"""Cuts that are nearer to the point than this aren't worth a row."""
+ROUND = 150
+"""At most so many cuts a round, the most violated first."""
+DIVISORS = 10
+"""At most so many sizes of tensors are tried as divisors of a row, the largest first."""
+PARTS = (1, 2, 4)
+"""Of each, the whole, the half and the quarter."""
+LEFT = 1e-3
+"""A remainder that leaves less than this share of the divisor gives coefficients without end."""
+SAFE = 1e-9
+"""Coefficients are rounded to floats: the right-hand side gives way by this share of their sum."""
+
+
+@dataclass(frozen=True)
+class _Knapsack:
+    """coefficients: (m,) in memory units, integers. place: (m,) of the variables, among all. room: integer."""
+
+    stage: int
+    found: int
+    place: Ints
+    coefficients: Ints
+    room: int
+
+
+def _build(block: PyomoBlock) -> None:
+    """No variables and no rows of its own; the rows of `memory` by the places of their variables."""
+    model = block.model()
+    block.variables = [*model.residency.k.values(), *model.recompute.r.values()]
+    if model.space.paging:
+        block.variables += model.paging.p.values()
+    block.place = {id(variable): place for place, variable in enumerate(block.variables)}
+    block.rows = [
+        _knapsack(block, t, -1, row.body.linear_vars, row.body.linear_coefs, row.upper())
+        for t, row in model.memory.stage.items()
+    ]
+
+
+def _knapsack(
+    block: PyomoBlock, stage: int, found: int, variables: list[object], coefficients: list[float], room: float
+) -> _Knapsack:
+    place = np.array([block.place[id(variable)] for variable in variables])
+    return _Knapsack(stage, found, place, np.rint(coefficients).astype(np.int64), round(room))
+
+
+def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
+    if point.integral:
+        return []
+    model = block.model()
+    for number in range(len(block.rows) - len(model.memory.stage), len(model.memory.found)):
+        row = model.memory.found[number]
+        block.rows.append(_knapsack(block, -1, number, row.variables, row.coefficients, row.upper))
+    parts = [point[model.residency.k], point[model.recompute.r]]
+    if model.space.paging:
+        parts.append(point[model.paging.p])
+    values = np.clip(np.concatenate(parts), 0.0, 1.0)
+    cuts = [cut for knapsack in block.rows if (cut := _cut(block, knapsack, values)) is not None]
+    return sorted(cuts, key=lambda row: -row.violation)[:ROUND]
+
+
+def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
+    """The most violated rounding of one row, or None."""
+    x, a = values[knapsack.place], knapsack.coefficients
+    partly = (x > 1e-6) & (x < 1 - 1e-6) & (a != 0)
+    if not partly.any() or knapsack.room - a @ x > np.abs(a[partly]).max():
+        return None
+    sizes = np.unique(np.abs(a[partly]))[::-1][:DIVISORS]
+    divisors = np.unique([size // part for size in sizes for part in PARTS])
+    divisors = divisors[divisors > 0]
+    missing = x > 0.5
+    rounded, right, valid = roundings(a, knapsack.room, missing, divisors)
+    y = np.where(missing, 1 - x, x)
+    distance = np.full(len(divisors), -np.inf)
+    norm = np.linalg.norm(rounded[valid], axis=1)
+    distance[valid] = (rounded[valid] @ y - right[valid]) / np.maximum(norm, 1e-9)
+    best = int(np.argmax(distance))
+    if distance[best] < VIOLATION:
+        return None
+    coefficients = np.where(missing, -rounded[best], rounded[best])
+    upper = right[best] - rounded[best][missing].sum()
+    used = np.flatnonzero(coefficients)
+    return Row(
+        variables=[block.variables[knapsack.place[term]] for term in used],
+        coefficients=coefficients[used].tolist(),
+        lower=-np.inf,
+        upper=float(upper + SAFE * np.abs(coefficients).sum()),
+        violation=float(distance[best]),
+        kind="rounded memory",
+        key=Rounded(knapsack.stage, knapsack.found, int(divisors[best]), tuple(np.flatnonzero(missing).tolist())),
+    )
+
+
+def roundings(
+    a: Ints, room: int, missing: NDArray[np.bool_], divisors: Ints
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """(D, m) coefficients and (D,) right-hand sides over y, one for each divisor; and which of them are of use.
+
+    a
+        (m,) integers; the row is a x <= room.
+    missing
+        (m,) bool: the terms that are counted as 1 - x.
+    """
+    alpha = np.where(missing, -a, a)
+    beta = room - int(a[missing].sum())
+    whole, over = np.divmod(alpha[None, :], divisors[:, None])
+    right, left = np.divmod(beta, divisors)
+    rest = divisors - left
+    valid = (left > 0) & (rest > LEFT * divisors)
+    return whole + np.maximum(0, over - left[:, None]) / rest[:, None], right.astype(float), valid
+
+
+rounding = Block("rounding", _build, requires=("recompute", "residency", "memory"), separator=_separate)
