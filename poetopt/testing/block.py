@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +27,13 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.exhaustive import MOST_DECISIONS, best, decisions, valid
-from poetopt.testing.problems import tight
+from poetopt.testing.exhaustive import FEW_DECISIONS, MOST_DECISIONS, Tried, best, decisions, valid
+from poetopt.testing.problems import crowded, tight
 
 CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
 TOLERANCE = 1e-6
 SCOPE = "forward"
+SEVERAL = 2
 OTHERS = "check_block tries the decisions of 'retention'; formulation '{}' has others: give one made of it"
 
 
@@ -43,20 +44,25 @@ class BlockCheck:
     problems, infeasible
         Problems solved, and how many of them had no schedule.
     binding
-        In how many the block refuses the schedule that is best without it.
+        In how many the block refuses the schedule that is best without it: there its rule was put to the test. At least
+        one, for a block that restricts.
+    recomputes, page_ins
+        The most that one of the schedules has which are best without the block.
     """
 
     name: str
     problems: int
     infeasible: int
     binding: int
+    recomputes: int
+    page_ins: int
 
 
 def check_block(
     block: Block | Callable[[Problem], Block],
     *,
     formulation: str | Formulation = "retention",
-    problems: int = 10,
+    problems: int | Sequence[tuple[Problem, int]] = 10,
     seed: int = 0,
     backend: str = "highs",
 ) -> BlockCheck:
@@ -67,7 +73,8 @@ def check_block(
     formulation
         What it is put into; one with the decisions of `retention`.
     problems, seed
-        How many random problems, half of them for a device with DMA.
+        How many random problems, half of them for a device with DMA; one in four needs several recomputes or page-ins.
+        Or problems of your own with their RAM budgets in bytes, small enough to try all schedules.
     backend
         Name of a solver.
 
@@ -75,31 +82,46 @@ def check_block(
     can be summed; and on small problems that a solve proves exactly the optimum of all schedules that the block
     accepts (with DMA, that its bound is not above it), and returns only such schedules.
 
-    Raises ContractError for what is broken, FormulationError where the block can't stand in the formulation.
+    Raises ContractError for what is broken, and for a block that restricts and nowhere forbade the schedule that is
+    best without it, since that says nothing of its rows; FormulationError where the block can't stand in the
+    formulation.
     """
     base = formulation_of(formulation)
     draw = random.Random(seed)
-    infeasible = binding = 0
-    name = ""
-    for number in range(problems):
-        problem, ram_bytes = _small(draw, base, dma=number % 2 == 1)
+    infeasible = binding = recomputes = page_ins = 0
+    name, restricts = "", False
+    given = None if isinstance(problems, int) else tuple(problems)
+    count = problems if isinstance(problems, int) else len(problems)
+    require(count > 0, "check_block needs a problem at least")
+    for number in range(count):
+        problem, ram_bytes, tried = _drawn(draw, base, number) if given is None else _own(base, *given[number])
         made = block if isinstance(block, Block) else block(problem)
+        restricts |= made.restricts
         if number == 0:
             name = made.name
             _check_words(made)
         together = base.with_block(made)
         together.abstract(_space(base, problem, ram_bytes))
         _check_build(made, together, problem, ram_bytes)
-        tried = valid(_space(base, problem, ram_bytes), ram_bytes)
         found = best(together, tried, ram_bytes)
         if found is not None:
             _check_price(made, together, problem, ram_bytes, found, backend)
         _check_optimum(made, together, problem, ram_bytes, found, backend)
         plain = best(base, tried, ram_bytes)
         infeasible += found is None
-        binding += plain is not None and _refused(together, problem, plain[1])
-    require(infeasible < problems, f"block '{name}': no problem had a schedule, so nothing was compared; ask for less")
-    return BlockCheck(name, problems, infeasible, binding)
+        if plain is not None:
+            binding += _refused(together, problem, plain[1])
+            recomputes = max(recomputes, len(plain[1].recomputes))
+            page_ins = max(page_ins, len(plain[1].page_ins))
+    require(infeasible < count, f"block '{name}': no problem had a schedule, so nothing was compared; ask for less")
+    require(
+        binding or not restricts,
+        f"block '{name}': in none of {count} problems does it forbid the schedule that is best without it (they take "
+        f"up to {recomputes} recomputes and {page_ins} page-ins), so nothing shows that its rows hold; check it with a limit "
+        "that binds (a function of the problem can make one), more `problems`, or `problems` of your own with budgets "
+        "where it matters",
+    )
+    return BlockCheck(name, count, infeasible, binding, recomputes, page_ins)
 
 
 def _refused(together: Formulation, problem: Problem, schedule: Schedule) -> bool:
@@ -107,13 +129,36 @@ def _refused(together: Formulation, problem: Problem, schedule: Schedule) -> boo
     return together.refusal(together.trial(plan, simulate(plan))) is not None
 
 
-def _small(draw: random.Random, base: Formulation, *, dma: bool) -> tuple[Problem, int]:
-    """A problem and a budget with at least one decision, and few enough to try all."""
+def _drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem, int, Tried]:
+    """A random problem and a budget with at least one decision, and few enough to try all.
+
+    Of eight, number 2 needs several recomputes and number 5, for DMA, several page-ins.
+    """
+    dma, several = number % 2 == 1, number % 8 in (2, 5)
     while True:
-        problem, ram_bytes = tight(draw, forward=3, dma=dma)
-        again, back = decisions(_space(base, problem, ram_bytes))
-        if 0 < len(again) + len(back) <= MOST_DECISIONS:
-            return problem, ram_bytes
+        again = number % 8 == 2
+        problem, ram_bytes = crowded(draw, again=again, dma=dma) if several else tight(draw, forward=3, dma=dma)
+        space = _space(base, problem, ram_bytes)
+        if not 0 < sum(map(len, decisions(space))) <= (MOST_DECISIONS if several else FEW_DECISIONS):
+            continue
+        tried = valid(space, ram_bytes)
+        if several:
+            found = best(base, tried, ram_bytes)
+            if found is None or len(found[1].recomputes if again else found[1].page_ins) < SEVERAL:
+                continue
+        return problem, ram_bytes, tried
+
+
+def _own(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Problem, int, Tried]:
+    """A problem that was given. Raises ContractError where its schedules can't all be tried."""
+    space = _space(base, problem, ram_bytes)
+    count = sum(map(len, decisions(space)))
+    require(
+        count <= MOST_DECISIONS,
+        f"{problem.name} with {ram_bytes} bytes: {count} decisions, and all schedules of at most "
+        f"{MOST_DECISIONS} can be tried; give a smaller problem",
+    )
+    return problem, ram_bytes, valid(space, ram_bytes)
 
 
 def _space(base: Formulation, problem: Problem, ram_bytes: int) -> RetentionSpace:

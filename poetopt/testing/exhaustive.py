@@ -13,8 +13,14 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.schedule import Schedule
 
-MOST_DECISIONS = 10
+MOST_DECISIONS = 13
 """2 to the power of it is how many schedules are simulated for one problem."""
+FEW_DECISIONS = 10
+"""The same of most problems: a second's worth of simulations is for few."""
+
+
+Tried = list[tuple[Schedule, Plan, Simulation]]
+"""Schedules whose plans the simulator passed."""
 
 
 def decisions(space: RetentionSpace) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -33,7 +39,7 @@ def schedules(space: RetentionSpace) -> Iterator[Schedule]:
         yield Schedule(frozenset(recomputes), frozenset(itertools.compress(back, chosen[len(again) :])))
 
 
-def valid(space: RetentionSpace, ram_bytes: int) -> list[tuple[Schedule, Plan, Simulation]]:
+def valid(space: RetentionSpace, ram_bytes: int) -> Tried:
     """Every schedule whose plan the simulator passes within `ram_bytes`."""
     found = []
     for schedule in schedules(space):
@@ -45,9 +51,7 @@ def valid(space: RetentionSpace, ram_bytes: int) -> list[tuple[Schedule, Plan, S
     return found
 
 
-def best(
-    formulation: Formulation, tried: list[tuple[Schedule, Plan, Simulation]], ram_bytes: int
-) -> tuple[float, Schedule] | None:
+def best(formulation: Formulation, tried: Tried, ram_bytes: int) -> tuple[float, Schedule] | None:
     """The least value of any schedule that fits and that every block accepts, and the schedule; None: there is none."""
     found: tuple[float, Schedule] | None = None
     for schedule, plan, simulation in tried:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
@@ -10,6 +11,7 @@ from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 SIZES = (1, 1, 2, 2, 3, 4, 6)
 COSTS = (0.5, 1.0, 1.0, 2.0, 3.0)
 PAGE_COSTS = (0.5, 1.0, 2.0, 4.0, 6.0)
+DEAR = 50.0
 
 
 def small_problem(rng: random.Random, *, forward: int, dma: bool = False, paging: bool = True) -> Problem:
@@ -55,3 +57,30 @@ def tight(rng: random.Random, *, forward: int, dma: bool = False) -> tuple[Probl
         least, plain = problem.least_ram_bytes, store_all_bytes(problem)
         if least < plain:
             return problem, rng.randint(least, plain - 1)
+
+
+def crowded(rng: random.Random, *, again: bool, dma: bool = False) -> tuple[Problem, int]:
+    """A problem and a RAM budget in bytes: beside the first backward operator only the graph's input has room.
+
+    So all that later operators read has to come back, and several decisions depend on each other.
+
+    again
+        Whether computing again is cheap and transfers are dear, or the other way round.
+    """
+    forward = 3
+    plain = small_problem(rng, forward=forward, dma=dma)
+    tensors = [replace(plain.tensors[0], nbytes=1), *plain.tensors[1:]]
+    operators = list(plain.operators)
+    made = [operator.outputs[0] for operator in operators]
+    turn = operators[forward]
+    kept = sum(tensors[i].nbytes for i in made[: forward - 1])
+    operators[forward] = replace(turn, inputs=(made[forward - 1],), workspace_bytes=kept + max(SIZES))
+    for index in reversed(range(forward - 1)):
+        place = 2 * forward - 1 - index
+        operators[place] = replace(operators[place], inputs=tuple(sorted({made[place - 1], made[index]})))
+    if again:
+        tensors = [replace(t, page_in_j=t.page_in_j * DEAR, page_out_j=t.page_out_j * DEAR) for t in tensors]
+    else:
+        operators = [replace(o, energy_j=o.energy_j * DEAR) for o in operators]
+    problem = replace(plain, name="random, crowded", operators=tuple(operators), tensors=tuple(tensors))
+    return problem, problem.least_ram_bytes + tensors[0].nbytes

@@ -66,7 +66,7 @@ def test_what_others_register_is_used(capsys: pytest.CaptureFixture[str], tmp_pa
     found = run(*line, "--with", "short=0").document
     assert found["recomputes"] == 0
     assert found["asks"] == ["at most 0 recomputations"]
-    po.testing.check_block(options.option("short").make("1", None, 1), problems=2)  # type: ignore[arg-type]
+    po.testing.check_block(options.option("short").make("1", None, 1), problems=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("packages")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from poetopt.formulations.language import Block, PyomoBlock, Terms
 from poetopt.formulations.static_power import static_power
 from poetopt.problem import Problem
 from poetopt.testing import ContractError, check_block
+from poetopt.testing.problems import crowded, tight
 
 
 def battery(problem: Problem) -> Block:
@@ -25,14 +27,14 @@ def battery(problem: Problem) -> Block:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_blocks_of_the_house(seed: int) -> None:
-    assert check_block(static_power(0.7), seed=seed, problems=6).binding == 0
+    assert check_block(static_power(0.7), seed=seed, problems=3).binding == 0
     assert check_block(flash_wear(3), seed=seed, problems=6).binding > 0
     assert check_block(battery, seed=seed, problems=6).infeasible > 0
 
 
 def test_blocks_together() -> None:
     together = po.formulations.formulation("retention").with_block(static_power(0.3))
-    check_block(flash_wear(4), formulation=together, problems=4, seed=3)
+    check_block(flash_wear(2), formulation=together, problems=6, seed=3)
     check_block(
         lambda problem: energy_budget(1.3 * problem.baseline_energy_j + 0.3 * problem.baseline_time_s + 3),
         formulation=together, problems=4, seed=4,
@@ -104,6 +106,47 @@ BROKEN = {
 }
 
 
+def _at_most(block: PyomoBlock, *, most: int) -> None:
+    """sum r <= N."""
+    r = list(block.model().recompute.r.values())
+    block.within = pyo.Constraint(expr=sum(r) <= most) if r else pyo.Constraint(expr=pyo.Constraint.Feasible)
+
+
+def _more_than(trial: Trial, *, most: int) -> str | None:
+    return f"it recomputes more than {most} times" if trial.simulation.recomputes > most else None
+
+
+def few(rule: int, rows: int) -> Block:
+    """At most `rule` recomputes, and rows that ask for at most `rows`."""
+    build, judge = functools.partial(_at_most, most=rows), functools.partial(_more_than, most=rule)
+    return Block("few", build, requires=("recompute",), refuses=judge)
+
+
+def test_a_block_that_never_binds_is_not_passed_in_silence() -> None:
+    with pytest.raises(ContractError, match=r"in none of 3 problems .* up to \d recomputes .* limit that binds"):
+        check_block(few(rule=99, rows=99), problems=3)
+    assert check_block(static_power(1.0), problems=1).binding == 0  # it restricts nothing
+
+
+def test_some_problems_need_several_decisions() -> None:
+    done = check_block(few(rule=1, rows=1), problems=6)
+    assert done.binding > 0
+    assert min(done.recomputes, done.page_ins) >= 2
+    with pytest.raises(ContractError, match=r"weaker|no schedule was found|asks for too little"):
+        check_block(few(rule=1, rows=2), problems=6)
+
+
+def test_problems_of_ones_own() -> None:
+    problem, ram_bytes = crowded(random.Random(0), again=True)
+    done = check_block(few(rule=1, rows=1), problems=[(problem, ram_bytes)])
+    assert (done.problems, done.binding) == (1, 1)
+    larger, room = tight(random.Random(1), forward=6)
+    with pytest.raises(ContractError, match="give a smaller problem"):
+        check_block(few(rule=1, rows=1), problems=[(larger, room)])
+    with pytest.raises(ContractError, match="a problem at least"):
+        check_block(few(rule=1, rows=1), problems=[])
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_blocks_are_caught(case: str) -> None:
     block, complaint = BROKEN[case]
@@ -125,8 +168,6 @@ def test_a_block_that_can_not_stand_there() -> None:
 
 def test_an_undeclared_rule_still_holds_in_a_solve() -> None:
     """A block that says not which plans it forbids makes the formulation strict: no heuristic's plan slips through."""
-    from poetopt.testing.problems import tight
-
     base = po.formulations.formulation("retention")
     never = Block("never", _no_recomputing, requires=("recompute",))
     draw = random.Random(5)
@@ -144,8 +185,6 @@ def test_an_undeclared_rule_still_holds_in_a_solve() -> None:
 
 
 def test_memory_that_a_block_takes_is_left_free() -> None:
-    from poetopt.testing.problems import tight
-
     base = po.formulations.formulation("retention")
     buffer = Block("buffer", _nothing, restricts=False, reserve_bytes=_two_bytes)
     draw = random.Random(6)
