@@ -117,9 +117,9 @@ def check_block(
     require(
         binding or not restricts,
         f"block '{name}': in none of {count} problems does it forbid the schedule that is best without it (they take "
-        f"up to {recomputes} recomputes and {page_ins} page-ins), so nothing shows that its rows hold; check it with a limit "
-        "that binds (a function of the problem can make one), more `problems`, or `problems` of your own with budgets "
-        "where it matters",
+        f"up to {recomputes} recomputes and {page_ins} page-ins), so nothing shows that its rows hold; check it with "
+        "a limit that binds (a function of the problem can make one), more `problems`, or `problems` of your own with "
+        "budgets where it matters",
     )
     return BlockCheck(name, count, infeasible, binding, recomputes, page_ins)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from poetopt.backends.solver import Capability, Outcome, Relaxation, Search
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.language import Row
 from poetopt.testing import ContractError, check_backend
+from poetopt.testing import backend as checks
 
 
 class NoConstant(HighsSession):
@@ -79,6 +81,26 @@ class Faulty:
 def test_one_fault(session: type[HighsSession], words: str) -> None:
     with pytest.raises(ContractError, match=words):
         check_backend(Faulty(session), problems=4, schedules=0)
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """What ends a search without a limit, once the test is over."""
+    event = threading.Event()
+    monkeypatch.setattr(checks, "PATIENCE_S", 1.0)
+    yield event
+    event.set()
+
+
+def test_a_search_without_a_limit_gets_a_verdict(released: threading.Event) -> None:
+    class IgnoresTime(HighsSession):
+        def search(self, **more: Any) -> Search:
+            if more["time_limit_s"] < checks.ENOUGH_S:
+                released.wait()
+            return super().search(**more)
+
+    with pytest.raises(ContractError, match="backend 'faulty': it ignores time_limit_s"):
+        check_backend(Faulty(IgnoresTime), problems=1, schedules=0)
 
 
 def test_without_a_fault_it_passes() -> None:
