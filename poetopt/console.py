@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.errors import OptionError, OutputError, PoetError
 from poetopt.files import check_writable, write_atomically
+from poetopt.plugins import culprit, failure, origin
 
 if TYPE_CHECKING:
     from poetopt.engine.solution import Listener, Progress
@@ -148,6 +149,12 @@ def guarded(command: Callable[[], int]) -> int:
         return PoetError.exit_code
     except RecursionError:
         complain("the input is nested too deeply; check that it is a model of ordinary structure")
+        return PoetError.exit_code
+    except Exception as error:
+        point = culprit(error.__traceback__)
+        if point is None or os.environ.get("POETOPT_TRACEBACK"):
+            raise
+        complain(f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows")
         return PoetError.exit_code
     return code
 

@@ -37,10 +37,8 @@ def run(section: str) -> dict[str, Any]:
 @pytest.fixture
 def softsign() -> Iterator[Any]:
     """The recipe's rule in the place of the one that is built in."""
-    registry.load_rules()
-    built_in = registry._RULES.pop(("", "Softsign"))
-    yield run("An operator")["softsign"]
-    registry._RULES[("", "Softsign")] = built_in
+    with registry.trial_rules():
+        yield run("An operator")["softsign"]
 
 
 def test_an_operator(softsign: Any) -> None:
@@ -49,6 +47,21 @@ def test_an_operator(softsign: Any) -> None:
 
     assert registry.registered()["", "Softsign"] == {1: softsign}
     check(Spec("Softsign", (normal(3, 4),)))
+
+
+def test_a_frontend(tmp_path: Path) -> None:
+    read = run("A frontend")["read"]
+    path = tmp_path / "net.onnxtxt"
+    path.write_text(
+        '<ir_version: 8, opset_import: ["" : 18]> net (float[N,3] x) => (float[N,2] y) '
+        "<float[3,2] w = {1,2,3,4,5,6}> { y = MatMul(x, w) }"
+    )
+    graph = read(path, batch=4, train=None)
+    assert graph.tensors["y"].shape == (4, 2)
+    assert graph.trained == ("w",)
+    path.write_text("nothing")
+    with pytest.raises(po.PoetError, match=r"net\.onnxtxt: not ONNX's text form"):
+        read(path, batch=None, train=None)
 
 
 def test_a_block() -> None:
@@ -113,9 +126,10 @@ def test_a_device(tmp_path: Path) -> None:
     assert not problem.dma
 
 
-@pytest.mark.parametrize("section", ["A block", "A backend"])
+@pytest.mark.parametrize("section", ["An operator", "A frontend", "A block", "A backend"])
 def test_entry_points_are_those_that_are_looked_up(section: str) -> None:
     (text,) = blocks(section, "toml")
     (group,) = tomllib.loads(text)["project"]["entry-points"]
     package = PAGE.parent / "poetopt"
-    assert any(f'entry_points(group="{group}")' in path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    wanted = {f'entry_points(group="{group}")', f'ENTRY_POINTS = "{group}"'}
+    assert any(text in path.read_text(encoding="utf-8") for path in package.rglob("*.py") for text in wanted)

@@ -158,7 +158,7 @@ def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None)
     if reference in zoo.names():
         return reference
     for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
-        if reference and os.path.isfile(place):
+        if reference and os.path.exists(place):
             return place
     raise PlanError(f"{plan}: its model {reference or problem.name!r} is not there; say where with --model FILE")
 

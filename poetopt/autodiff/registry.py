@@ -8,17 +8,23 @@ gradient down to the shape of its input, and adds up what several readers of a t
     @register_vjp("Neg", since=6)
     def neg(op: Primal, cotangents: Cotangents) -> Gradients:
         return (op.emit("grad_input").neg(op.only(cotangents)),)
+
+A package adds rules through the entry point group `poetopt.rules`: the entry point's object is a module, which
+registers them as it is imported, when the first rule is looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from poetopt import plugins
 from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Node, Operator, Tensor
 
@@ -172,6 +178,8 @@ class Primal:
 _RULES: dict[tuple[str, str], dict[int, Rule]] = {}
 _NONE: dict[tuple[str, str], frozenset[int] | None] = {}
 _LOADED: list[bool] = []
+_OUTSIDE: list[frozenset[Rule]] = []
+"""For each `trial_rules` that is open, the rules that were there before it."""
 
 
 def register_vjp(op_type: str, *, since: int, domain: str = "") -> Callable[[RuleT], RuleT]:
@@ -182,7 +190,7 @@ def register_vjp(op_type: str, *, since: int, domain: str = "") -> Callable[[Rul
 
     def add(rule: RuleT) -> RuleT:
         versions = _RULES.setdefault((domain, op_type), {})
-        if since in versions:
+        if since in versions and not (_OUTSIDE and versions[since] in _OUTSIDE[-1]):
             raise ModelError(
                 f"a VJP rule of {op_type} (domain {domain or 'ai.onnx'!r}, since {since}) is registered already: "
                 f"{versions[since].__module__}.{versions[since].__name__}"
@@ -203,11 +211,51 @@ def declare_nondifferentiable(op_type: str, *, inputs: tuple[int, ...] | None = 
     _NONE[(domain, op_type)] = None if inputs is None else frozenset(inputs)
 
 
+@contextmanager
+def trial_rules() -> Iterator[None]:
+    """What is registered inside is forgotten at the end; it may take the place of rules that were there before."""
+    load_rules()
+    before = _snapshot()
+    _OUTSIDE.append(frozenset(rule for versions in before[0].values() for rule in versions.values()))
+    try:
+        yield
+    finally:
+        _OUTSIDE.pop()
+        _restore(before)
+
+
+_State = tuple[dict[tuple[str, str], dict[int, Rule]], dict[tuple[str, str], frozenset[int] | None]]
+
+
+def _snapshot() -> _State:
+    return {key: dict(versions) for key, versions in _RULES.items()}, dict(_NONE)
+
+
+def _restore(state: _State) -> None:
+    _RULES.clear()
+    _RULES.update(state[0])
+    _NONE.clear()
+    _NONE.update(state[1])
+
+
 def load_rules() -> None:
-    """Import the rules of the package, once."""
-    if not _LOADED:
-        _LOADED.append(True)
-        import_module("poetopt.autodiff.rules")
+    """Import the rules, once: the package's own, then those of other packages.
+
+    Raises ModelError, naming the package, where another's can't be loaded or a rule is there already.
+    """
+    if _LOADED:
+        return
+    _LOADED.append(True)
+    import_module("poetopt.autodiff.rules")
+    for point in entry_points(group="poetopt.rules"):
+        before = _snapshot()
+        try:
+            plugins.load(point, "gradient rules", ModelError)
+        except ModelError:
+            # as it was, so that asking again says the same
+            _restore(before)
+            _LOADED.clear()
+            raise
 
 
 def registered() -> Mapping[tuple[str, str], Mapping[int, Rule]]:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt import plugins
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.language import Row
@@ -284,12 +285,17 @@ def backend(name: str | Backend) -> Backend:
 
     for point in entry_points(group="poetopt.backends"):
         if point.name == name:
+            package = point.dist.name if point.dist is not None else point.value
             try:
-                loaded: Backend = point.load()
-            except (ImportError, AttributeError) as error:
-                package = point.dist.name if point.dist is not None else point.value
+                loaded: object = point.load()
+            except Exception as error:
                 raise _absent(name, f"pip install --force-reinstall {package}", error) from error
-            return loaded
+            if not all(hasattr(loaded, part) for part in ("name", "capabilities", "open")):
+                raise BackendUnavailableError(
+                    f"backend '{name}' ({plugins.origin(point)}) is a {type(loaded).__name__}, and a backend has a "
+                    "name, capabilities and `open`; tell its authors"
+                )
+            return cast("Backend", loaded)
     raise BackendUnavailableError(f"unknown backend '{name}': there are {', '.join(names())}{closest(name, names())}")
 
 

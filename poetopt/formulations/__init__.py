@@ -7,8 +7,10 @@ because Pyomo takes a quarter of a second to import.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from poetopt import plugins
 from poetopt.closest import closest
 from poetopt.errors import FormulationError
 
@@ -45,13 +47,24 @@ def names() -> tuple[str, ...]:
     return (*NAMES, *sorted(point.name for point in entry_points(group="poetopt.formulations")))
 
 
-def formulation(name: str | Formulation) -> Formulation:
-    """The formulation called `name`; a Formulation is itself.
+def formulation(name: str | Formulation | ModuleType) -> Formulation:
+    """The formulation called `name`; a Formulation is itself, and a module the formulation of its name in it.
 
     Raises FormulationError, with the closest names, where there is none.
     """
-    if not isinstance(name, str):
+    from poetopt.formulations.language import Formulation
+
+    if isinstance(name, ModuleType):
+        held: object = getattr(name, name.__name__.rpartition(".")[2], None)
+        if not isinstance(held, Formulation):
+            raise FormulationError(
+                f"the module {name.__name__} has no Formulation of its name; give a Formulation in it"
+            )
+        return held
+    if isinstance(name, Formulation):
         return name
+    if not isinstance(name, str):
+        raise FormulationError(f"a formulation is a name or a Formulation, not a {type(name).__name__}")
     if name in NAMES:
         module = importlib.import_module(f"poetopt.formulations.{name}")
         found: Formulation = getattr(module, name)
@@ -68,15 +81,10 @@ def _loaded(point: EntryPoint) -> Formulation:
     """What an entry point holds. Raises FormulationError where it can't be loaded, or holds something else."""
     from poetopt.formulations.language import Formulation
 
-    try:
-        found: object = point.load()
-    except (ImportError, AttributeError) as error:
-        raise FormulationError(
-            f"formulation '{point.name}' ({point.value}) can't be loaded: {error}; reinstall its package"
-        ) from error
+    found = plugins.load(point, "formulation", FormulationError)
     if not isinstance(found, Formulation):
         raise FormulationError(
-            f"formulation '{point.name}': {point.value} is a {type(found).__name__}, not a Formulation"
+            f"formulation '{point.name}' ({plugins.origin(point)}) is a {type(found).__name__}, not a Formulation"
         )
     return found
 

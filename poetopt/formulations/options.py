@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetopt import plugins
 from poetopt.closest import closest
-from poetopt.errors import FormulationError, OptionError
+from poetopt.errors import FormulationError, OptionError, PoetError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from poetopt.formulations.language import Block, Formulation
     from poetopt.problem import Problem
 
@@ -56,20 +59,43 @@ def names() -> tuple[str, ...]:
 def option(name: str) -> BlockOption:
     """The option called `name`. Raises FormulationError, with the closest name, where there is none."""
     if name in HOMES:
-        found: object = importlib.import_module(HOMES[name]).option
-    else:
-        from importlib.metadata import entry_points
-
-        point = next((point for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
-        if point is None:
-            raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}{closest(name, names())}")
-        try:
-            found = point.load()
-        except (ImportError, AttributeError) as error:
-            raise FormulationError(f"block '{name}' ({point.value}) can't be loaded: {error}; reinstall it") from error
+        own: BlockOption = importlib.import_module(HOMES[name]).option
+        return own
+    point = _point(name)
+    if point is None:
+        raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}{closest(name, names())}")
+    found = plugins.load(point, "block", FormulationError)
     if not isinstance(found, BlockOption):
-        raise FormulationError(f"block '{name}': its entry point holds a {type(found).__name__}, not a BlockOption")
+        raise FormulationError(
+            f"block '{name}' ({plugins.origin(point)}): it holds a {type(found).__name__}, not a BlockOption"
+        )
     return found
+
+
+def _point(name: str) -> EntryPoint | None:
+    from importlib.metadata import entry_points
+
+    return next((point for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
+
+
+def _made(name: str, value: str, problem: Problem, steps: int) -> Block:
+    """The block that an option makes. Raises FormulationError or OptionError, naming the package that fails."""
+    from poetopt.formulations.language import Block
+
+    asked = option(name)
+    point = None if name in HOMES else _point(name)
+    if point is None:
+        return asked.make(value, problem, steps)
+    expects = f"it takes {name}={asked.metavar}, as in {name}={asked.example}"
+    try:
+        made: object = asked.make(value, problem, steps)
+    except PoetError:
+        raise
+    except Exception as error:
+        raise OptionError(f"{plugins.failure(error)} in {plugins.origin(point)}; {expects}") from error
+    if not isinstance(made, Block):
+        raise OptionError(f"{plugins.origin(point)} made a {type(made).__name__}, not a Block; tell its authors")
+    return made
 
 
 def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Problem, steps: int) -> Formulation:
@@ -84,9 +110,10 @@ def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Pro
             continue
         name, _, value = entry.partition("=")
         try:
-            made = option(name).make(value, problem, steps)
-        except FormulationError as error:
-            raise OptionError(f"--with {entry}: {error}") from error
+            made = _made(name, value, problem, steps)
+        except (FormulationError, OptionError) as error:
+            told = str(error)
+            raise OptionError(told if told.startswith("--") else f"--with {entry}: {told}") from error
         if made.name in (block.name for block in blocks):
             raise OptionError(f"--with {entry}: such a block is asked for already; give it once")
         blocks.append(made)

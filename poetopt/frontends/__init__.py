@@ -5,19 +5,30 @@
     load("problem.json")          a training problem without a network
 
 A package adds a frontend through the entry point group `poetopt.frontends`: the entry point's name is a
-file ending (such as `tflite`), its object a function `(path, *, batch, train) -> Graph`.
+file ending (such as `tflite`), its object a function
+
+    def read(path: Path, *, batch: int | None, train: str | Sequence[str] | None) -> Graph
+
+that is called with a path at which there is something, and with `--batch` and `--train` as the user gave them, or None.
+It raises `ModelError`, with the file's name, for what it can't read. The Graph is a forward network with static shapes,
+of nodes of ONNX's default domain; the shortest way to one is to make an `onnx.ModelProto` and to return
+`load(model, batch=batch, train=train)`, which checks it, fixes the batch, and decides what is trained. The result's
+`source` becomes the path, where plans look for the model again, and an empty `content_hash` that of the file's bytes.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from poetopt.errors import ModelError
+from poetopt import plugins
+from poetopt.errors import ModelError, PoetError
 
 if TYPE_CHECKING:
     import onnx
@@ -55,10 +66,10 @@ def load(
         return _from_zoo(text, batch, train)
     ending = path.suffix.lower().lstrip(".")
     plugin = {point.name.lower(): point for point in entry_points(group=ENTRY_POINTS)}.get(ending)
-    if plugin is None and not path.exists():
+    if not path.exists():
         raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
     if plugin is not None:
-        return _frontend(plugin)(path, batch=batch, train=train)
+        return _by_plugin(plugin, path, batch, train)
     if ending == "json":
         from poetopt.frontends.problem_file import load_problem_file
 
@@ -92,15 +103,37 @@ def _zoo_names() -> str:
 
 def _closest_files(path: Path) -> str:
     try:
-        present = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".onnx", ".json"))
+        present = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".onnx", ".json", path.suffix or "."))
     except OSError:
         return ""
     close = difflib.get_close_matches(path.name, present, n=3)
     return f" (did you mean {', '.join(str(path.parent / name) for name in close)}?)" if close else ""
 
 
-def _frontend(point: EntryPoint) -> Callable[..., Graph]:
+def _by_plugin(point: EntryPoint, path: Path, batch: int | None, train: str | Sequence[str] | None) -> Graph:
+    """What another package's frontend reads. Raises ModelError, naming the package, where it fails."""
+    from poetopt.graph import Graph
+
+    read = plugins.load(point, "frontend", ModelError)
+    where = f"{path}: frontend '{point.name}' ({plugins.origin(point)})"
+    if not callable(read):
+        raise ModelError(f"{where} is a {type(read).__name__}, not a function of a path; tell its authors")
     try:
-        return cast("Callable[..., Graph]", point.load())
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"frontend {point.name!r} ({point.value}) can't be loaded: {error}; reinstall it") from error
+        found = cast("Callable[..., object]", read)(path, batch=batch, train=train)
+    except (PoetError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{where} failed: {plugins.failure(error)}; check the file, or tell its authors") from error
+    if not isinstance(found, Graph):
+        raise ModelError(f"{where} returned a {type(found).__name__}, not a Graph; tell its authors")
+    return replace(found, source=str(path), content_hash=found.content_hash or _content_hash(path))
+
+
+def _content_hash(path: Path) -> str:
+    """SHA-256 of a file, or of all files of a folder with their names."""
+    files = sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(path).as_posix()}:{file.stat().st_size}:".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

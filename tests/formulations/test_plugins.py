@@ -36,7 +36,14 @@ def short(most):
 
 option = BlockOption("N", lambda value, problem, steps: short(int(value)), "3")
 brief = retention.with_block(short(1), name="brief")
-number = 3
+
+
+def _break(block):
+    """It breaks while the model is built."""
+    raise LookupError("no such figure")
+
+
+careless = BlockOption("N", lambda value, problem, steps: Block("careless", _break, restricts=False), "3")
 '''
 
 
@@ -44,11 +51,12 @@ number = 3
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package with a formulation and a block, and one whose modules are gone."""
     (tmp_path / "a_short_package.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "an_odd_package.py").write_text("number = 3\n", encoding="utf-8")
     for name, lines in {
         "good": "[poetopt.formulations]\nbrief = a_short_package:brief\n"
-        "[poetopt.blocks]\nshort = a_short_package:option\n",
-        "bad": "[poetopt.formulations]\ngone = a_lost_package:it\nodd = a_short_package:number\n"
-        "[poetopt.blocks]\nlost = a_lost_package:it\nweird = a_short_package:number\n",
+        "[poetopt.blocks]\nshort = a_short_package:option\ncareless = a_short_package:careless\n",
+        "bad": "[poetopt.formulations]\ngone = a_lost_package:it\nodd = an_odd_package:number\n"
+        "[poetopt.blocks]\nlost = a_lost_package:it\nweird = an_odd_package:number\n",
     }.items():
         folder = tmp_path / f"{name}-1.0.dist-info"
         folder.mkdir()
@@ -67,6 +75,29 @@ def test_what_others_register_is_used(capsys: pytest.CaptureFixture[str], tmp_pa
     assert found["recomputes"] == 0
     assert found["asks"] == ["at most 0 recomputations"]
     po.testing.check_block(options.option("short").make("1", None, 1), problems=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_others_break_is_theirs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A ValueError for a value, and a defect deep inside a solve: one message that names package and entry point."""
+    path = write_problem(tmp_path / "chain.json", chain())
+    line = ["solve", path, "--device", "a72", "--ram", 4000, "--with"]
+    ended = runner(capsys)(*line, "short=abc")
+    ended.assert_one_message("--with short=abc: ValueError: invalid literal", code=2)
+    assert "package good 1.0, entry point poetopt.blocks: short = a_short_package:option" in ended.err
+    assert "it takes short=N, as in short=3" in ended.err
+    ended = runner(capsys)(*line, "careless=1")
+    ended.assert_one_message("package good 1.0, entry point poetopt.", code=2)
+    assert "failed: LookupError: no such figure (a_short_package.py:" in ended.err
+    assert "defect in poetopt" not in ended.err
+
+
+def test_a_module_stands_for_its_formulation() -> None:
+    assert formulation(po.formulations.retention).name == "retention"
+    with pytest.raises(FormulationError, match=r"poetopt\.formulations\.language has no Formulation of its name"):
+        formulation(po.formulations.language)
+    with pytest.raises(FormulationError, match=r"not a int"):
+        formulation(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("packages")

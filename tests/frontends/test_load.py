@@ -72,19 +72,38 @@ def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.Mon
         return [
             EntryPoint("net", "tests.frontends.test_load:read_net", group),
             EntryPoint("broken", "tests.frontends.no_such_module:read", group),
+            EntryPoint("odd", "tests.frontends.test_load:read_odd", group),
         ]
 
     monkeypatch.setattr(frontends, "entry_points", found)
+    for ending in ("net", "broken", "odd"):
+        (tmp_path / f"a.{ending}").write_text(ending)
     graph = load(tmp_path / "a.net", batch=5)
     assert isinstance(graph, Graph)
     assert graph.tensors["input"].shape == (5, 784)
+    assert graph.source == str(tmp_path / "a.net")  # where a plan looks for it, whatever the frontend says
+    assert graph.content_hash
     with pytest.raises(ModelError, match=r"frontend 'broken' .*can't be loaded"):
         load(tmp_path / "a.broken")
+    with pytest.raises(ModelError, match=r"a\.odd: frontend 'odd' \(entry point .*returned a int, not a Graph"):
+        load(tmp_path / "a.odd")
+    (tmp_path / "a.odd").write_text("raise")
+    with pytest.raises(ModelError, match=r"frontend 'odd' .* failed: KeyError: 'weights' \(test_load\.py:\d+\)"):
+        load(tmp_path / "a.odd")
+    with pytest.raises(ModelError, match=r"b\.net: no such file"):
+        load(tmp_path / "b.net")
+
+
+def read_odd(path: Path, *, batch: int | None, train: str | None) -> int:
+    """A frontend that doesn't keep the contract."""
+    if path.read_text() == "raise":
+        raise KeyError("weights")
+    return 3
 
 
 def read_net(path: Path, *, batch: int | None, train: str | None) -> Graph:
     """A frontend of another package."""
-    assert path.suffix == ".net"
+    assert path.read_text() == "net"
     graph = load("mlp", batch=batch, train=train)
     assert isinstance(graph, Graph)
     return graph

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from poetopt_wakeups.single import backend
 from poetopt_wakeups.wakeups import calm, wakeups
@@ -27,6 +30,27 @@ def test_a_block_of_another_reading_does_not() -> None:
 
 def test_the_backend_keeps_its_contract() -> None:
     po.testing.check_backend(backend)
+
+
+def test_the_gradient_rule_is_right() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 5))
+    x[np.abs(np.abs(x) - 0.3) < 0.02] += 0.1  # away from the kinks
+    # the runtime's kernel rounds to float32 inside
+    po.testing.check_vjp("Shrink", x, attributes={"lambd": 0.3, "bias": 0.1}, tolerance=1e-3)
+
+
+def test_a_network_of_its_own_format(tmp_path: Path) -> None:
+    """From file to execution, through the frontend and the gradient rule; and what it says of a bad file."""
+    path = tmp_path / "net.layers"
+    path.write_text("input 64\nlinear 32\nshrink 0.3\nlinear 10\n", encoding="utf-8")
+    problem = po.load(path, batch=4).differentiate().cost("m4")
+    assert problem.model_ref == str(path)
+    report = po.solve(problem, ram="100%")
+    report.save(tmp_path / "plan.json")
+    assert po.execute(po.load_plan(tmp_path / "plan.json")).bit_identical
+    path.write_text("input 64\nconv 3\n", encoding="utf-8")
+    with pytest.raises(po.PoetError, match=r"net\.layers: line 2: no layer is called 'conv'"):
+        po.load(path)
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""An example of a package that extends poetopt: a block, a formulation with it, and a backend."""
+"""A package that extends poetopt: a block, a formulation with it, a frontend, a gradient rule, a backend."""

@@ -1,0 +1,73 @@
+"""What other packages add through entry points, and whose fault it is where that fails.
+
+| group                  | an entry point's name is           | and its object                               |
+|------------------------|------------------------------------|----------------------------------------------|
+| `poetopt.frontends`    | a file ending (`tflite`)           | `(path, *, batch, train) -> Graph`           |
+| `poetopt.rules`        | anything                           | a module whose import registers gradient rules |
+| `poetopt.formulations` | what `--formulation` calls it      | a `Formulation`                              |
+| `poetopt.blocks`       | what stands before `=` in `--with` | a `BlockOption`                              |
+| `poetopt.backends`     | what `--backend` calls it          | a `Backend`                                  |
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import TracebackType
+
+from poetopt.errors import PoetError
+
+GROUPS = ("poetopt.frontends", "poetopt.rules", "poetopt.formulations", "poetopt.blocks", "poetopt.backends")
+
+
+def origin(point: EntryPoint) -> str:
+    """`package poetopt-wakeups 0.1.0, entry point poetopt.blocks: wakeups = poetopt_wakeups.wakeups:option`."""
+    package = f"package {point.dist.name} {point.dist.version}, " if point.dist is not None else ""
+    return f"{package}entry point {point.group}: {point.name} = {point.value}"
+
+
+def load(point: EntryPoint, what: str, kind: type[PoetError]) -> object:
+    """What an entry point holds.
+
+    what, kind
+        How a message calls it (`block`), and the error to raise where it can't be loaded, whatever its module raises.
+    """
+    try:
+        found: object = point.load()
+    except Exception as error:
+        text = str(error) if isinstance(error, (ImportError, AttributeError)) else failure(error)
+        raise kind(
+            f"{what} '{point.name}' ({origin(point)}) can't be loaded: {text}; reinstall its "
+            "package, or tell its authors"
+        ) from error
+    return found
+
+
+def failure(error: BaseException) -> str:
+    """`ValueError: invalid literal (options.py:12)`."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def culprit(trace: TracebackType | None) -> EntryPoint | None:
+    """The entry point whose package's code ran innermost when an error came up; None: no such package's did."""
+    modules = []
+    while trace is not None:
+        modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
+        trace = trace.tb_next
+    if all(_top(module) == "poetopt" for module in modules):
+        return None
+    points = [point for group in GROUPS for point in entry_points(group=group)]
+    for module in reversed(modules):
+        own = [point for point in points if _top(point.value) == _top(module) != "poetopt"]
+        if own:
+            # the one of that very module, where a package has several
+            return next((point for point in own if point.value.partition(":")[0] == module), own[0])
+    return None
+
+
+def _top(module: str) -> str:
+    return module.partition(":")[0].partition(".")[0]
