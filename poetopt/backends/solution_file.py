@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from poetopt.errors import PlanError
 
 LARGEST_BYTES = 500_000_000
-KNOWN = "the formats known are those of HiGHS, Gurobi, CBC, SCIP, CPLEX and AMPL, and lines of a name and a value"
+KNOWN = "the formats known are those of HiGHS, Gurobi (.sol, .json), CBC, SCIP, CPLEX and AMPL, and lines of a name and a value"
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,28 @@ def _ampl(reader: _Reader) -> dict[str, float]:
     return {name: reader.value(number, text) for name, (number, text) in zip(names, chosen, strict=primals > 0)}
 
 
+def _gurobi_json(reader: _Reader) -> dict[str, float]:
+    """`{"SolutionInfo": {...}, "Vars": [{"VarName": "x", "X": 1.0}, ...]}`; zeros are left out."""
+    text = "\n".join(reader.lines)
+    try:
+        document = json.loads(text)
+        entries = document.get("Vars", [])
+        info = document.get("SolutionInfo", {})
+        reader.status = f" (Gurobi's status is {info.get('Status')})"
+        named = [(str(entry["VarName"]), float(entry["X"])) for entry in entries if "X" in entry]
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{reader.path}:{error.lineno}: the JSON breaks off or is damaged; write it again") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PlanError(
+            f"{reader.path}: an entry of its `Vars` has no `VarName`, or an `X` that is no number; "
+            "write a .sol file instead"
+        ) from error
+    values = dict(named)
+    if len(values) != len(named):
+        raise PlanError(f"{reader.path}: a variable comes twice; give the file of one solution")
+    return values
+
+
 def _plain(reader: _Reader) -> dict[str, float]:
     """Lines of a name and a value, with blanks, `=`, `,` or `:` between them."""
     values: dict[str, float] = {}
@@ -205,6 +228,7 @@ def _plain(reader: _Reader) -> dict[str, float]:
 
 _FORMS: tuple[tuple[str, Callable[[str], bool], Callable[[_Reader], dict[str, float]], bool], ...] = (
     ("HiGHS", lambda text: text.startswith("Model status"), _highs, False),
+    ("Gurobi", lambda text: text.lstrip().startswith("{") and '"SolutionInfo"' in text, _gurobi_json, True),
     ("CPLEX", lambda text: "<CPLEXSolution" in text[:2000], _cplex, False),
     ("SCIP", lambda text: text.lstrip().startswith("solution status:"), _scip, True),
     ("CBC", lambda text: " - objective value" in text.lstrip().partition("\n")[0], _cbc, True),

@@ -277,11 +277,13 @@ class Formulation:
         """Whether the makespan counts for more than a deadline: in the objective."""
         return self.goal is not ENERGY or any(block.adds_j is not None for block in self.blocks)
 
-    def with_block(self, *blocks: Block, name: str | None = None) -> Formulation:
+    def with_block(self, *blocks: Block, name: str | None = None, doc: str | None = None) -> Formulation:
         """This formulation and more blocks, each before those that collect what the others contribute.
 
         name
             Of the new one; by default both names, as in `retention+flash_wear`.
+        doc
+            For people; by default what it is made of, and what its blocks ask for.
 
         Raises FormulationError for a name that is there already, or a second block with a goal.
         """
@@ -298,7 +300,12 @@ class Formulation:
             raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
         added = "+".join([self.name, *(block.name for block in blocks)])
         # What another block cares for may be what the argument for `beyond` leaves out.
-        return replace(self, name=name or added, blocks=tuple(together), beyond=None)
+        told = (
+            doc
+            if doc is not None
+            else "; ".join([f"{self.name} with {_and(blocks)}", *(b.says for b in blocks if b.says)])
+        )
+        return replace(self, name=name or added, doc=told, blocks=tuple(together), beyond=None)
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
@@ -398,6 +405,10 @@ class Formulation:
                 found = block.separator(model.component(block.name), point)
                 rows += [replace(row, block=block.name) for row in found]
         return rows
+
+
+def _and(blocks: Sequence[Block]) -> str:
+    return " and ".join(f"the block {block.name}" for block in blocks)
 
 
 def contributions(model: Any, attribute: str) -> list[Terms]:

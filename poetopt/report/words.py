@@ -103,7 +103,8 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     if deadline is not None and f"{deadline:.6g}" not in said:
         known.append(f"the shortest deadline known to be feasible is {deadline:.6g} s")
     if solution.status is Status.UNKNOWN:
-        known.append("give more --time-limit, --ram or --deadline")
+        longer = ", --ram or a longer --deadline" if solution.options.deadline_s is not None else " or --ram"
+        known.append(f"give more --time-limit{longer}")
     elif least is None and deadline is None and "--" not in said and not solution.why:
         known.append("give more --ram, a longer --deadline or a smaller --batch")
     return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -238,9 +239,20 @@ def _cplex(values: dict[str, float]) -> str:
     )
 
 
+def _gurobi_json(values: dict[str, float]) -> str:
+    named = [{"VarName": name, "X": value} for name, value in values.items() if value]
+    return json.dumps({"SolutionInfo": {"Status": 2, "ObjVal": 0}, "Vars": named})
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
-    [("plain", _plain), ("SCIP", _scip), ("CPLEX", _cplex), ("plain", lambda v: _plain(v).replace(" ", " = "))],
+    [
+        ("plain", _plain),
+        ("Gurobi", _gurobi_json),
+        ("SCIP", _scip),
+        ("CPLEX", _cplex),
+        ("plain", lambda v: _plain(v).replace(" ", " = ")),
+    ],
 )
 def test_other_formats(
     problem: Problem,
@@ -331,6 +343,10 @@ def test_wrong_solutions(
         ("Optimal - objective value 0.0\n 0 x 1\n", "breaks off"),
         ("solution status: infeasible\nno solution available\n", "SCIP says: infeasible"),
         ('<?xml?>\n<CPLEXSolution>\n<variable name="x" value="1"/>\n', "breaks off"),
+        ('{"SolutionInfo": {"Status": 3}}', "Gurobi's status is 3"),
+        ('{"SolutionInfo": {"Status": 2}, "Vars": [{"VarName": "x", "X"', "breaks off"),
+        ('{"SolutionInfo": {"Status": 2}, "Vars": [{"X": 1}]}', "no `VarName`"),
+        ('{"SolutionInfo": {}, "Vars": [{"VarName": "x", "X": 1}, {"VarName": "x", "X": 1}]}', "comes twice"),
         ("# Solution for model poetopt\n# Objective value = 0\n", "no solution in it"),
     ],
 )

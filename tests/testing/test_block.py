@@ -203,6 +203,14 @@ def _two_bytes(problem: Problem) -> int:
     return 2
 
 
+def test_a_formulation_with_a_block_describes_itself() -> None:
+    base = po.formulations.formulation("retention")
+    made = base.with_block(flash_wear(1000))
+    assert made.doc.startswith("retention with the block flash_wear")
+    assert flash_wear(1000).says in made.doc
+    assert base.with_block(flash_wear(1000), doc="Spares the card.").doc == "Spares the card."
+
+
 def test_collecting_blocks_stand_last() -> None:
     base = po.formulations.formulation("retention")
     names = [block.name for block in base.with_block(flash_wear(1), Block("early", _nothing)).blocks]
