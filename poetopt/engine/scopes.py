@@ -14,9 +14,10 @@ from poetopt.formulations.language import Formulation
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
 WARM_UP = (4, 8)
-"""The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight."""
-WARM_UP_SHARE = 0.35
-"""Share of the remaining time that one of them may take."""
+"""The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
+DEPTHS follow while each is proven and pays."""
+WARM_UP_SHARE = (0.35, 0.5)
+"""Share of the remaining time that one of those may take, and one of the deeper ones."""
 PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
@@ -30,7 +31,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)
-    return (*(f"depth:{d}" for d in WARM_UP if d < asked), options.scope)
+    return (*(f"depth:{d}" for d in DEPTHS if d < asked), options.scope)
 
 
 def through_scopes(run: Run, chosen: Formulation) -> Proof:
@@ -39,11 +40,14 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     last: Proof | None = None
     scopes = _scopes(run.options, chosen)
     automatic = run.options.scope == "auto"
+    paid = True
     for place, scope in enumerate(scopes):
         warm_up = not automatic and place < len(scopes) - 1
+        if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.closed):
+            continue
         run.until = run.begin + run.options.time_limit_s
         if warm_up:
-            run.until = time.monotonic() + WARM_UP_SHARE * run.remaining_s
+            run.until = time.monotonic() + WARM_UP_SHARE[place >= len(WARM_UP)] * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
         before = run.incumbent.value
@@ -55,14 +59,14 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         except KeyboardInterrupt:
             run.interrupted = True
             return _interrupted(run, scope, last)
+        paid = (
+            before is not None
+            and last.value is not None
+            and (before - last.value > run.options.gap * max(last.value, 1e-300))
+        )
         if not automatic:
             continue
         if last.closed:
-            paid = (
-                before is not None
-                and last.value is not None
-                and (before - last.value > run.options.gap * max(last.value, 1e-300))
-            )
             settled = proven is not None and not paid
             proven = last
             if settled:
