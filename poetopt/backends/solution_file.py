@@ -13,7 +13,10 @@ from pathlib import Path
 from poetopt.errors import PlanError
 
 LARGEST_BYTES = 500_000_000
-KNOWN = "the formats known are those of HiGHS, Gurobi (.sol, .json), CBC, SCIP, CPLEX and AMPL, and lines of a name and a value"
+KNOWN = (
+    "the formats known are those of HiGHS, Gurobi (.sol, .json), CBC, SCIP, CPLEX and AMPL, and lines of a name "
+    "and a value"
+)
 
 
 @dataclass(frozen=True)
