@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from poetopt.formulations.retention.space import recomputable_stages
@@ -9,6 +10,8 @@ from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan
 
+SAME = 1e-9
+"""Relative: sums of the same joules in another order."""
 SHOWN = 3
 """So many moves are named."""
 WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow"
@@ -48,9 +51,17 @@ class Finding:
         }
 
     def __str__(self) -> str:
+        has, bound = self.overhead_j, self.overhead_bound_j
+        digits = 6
+        if math.isclose(has, bound, rel_tol=SAME):
+            beside = "no schedule of which has less"
+        else:
+            while f"{has:.{digits}g}" == f"{bound:.{digits}g}":
+                digits += 1
+            beside = f"{'no schedule of which has less than' if has < bound else 'whose bound is'} {bound:.{digits}g} J"
         return (
-            f"{self.method} at {self.ram_budget_bytes:,} B has {self.overhead_j:.6g} J of overhead, from outside scope "
-            f"{self.scope} (bound {self.overhead_bound_j:.6g} J): it {'; it '.join(self.moves)}"
+            f"{self.method} at {self.ram_budget_bytes:,} B has {has:.{digits}g} J of overhead, from outside scope "
+            f"{self.scope}, {beside}: it {'; it '.join(self.moves)}"
         )
 
 

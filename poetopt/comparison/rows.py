@@ -11,7 +11,9 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.problem import Problem
 
 FAILED = "failed"
-"""The status of a heuristic that found no plan though one may exist, and of a solve that ended without an answer."""
+"""The status of a heuristic that found no plan though one may exist, and of a solve that proved too little."""
+WHOLE = ("full", "store-all")
+"""Scopes beyond which there is no plan of the method; `store-all` is of arguments that hold for every schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class Row:
     """A method at a budget. Figures are None where there is no plan.
 
     status
-        `optimal`, `within-gap`, `feasible`, `infeasible` (proven), or `failed`.
+        `optimal`, `within-gap`, `feasible`, `infeasible` (proven of all plans that the method could make), or `failed`.
     reason
         Why there is no plan; of a plan, what has to be known of it; else empty.
     scope, overhead_bound_j, overhead_gap
@@ -63,20 +65,22 @@ def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> Row:
 
 def row_of_solution(method: str, ram_bytes: int, problem: Problem, solution: Solution) -> Row:
     """Of a method with a proof; its plan is simulated again, at the budget."""
-    status = FAILED if solution.status is Status.UNKNOWN else str(solution.status)
     if solution.plan is None:
+        impossible = solution.status is Status.INFEASIBLE
+        whole = solution.scope in WHOLE
+        within = f"no schedule in scope {solution.scope}, by proof; wider scopes may have one"
         return Row(
             method=method,
             ram_budget_bytes=ram_bytes,
-            status=status,
-            reason=solution.reason,
+            status=str(solution.status) if impossible and whole else FAILED,
+            reason=within if impossible and not whole else solution.reason,
             scope=solution.scope,
             solve_s=solution.total_s,
         )
     return Row(
         method=method,
         ram_budget_bytes=ram_bytes,
-        status=status,
+        status=str(solution.status),
         reason=solution.reason,
         scope=solution.scope,
         overhead_bound_j=solution.overhead_bound_j,

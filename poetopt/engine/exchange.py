@@ -117,7 +117,7 @@ def _model(problem: Problem, options: Options) -> tuple[Formulation, Any, str]:
     chosen = formulation(options.formulation)
     scope = options.scope
     if scope == "auto":
-        scope = "full" if not chosen.deepening else DEPTH if options.remat else "forward"
+        scope = DEPTH if chosen.deepening and options.remat else "full"
     return chosen, model_of(chosen, problem, options, scope), scope
 
 

@@ -27,7 +27,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     if not chosen.deepening:
         return ("full" if options.scope == "auto" else options.scope,)
     if not options.remat:
-        return ("forward" if options.scope == "auto" else options.scope,)
+        return ("full",)  # where nothing runs again all scopes are one space
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)

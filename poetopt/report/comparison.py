@@ -83,7 +83,7 @@ def _summary(found: Comparison) -> list[str]:
             else:
                 cells.append(f"{100 * row.overhead_j / (found.problem.baseline_energy_j or 1.0):.3g}")
         table.append((name, *cells))
-    return [*columns(table), "none: proven infeasible; failed: the method found no plan"]
+    return [*columns(table), "none: it has no plan there, by proof; failed: it found none, and one may exist"]
 
 
 def share(part: float, whole: float) -> str:

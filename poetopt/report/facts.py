@@ -76,10 +76,12 @@ def proof(view: View) -> str:
     scope = str(report.get("scope") or "")
     if scope == "store-all":
         return "Optimal: keeping everything fits, and nothing can cost less."
+    paging, remat = report.get("paging") is not False, report.get("remat") is not False
+    space = shown(scope_words(scope, paging=paging, remat=remat))
     swapped = minimised(report)
     if swapped is not None:
-        return swapped.proof(view.simulation, view.problem, shown(scope_words(scope)))
-    bound, space = number(view, "overhead_bound_j"), shown(scope_words(scope))
+        return swapped.proof(view.simulation, view.problem, space)
+    bound = number(view, "overhead_bound_j")
     if bound is None:
         return f"A valid schedule; there is no bound on what {space} could save."
     gap = max(0.0, (overhead - bound) / overhead) if overhead > 0 else 0.0

@@ -8,8 +8,18 @@ from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 
-def scope_words(scope: str) -> str:
-    """The space of schedules that `scope` names, as it reads after 'among'."""
+def scope_words(scope: str, *, paging: bool = True, remat: bool = True) -> str:
+    """The space of schedules that `scope` names, as it reads after 'among'.
+
+    paging, remat
+        Whether schedules may page, and recompute.
+    """
+    if not remat:
+        return f"all schedules without recomputation{'' if paging else ' and paging'}"
+    return _scope_words(scope) + ("" if paging else ", without paging")
+
+
+def _scope_words(scope: str) -> str:
     if scope.startswith("depth<="):
         depth = scope.removeprefix("depth<=")
         if depth == "0":
@@ -30,7 +40,8 @@ def proof_words(solution: Solution) -> str:
     if solution.scope == "store-all":
         less = "take less time" if solution.objective is not None and solution.objective.unit == "s" else "cost less"
         return f"optimal: keeping everything fits, and nothing can {less}"
-    space, gap = scope_words(solution.scope), solution.overhead_gap
+    options, gap = solution.options, solution.overhead_gap
+    space = scope_words(solution.scope, paging=options.paging, remat=options.remat)
     if gap is None:
         return f"no bound on what {space} could save"
     space += "" if solution.order is None else ", in the order of operators used"

@@ -17,9 +17,9 @@ from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import in_bytes, parse_budgets
 from poetopt.comparison.compare import Comparison, compare
 from poetopt.comparison.findings import Finding, moves_outside
-from poetopt.comparison.rows import COLUMNS
+from poetopt.comparison.rows import COLUMNS, row_of_solution
 from poetopt.engine.loop import solve
-from poetopt.engine.solution import Options, Solution
+from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import OptionError
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Instruction, Plan
@@ -104,6 +104,39 @@ def test_plans_from_outside_the_proven_space_are_findings() -> None:
         if len(findings) >= 2:
             break
     assert findings
+
+
+@pytest.mark.parametrize(("scope", "status"), [("depth<=4", "failed"), ("forward", "failed"), ("full", "infeasible")])
+def test_a_proof_within_a_scope_is_not_called_infeasible(scope: str, status: str) -> None:
+    options = Options(ram_bytes=4, paging=False)
+    empty = Solution(status=Status.INFEASIBLE, scope=scope, options=options, reason="no schedule exists")
+    row = row_of_solution("checkmate", 4, chain(3), empty)
+    assert (row.status, row.scope) == (status, scope)
+    assert (f"no schedule in scope {scope}, by proof" in row.reason) == (status == "failed")
+
+
+@pytest.mark.parametrize("scope", ["auto", "depth:2", "forward"])
+def test_paging_alone_has_one_scope(scope: str) -> None:
+    """Nothing runs again, so that a proof in any scope is of all plans."""
+    problem = chain(5)
+    (row,) = compare(problem, (problem.least_ram_bytes,), ["poet-paging-only"], replace(SETTINGS, scope=scope)).rows
+    assert (row.status, row.scope) == ("infeasible", "full")
+
+
+@pytest.mark.parametrize(
+    ("overhead", "bound", "words"),
+    [
+        (2.0, 2.0, "2 J of overhead, from outside scope full, no schedule of which has less: it"),
+        (2.0, 2.0000000001, "no schedule of which has less: it"),
+        (2.0, 2.0000001, "has 2.0000000 J of overhead, from outside scope full, no schedule of which has less than"),
+        (2.0, 1.5, "whose bound is 1.5 J: it"),
+    ],
+)
+def test_a_finding_tells_its_figures_apart(overhead: float, bound: float, words: str) -> None:
+    text = str(Finding("dtr", 100, "full", bound, overhead, ("moves",)))
+    assert words.replace("2.0000000 J", "2 J") in text
+    if "than" in words:
+        assert "2.0000001 J" in text
 
 
 def test_poet_may_take_what_the_others_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,14 @@ def test_optimal_names_its_space() -> None:
     assert text == "optimal among schedules whose recomputation chains have at most 4 operators"
 
 
+@pytest.mark.parametrize("scope", ["depth<=4", "forward", "full"])
+def test_a_space_without_a_move_says_so(scope: str) -> None:
+    assert scope_words(scope, remat=False) == "all schedules without recomputation"
+    assert scope_words(scope, paging=False) == scope_words(scope) + ", without paging"
+    paging_only = replace(solution(Status.OPTIMAL, 1.0, 1.0, scope), options=Options(ram_bytes=100, remat=False))
+    assert proof_words(paging_only) == "optimal among all schedules without recomputation"
+
+
 def test_a_gap_says_how_much_could_be_saved() -> None:
     assert "at most 25 % of the overhead" in proof_words(solution(Status.FEASIBLE, 1.0, 0.75))
     assert "0.1 %" in proof_words(solution(Status.WITHIN_GAP, 1.0, 0.9995))
