@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from poetopt.backends.solver import backend
 from poetopt.engine.certificate import rederive
 from poetopt.engine.cutting import cut
-from poetopt.errors import PoetError
+from poetopt.errors import InfeasibleError, PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Row
 from poetopt.formulations.retention.rounded import Rounded
@@ -46,6 +46,15 @@ def test_room_for_a_part_of_a_tensor_is_room_for_none() -> None:
     assert valid.all()
     assert coefficients[0].tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
     assert right.tolist() == [2.0]
+
+
+def test_a_budget_below_an_operators_own_needs_is_infeasible_and_no_defect() -> None:
+    retention = formulation("retention")
+    problem, ram_bytes = random_tight(random.Random(1), operators=6)
+    most = int(retention.build(problem, ram_bytes=ram_bytes).space.working_set_bytes.max())
+    model = retention.build(problem, ram_bytes=most - 1)
+    with pytest.raises(InfeasibleError):
+        backend("highs").open(model, threads=0, scale=1.0)
 
 
 def _rounded() -> tuple[object, Row]:

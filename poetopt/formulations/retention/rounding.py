@@ -64,7 +64,9 @@ def _build(block: PyomoBlock) -> None:
     block.rows = [
         _knapsack(block, t, -1, row.body.linear_vars, row.body.linear_coefs, row.upper())
         for t, row in model.memory.stage.items()
+        if row.body.is_potentially_variable()  # else nothing fits there at all
     ]
+    block.numbered = 0
 
 
 def _knapsack(
@@ -78,9 +80,10 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     if point.integral:
         return []
     model = block.model()
-    for number in range(len(block.rows) - len(model.memory.stage), len(model.memory.found)):
+    for number in range(block.numbered, len(model.memory.found)):
         row = model.memory.found[number]
         block.rows.append(_knapsack(block, -1, number, row.variables, row.coefficients, row.upper))
+    block.numbered = len(model.memory.found)
     parts = [point[model.residency.k], point[model.recompute.r]]
     if model.space.paging:
         parts.append(point[model.paging.p])
