@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from poetopt.engine.greedy import greedy
-from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.formulations import formulation
 from poetopt.plan.storeall import store_all_bytes
@@ -26,6 +26,10 @@ RESOLUTION = 500
 """Bisection stops at this fraction of the budget."""
 
 
+Seen = Callable[[Candidate], None]
+"""Is shown each plan that the heuristics find; may raise to end it all."""
+
+
 class Remedies(TypedDict, total=False):
     """Fields of a Solution without a plan that say what would help."""
 
@@ -34,19 +38,25 @@ class Remedies(TypedDict, total=False):
     least_deadline_s: float | None
 
 
-def remedies(problem: Problem, options: Options, search: Search, seconds: float = SEARCH_S) -> Remedies:
+def remedies(
+    problem: Problem, options: Options, search: Search, seconds: float = SEARCH_S, seen: Seen | None = None
+) -> Remedies:
     """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known."""
     found = Remedies(
-        ram_bound_bytes=problem.least_ram_bytes, least_ram_bytes=least_ram(problem, options, search, seconds)
+        ram_bound_bytes=problem.least_ram_bytes, least_ram_bytes=least_ram(problem, options, search, seconds, seen)
     )
     if options.deadline_s is not None:
         one_pass = problem.baseline_time_s
-        found["least_deadline_s"] = one_pass if options.deadline_s < one_pass else _shortest(problem, options)
+        found["least_deadline_s"] = one_pass if options.deadline_s < one_pass else _shortest(problem, options, seen)
     return found
 
 
 def least_ram(
-    problem: Problem, options: Options, search: Search | None = None, seconds: float = SEARCH_S
+    problem: Problem,
+    options: Options,
+    search: Search | None = None,
+    seconds: float = SEARCH_S,
+    seen: Seen | None = None,
 ) -> int | None:
     """The smallest budget in bytes at which a schedule was found, at the deadline of `options`; None if there is none.
 
@@ -62,7 +72,7 @@ def least_ram(
         return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
     until = time.monotonic() + seconds
     low = problem.least_ram_bytes
-    high = _bisect(low, store_all_bytes(problem), lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes))
+    high = _bisect(low, store_all_bytes(problem), lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, seen))
     if search is None:
         return high
     solving = replace(options, gap=1.0)
@@ -95,12 +105,14 @@ def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
     return high
 
 
-def _shortest(problem: Problem, options: Options) -> float | None:
+def _shortest(problem: Problem, options: Options, seen: Seen | None) -> float | None:
     """Seconds of the quickest schedule that the heuristics find within the budget, or None."""
     quickest: float | None = None
     for schedule in _heuristic(problem, options, options.ram_bytes):
         trial = Incumbent(problem, replace(options, deadline_s=None))
         if trial.offer(schedule) and trial.best is not None:
+            if seen is not None:
+                seen(trial.best)
             paper = options.deadline_model is DeadlineModel.PAPER
             simulation = trial.best.simulation
             time_s = simulation.compute_s if paper else simulation.makespan_s
@@ -116,6 +128,11 @@ def _heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[S
                 yield schedule
 
 
-def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int) -> bool:
+def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, seen: Seen | None) -> bool:
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
-    return any(trial.offer(schedule) for schedule in _heuristic(problem, options, ram_bytes))
+    for schedule in _heuristic(problem, options, ram_bytes):
+        if trial.offer(schedule) and trial.best is not None:
+            if seen is not None:
+                seen(trial.best)
+            return True
+    return False

@@ -1,10 +1,12 @@
-"""Budgets and deadlines that plainly no schedule can keep."""
+"""Budgets and deadlines: those that plainly no schedule can keep, and whether a simulated plan does."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
-from poetopt.engine.solution import Options
+from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.formulations import formulation
+from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.problem import Problem
 
 
@@ -35,6 +37,20 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
             ram_bound_bytes=problem.least_ram_bytes,
         )
     return None
+
+
+def within(options: Options, problem: Problem, simulation: Simulation, arena_bytes: int) -> bool:
+    """Whether a simulated plan keeps the budget, the deadline and the moves of `options`; not what blocks ask."""
+    room = options.ram_bytes - formulation(options.formulation).reserve_bytes(problem)
+    if simulation.peak_bytes > room or arena_bytes > room - problem.reserve_bytes:
+        return False
+    if not options.paging and simulation.page_ins + simulation.page_outs:
+        return False
+    if not options.remat and simulation.recomputes:
+        return False
+    paper = options.deadline_model is DeadlineModel.PAPER
+    time_s = simulation.compute_s if paper else simulation.makespan_s
+    return options.deadline_s is None or time_s <= options.deadline_s * (1 + RELATIVE_TOLERANCE)
 
 
 def _binds(problem: Problem) -> str:

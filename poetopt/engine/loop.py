@@ -8,20 +8,15 @@ from dataclasses import replace
 
 from poetopt.backends.solver import backend
 from poetopt.engine.greedy import greedy
-from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.least import SEARCH_S, remedies
 from poetopt.engine.limits import impossible
+from poetopt.engine.lookout import Lookout, Sighting, graded
 from poetopt.engine.objective import objective_of
 from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scopes import through_scopes
-from poetopt.engine.solution import (
-    OPTIMAL_GAP,
-    Listener,
-    Options,
-    Solution,
-    Status,
-)
+from poetopt.engine.solution import Listener, Options, Solution, Status
 from poetopt.engine.why_not import SECONDS as WHY_S
 from poetopt.engine.why_not import explain
 from poetopt.formulations import formulation as formulation_of
@@ -51,11 +46,32 @@ def solve(
     solution = search(problem, options, listener, starts)
     if solution.plan is not None or solution.interrupted:
         return solution
+    try:
+        return _helped(problem, options, solution, begin)
+    except Sighting as sighting:
+        return sighting.solution
+
+
+def _helped(problem: Problem, options: Options, solution: Solution, begin: float) -> Solution:
+    """`solution`, which has no plan, with what would help. Raises Sighting where a plan that fits comes up."""
+    lookout = Lookout(problem, options, solution)
+
+    def seen(candidate: Candidate) -> None:
+        lookout.see(candidate.plan, candidate.simulation, candidate.arena_bytes)
+
+    def watched(problem: Problem, trial: Options) -> Solution:
+        found = search(problem, trial)
+        if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
+            # Rules that are stricter than a plan's hold for a smaller budget alike, but not for other moves or blocks.
+            alike = replace(trial, ram_bytes=options.ram_bytes, time_limit_s=options.time_limit_s, gap=options.gap)
+            lookout.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)
+        return found
+
     # What would help is worth a few seconds, but not the limit that was asked for.
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    helped = replace(solution, **remedies(problem, options, search, min(SEARCH_S, max(0.0, spare))))
+    helped = replace(solution, **remedies(problem, options, watched, min(SEARCH_S, max(0.0, spare)), seen))
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    why = explain(problem, options, helped, search, min(WHY_S, max(0.0, spare)))
+    why = explain(problem, options, helped, watched, min(WHY_S, max(0.0, spare)))
     if helped.status is Status.UNKNOWN and (why.ram_bound_bytes or 0) > options.ram_bytes:
         reason = (
             f"the budget of {options.ram_bytes:,} bytes is below the {why.ram_bound_bytes:,} that any schedule needs"
@@ -168,12 +184,7 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
         return replace(_solution(run, status, store_all_peak), reason=reason)
     overhead = best.value
     gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
-    if gap <= OPTIMAL_GAP:
-        status = Status.OPTIMAL
-    elif gap <= run.options.gap:
-        status = Status.WITHIN_GAP
-    else:
-        status = Status.FEASIBLE
+    status = graded(gap, run.options.gap)
     return replace(_solution(run, status, store_all_peak), reason=proof.note)
 
 
