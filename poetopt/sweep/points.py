@@ -25,7 +25,7 @@ from pathlib import Path
 from poetopt.baselines import method
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import parse_budgets
-from poetopt.errors import ModelError, OptionError
+from poetopt.errors import DeviceError, ModelError, OptionError
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_time
 
 KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads")
@@ -59,7 +59,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSpec:
-    """A device: a name of the catalogue, or the absolute path of a file, with its SHA-256."""
+    """A device: a name of the catalogue or of a problem file's costs, or a file's absolute path, with its SHA-256."""
 
     device: str
     name: str
@@ -109,6 +109,8 @@ class Point:
 def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
     """The points of a sweep file.
 
+    A device may be one that a problem file of the sweep has costs for; other models on it are rows with an error.
+
     Raises OptionError for a file that can't be read or says what can't be understood, ModelError and DeviceError
     for models and devices that aren't there.
     """
@@ -132,7 +134,8 @@ def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
     for name in names:
         if names.count(name) > 1:
             raise OptionError(f'{shown}: models: two are called {name!r}; tell them apart with name = "..."')
-    devices = [_device(folder, str(entry)) for entry in _list(shown, table, "devices", (str,))]
+    costs = {key: None for model in models if model.content for key in _costs(model.model)}
+    devices = [_device(shown, folder, str(entry), tuple(costs)) for entry in _list(shown, table, "devices", (str,))]
     budgets = [
         budget
         for entry in _list(shown, table, "ram", (str, int))
@@ -224,13 +227,32 @@ def _model_file(folder: Path, model: str) -> tuple[str, str]:
     )
 
 
-def _device(folder: Path, text: str) -> DeviceSpec:
+def _costs(path: str) -> tuple[str, ...]:
+    """The devices that a problem file has costs for; none of another file, or of one that can't be read as such."""
+    if Path(path).suffix.lower() != ".json":
+        return ()
+    from poetopt.frontends.problem_file import load_problem_file
+
+    try:
+        return tuple(load_problem_file(path).costs)
+    except ModelError:
+        return ()  # each of its points says why
+
+
+def _device(shown: str, folder: Path, text: str, costs: Sequence[str]) -> DeviceSpec:
+    """A device file, a device of the catalogue, or one of `costs`, which problem files of the sweep have costs for."""
     from poetopt.devices import device
 
     path = folder / text
-    if text.endswith(".toml") and path.is_file():
-        return DeviceSpec(device=str(path), name=device(str(path)).name, content=_digest(path))
-    return DeviceSpec(device=text.lower(), name=device(text).name)
+    try:
+        if text.endswith(".toml") and path.is_file():
+            return DeviceSpec(device=str(path), name=device(str(path)).name, content=_digest(path))
+        if text in costs:
+            return DeviceSpec(device=text, name=text)
+        return DeviceSpec(device=text.lower(), name=device(text).name)
+    except DeviceError as error:
+        own = f"; the problem files of the sweep have costs for {', '.join(costs)}" if costs else ""
+        raise DeviceError(f"{shown}: devices: {error}{own}") from error
 
 
 def _deadline(shown: str, text: str) -> float | Factor | None:

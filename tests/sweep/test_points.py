@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from poetopt.errors import DeviceError, ModelError, OptionError
+from poetopt.sweep.evaluate import evaluate
 from poetopt.sweep.points import read_sweep
 from poetopt.units import Factor, Share
+from tests.cli.support import chain, write_problem
 from tests.sweep.support import FILE, write_sweep
 
 
@@ -66,7 +68,7 @@ def test_models_with_options(tmp_path: Path) -> None:
         ('["a72", "m4"]', "[]", OptionError, "devices is empty"),
         ('["a72", "m4"]', "[7]", OptionError, "devices: 7 must be text"),
         ('["40%", "60%", "3MB"]', "0.5", OptionError, "ram: 0.5 must be text or a whole number .bytes."),
-        ('["a72", "m4"]', '["a71"]', DeviceError, "did you mean a72"),
+        ('["a72", "m4"]', '["a71"]', DeviceError, r"sweep.toml: devices: .*did you mean a72.*have costs for a72, m4"),
         ('"chain.json", ', '"lenett", ', ModelError, "did you mean lenet"),
         ('name = "short"', 'name = "chain"', OptionError, "two are called 'chain'"),
         ('name = "short"', "batch = 0", OptionError, "batch = 0 must be"),
@@ -85,6 +87,25 @@ def test_bad_files(tmp_path: Path, old: str, new: str, error: type[Exception], s
     assert old in FILE
     with pytest.raises(error, match=says.replace("%", "%")):
         read_sweep(write_sweep(tmp_path, FILE.replace(old, new)))
+
+
+def test_a_device_of_a_problem_file(tmp_path: Path) -> None:
+    """Costs under a name of the file's own are a device, as they are to `compare`; its other models are errors."""
+    path = write_sweep(tmp_path, FILE.replace('["a72", "m4"]', '["Unit"]'))
+    content = chain(3)
+    write_problem(tmp_path / "short.json", {**content, "costs": {"Unit": content["costs"]["a72"]}})
+    points = [point for point in read_sweep(path) if point.ram_text == "60%" and point.method == "revolve"]
+    assert {point.device.name for point in points} == {"Unit"}
+    rows = {(point.model.name, point.deadline_text): evaluate(point) for point in points}
+    assert rows["chain", "none"]["status"] == "error"
+    assert "the file has a72, m4" in str(rows["chain", "none"]["reason"])
+    assert rows["short", "none"]["status"] != "error"
+
+
+def test_a_broken_problem_file_has_no_devices(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path)
+    (tmp_path / "short.json").write_text("{")
+    assert {point.device.name for point in read_sweep(path)} == {"a72", "m4"}
 
 
 def test_no_file(tmp_path: Path) -> None:
