@@ -8,7 +8,7 @@ InfeasibleError (there is none in its space), saying why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -31,7 +31,8 @@ class Features:
     general_graphs
         Defined for graphs, not only for chains.
     compute_aware, memory_aware, power_aware
-        Whether it looks at the cost of computing, at sizes in bytes, at joules.
+        Whether its choices look at the cost of computing, at sizes in bytes, at joules, as implemented here. Among the
+        plans that any method leaves to choose from, the cheapest in joules that fits is its answer: that doesn't count.
     paging
         Whether it moves tensors to storage.
     proof
@@ -86,6 +87,8 @@ _DTR = "Kirisame et al. 2021"
 _CHECKMATE = "Jain et al. 2020"
 _POET = "Patil et al. 2022"
 _ONLINE = Features(general_graphs=True, compute_aware=True, memory_aware=True)
+_CHAIN = Features(compute_aware=True, memory_aware=True, power_aware=True)
+"""Their recurrences weigh segments in joules, and states in bytes as well as in slots."""
 
 _ALL = (
     Baseline(
@@ -119,7 +122,7 @@ _ALL = (
         Features(general_graphs=True, memory_aware=True),
         "chen_greedy",
     ),
-    Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", Features(), "revolve"),
+    Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", _CHAIN, "revolve"),
 )
 
 _DTRS = tuple(
@@ -137,7 +140,7 @@ _REST = (
         "h-revolve",
         "checkpointing of a chain in RAM and on storage",
         "Herrmann & Pallez 2020",
-        Features(compute_aware=True, power_aware=True, paging=True),
+        replace(_CHAIN, paging=True),
         "h_revolve",
     ),
     Baseline(
@@ -176,7 +179,7 @@ _REST = (
         "pofo",
         "rematerialization and offloading of a chain",
         "Beaumont et al. 2021",
-        Features(compute_aware=True, memory_aware=True, paging=True),
+        replace(_CHAIN, paging=True),
         "pofo",
     ),
     Baseline(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,15 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
         )
     axes.set_title(f"{found.problem.name} on {found.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
+    left_out = [name for name in found.methods if name not in shown]
+    title = f"{len(shown)} of {len(found.methods)} methods" if left_out else None
+    legend = axes.legend(
+        loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5, title=title, title_fontsize=8.5
+    )
+    legend.set_alignment("left")
+    if left_out:
+        words = textwrap.fill(f"Not drawn, in the table: {', '.join(left_out)}", 110, break_on_hyphens=False)
+        figure.supxlabel(words, fontsize=7.5, x=0.02, ha="left", color="#444444")
     return figure
 
 

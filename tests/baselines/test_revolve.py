@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from poetopt.baselines import method
 from poetopt.baselines.chain import chain_of
-from poetopt.baselines.revolve import Reversal
+from poetopt.baselines.revolve import Reversal, by_bytes, schedules
 from poetopt.errors import NoScheduleError
 from poetopt.plan.simulate import simulate
 from tests.baselines.chains import chain
@@ -113,3 +114,17 @@ def test_plans_on_unequal_chains() -> None:
             equal += found == optimum.overhead_j
             total += 1
     assert equal >= 0.95 * total > 0
+
+
+def test_it_looks_at_what_its_row_of_table_1_says() -> None:
+    """Joules alone change what it considers, and so do bytes alone."""
+    even = chain(7)
+    joules = [9.0 if k == 2 else 1.0 for k in range(len(even.operators))]
+    dear = replace(even, operators=tuple(replace(op, energy_j=j) for op, j in zip(even.operators, joules, strict=True)))
+    large = chain(7, sizes=[1, 1, 5, 1, 1, 3, 1])
+    features = method("revolve").features
+    considered = {tuple(schedules(chain_of(problem), 6)) for problem in (even, dear)}
+    assert features.power_aware == (len(considered) == 2)
+    in_bytes = {tuple(by_bytes(chain_of(problem), 5, tapes=False)) for problem in (even, large)}
+    assert features.memory_aware == (len(in_bytes) == 2)
+    assert method("h-revolve").features == replace(features, paging=True)

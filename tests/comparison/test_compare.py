@@ -26,7 +26,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.report.comparison import comparison_csv, comparison_lines
-from poetopt.report.plots import save_comparison
+from poetopt.report.plots import LEFT_OUT, save_comparison
 from poetopt.schedule import Schedule
 from poetopt.units import Share
 from tests.baselines.chains import chain
@@ -194,6 +194,11 @@ def test_pictures(found: Comparison, tmp_path: Path) -> None:
     assert "<svg" in drawing
     save_comparison(found, tmp_path / "b.svg")
     assert (tmp_path / "b.svg").read_text() == drawing
+    assert f"{len(names()) - len(LEFT_OUT)} of {len(names())} methods" in drawing
+    assert all(name in drawing for name in names())
+    few = replace(found, methods=found.methods[:3], rows=tuple(r for r in found.rows if r.method in found.methods[:3]))
+    save_comparison(few, tmp_path / "c.svg")
+    assert "Not drawn" not in (tmp_path / "c.svg").read_text()
     with pytest.raises(OptionError, match="a picture ends in"):
         save_comparison(found, tmp_path / "a.txt")
 
