@@ -74,6 +74,10 @@ class Problem:
         step because the arena is one block of fixed size. Counts in every peak.
     wake_j
         Joules of powering the storage on and off again, for each run of transfers without a pause.
+    storage_bytes, storage_block_bytes
+        What the storage holds, or None where that is not known (then it holds anything), and the blocks that it is
+        written in. A tensor takes whole blocks from its first page-out to the end of the step; one written again
+        takes the same place.
     resident_bytes
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
     device_ram_bytes
@@ -96,6 +100,8 @@ class Problem:
     alignment: int = 1
     reserve_bytes: int = 0
     wake_j: float = 0.0
+    storage_bytes: int | None = None
+    storage_block_bytes: int = 1
     resident_bytes: int = 0
     device_ram_bytes: int | None = None
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
@@ -136,6 +142,15 @@ class Problem:
     def nbytes(self, tensors: Sequence[int]) -> int:
         """Sum of the sizes of `tensors`."""
         return sum(self.tensors[i].nbytes for i in tensors)
+
+    def blocks(self, tensor: int) -> int:
+        """How many blocks `tensor` takes on storage."""
+        return -(-self.tensors[tensor].nbytes // self.storage_block_bytes)
+
+    @cached_property
+    def storage_blocks(self) -> int | None:
+        """How many whole blocks the storage holds, or None where that is not known."""
+        return None if self.storage_bytes is None else self.storage_bytes // self.storage_block_bytes
 
     def working_set_bytes(self, operator: int) -> int:
         """What must be in RAM while `operator` runs: inputs, outputs and workspace."""

@@ -80,6 +80,7 @@ def cheapest(
     if leanest.peak_bytes > ram_bytes:
         raise NoScheduleError(
             f"its leanest plan needs {leanest.peak_bytes:,} bytes, {leanest.peak_bytes - ram_bytes:,} over the budget"
+            + (f"; others are not valid: {refusal}" if refusal else "")
         )
     if found:
         raise NoScheduleError("its plans keep the budget, but their buffers could not be laid out within it")

@@ -90,6 +90,14 @@ class _Evictions:
         self.recomputed: list[_Gap] = []
         self.schedule = Schedule()
 
+    def swappable(self, gap: _Gap) -> bool:
+        """Whether there is a storage, and room on it for the gap's tensor."""
+        if not self.problem.paging:
+            return False
+        capacity = self.problem.storage_blocks
+        tensors = {gap.tensor, *(other.tensor for other in self.swapped)}
+        return capacity is None or sum(map(self.problem.blocks, tensors)) <= capacity
+
     def swap(self, gap: _Gap) -> None:
         self.swapped.append(gap)
         self._settle(gap)
@@ -146,15 +154,14 @@ _Choose = Callable[[_Evictions, list[_Gap]], bool]
 
 def _by_cost(evictions: _Evictions, able: list[_Gap]) -> bool:
     problem = evictions.problem
-    if problem.paging:
-        hidden = [gap for gap in able if gap.free_s >= 0]
-        if hidden:
-            evictions.swap(max(hidden, key=lambda gap: (gap.free_s, -gap.tensor)))
-            return True
+    hidden = [gap for gap in able if gap.free_s >= 0 and evictions.swappable(gap)]
+    if hidden:
+        evictions.swap(max(hidden, key=lambda gap: (gap.free_s, -gap.tensor)))
+        return True
     best: tuple[float, int, _Gap, bool] | None = None
     for gap in able:
         seconds = evictions.seconds(gap)
-        stall = gap.stall_s if problem.paging else math.inf
+        stall = gap.stall_s if evictions.swappable(gap) else math.inf
         cost = min(seconds, stall)
         if math.isinf(cost):
             continue
@@ -169,8 +176,9 @@ def _by_cost(evictions: _Evictions, able: list[_Gap]) -> bool:
 
 
 def _paging_first(evictions: _Evictions, able: list[_Gap]) -> bool:
-    if evictions.problem.paging and able:
-        evictions.swap(max(able, key=lambda gap: (gap.free_s, -gap.tensor)))
+    to_storage = [gap for gap in able if evictions.swappable(gap)]
+    if to_storage:
+        evictions.swap(max(to_storage, key=lambda gap: (gap.free_s, -gap.tensor)))
         return True
     return _by_cost(evictions, able)
 

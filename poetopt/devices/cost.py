@@ -108,6 +108,8 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         alignment=alignment,
         reserve_bytes=reserve_bytes(reserve),
         wake_j=device.storage.wake_j if device.storage is not None else 0.0,
+        storage_bytes=device.storage.capacity_bytes if device.storage is not None else None,
+        storage_block_bytes=device.storage.block_bytes if device.storage is not None else 1,
         resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
         device_ram_bytes=device.ram_bytes,
         graph=graph,
@@ -131,7 +133,7 @@ def _storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[st
     if storage.capacity_bytes is not None and everything > storage.capacity_bytes:
         return (
             f"{device.name}'s storage holds {storage.capacity_bytes:,} B and all tensors take {everything:,} B: "
-            "a schedule that pages most of them out would not fit",
+            "schedules write out only what fits",
         )
     return ()
 

@@ -34,6 +34,8 @@ class _Replay:
     recomputes: set[tuple[int, int]] = field(default_factory=set)
     page_ins: set[tuple[int, int]] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
+    promised: set[int] = field(default_factory=set)
+    promised_blocks: int = 0
     position: list[int] = field(default_factory=list)
 
     def run(self) -> Schedule:
@@ -62,8 +64,12 @@ class _Replay:
 
     def _restore(self, i: int, locked: set[int]) -> None:
         tensor = self.problem.tensors[i]
-        if self.paging and self._page_cost(i) <= self._recompute_cost(i, 0):
+        page_cost = self._page_cost(i)
+        if page_cost < float("inf") and page_cost <= self._recompute_cost(i, 0):
             self._make_room(tensor.nbytes, locked)
+            if not self._fits_storage(i):  # what made room for it has taken the last blocks
+                raise _StuckError
+            self._promise(i)
             self._admit(i)
             self.page_ins.add((self.stage, i))
             self.written.add(i)
@@ -76,7 +82,20 @@ class _Replay:
     def _may_recompute(self, producer: int) -> bool:
         return producer in self.recomputable and self.stage > self.problem.last_forward
 
+    def _fits_storage(self, i: int) -> bool:
+        capacity = self.problem.storage_blocks
+        return capacity is None or i in self.promised or self.promised_blocks + self.problem.blocks(i) <= capacity
+
+    def _promise(self, i: int) -> None:
+        """Set blocks of the storage aside for tensor i."""
+        if i not in self.promised:
+            self.promised.add(i)
+            self.promised_blocks += self.problem.blocks(i)
+
     def _page_cost(self, i: int) -> float:
+        """What bringing tensor i back from storage costs; infinite where it can't have been there."""
+        if not self.paging or not self._fits_storage(i):
+            return float("inf")
         tensor = self.problem.tensors[i]
         cost = tensor.page_in_j + self.second_j * tensor.page_in_s
         if i not in self.written:
@@ -92,12 +111,12 @@ class _Replay:
         for u in self.problem.operators[producer].inputs:
             if u not in self.resident:
                 other = self._recompute_cost(u, depth + 1)
-                cost += min(other, self._page_cost(u)) if self.paging else other
+                cost += min(other, self._page_cost(u))
         return cost
 
     def _return_cost(self, i: int) -> float:
         """What the next read of i costs if it is evicted now."""
-        cost = self._page_cost(i) if self.paging else float("inf")
+        cost = self._page_cost(i)
         if self._next_read(i) > self.problem.last_forward:
             cost = min(cost, self._recompute_cost(i, 0))
         return cost
@@ -133,9 +152,20 @@ class _Replay:
                 return
             if score == float("inf"):
                 break
+            if self.problem.storage_blocks is not None and not self._comes_back(i):
+                continue
             self._evict(i)
         if self.live + nbytes > self.ram_bytes:
             raise _StuckError
+
+    def _comes_back(self, i: int) -> bool:
+        """Whether tensor i, evicted now, still has a way back on a storage that fills; blocks are set aside for it."""
+        pages = self._page_cost(i)
+        if pages == float("inf"):
+            return self._return_cost(i) < float("inf")
+        if pages <= self._return_cost(i):
+            self._promise(i)
+        return True
 
     def _drop_unneeded(self, locked: set[int]) -> None:
         for i in sorted(self.resident - locked):

@@ -5,6 +5,7 @@ Everything said here is of a schedule that was found, or of sums that hold for a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from poetopt.engine.least import Search
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import quickest
-from poetopt.formulations.goal import ENERGY
+from poetopt.formulations.goal import ENERGY, Goal
+from poetopt.formulations.language import Block
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_seconds
 
@@ -21,6 +23,8 @@ SECONDS = 6.0
 """What all trials together may take."""
 TRIAL_S = 2.5
 """What one of them may take."""
+LEAST_GAP = 0.01
+"""How close a trial comes to the least of what a block limits, in time."""
 NAMED = 3
 """So many kept tensors are named."""
 
@@ -101,17 +105,29 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
     if options.ram_bytes < problem.least_ram_bytes:
         return Why(tuple(says), bound)  # nothing but RAM helps
     in_vain: list[str] = []
-    for what, eased in _eased(options, problem):
+    for what, eased, block in _eased(options, problem):
         left = until - time.monotonic()
         if left <= 0.2:
             break
-        found = _trial(problem, replace(eased, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
+        gap = 1.0 if block is None or block.limits is None else LEAST_GAP
+        found = _trial(problem, replace(eased, gap=gap, time_limit_s=min(TRIAL_S, left)), search)
         if found is None:
             break
         if found.simulation is not None:
             says.append(f"without {what} a schedule exists{_figures(found)}")
+            if block is not None and block.limits is not None:
+                says.append(least_words(problem, block, block.limits, found))
         elif found.status is Status.INFEASIBLE:
             in_vain.append(what)
+    left = until - time.monotonic()
+    if problem.storage_bytes is not None and options.paging and problem.paging and left > 0.2:
+        roomy = replace(problem, storage_bytes=None)
+        found = _trial(roomy, replace(options, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
+        if found is not None and found.simulation is not None:
+            says.append(
+                f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
+                f"{_figures(found)}, with {show_bytes(found.simulation.stored_bytes)} on it"
+            )
     if in_vain and not any(text.startswith("without") for text in says):
         says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
     return Why(tuple(says), bound, _shortest(problem, options, solution, search, until))
@@ -126,23 +142,23 @@ def _trial(problem: Problem, options: Options, search: Search) -> Solution | Non
     return None if found.interrupted else found
 
 
-def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options]]:
-    """What was asked for beside the RAM, and the options without it."""
+def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
+    """What was asked for beside the RAM, the options without it, and the block that asked, if one did.
+
+    Without a block that limits something, the least of that is what is looked for.
+    """
     if options.deadline_s is not None:
-        yield f"the deadline of {show_seconds(options.deadline_s)}", replace(options, deadline_s=None)
+        yield f"the deadline of {show_seconds(options.deadline_s)}", replace(options, deadline_s=None), None
     if not options.paging and problem.paging:
-        yield "--no-paging", replace(options, paging=True)
+        yield "--no-paging", replace(options, paging=True), None
     if not options.remat:
-        yield "--no-remat", replace(options, remat=True)
+        yield "--no-remat", replace(options, remat=True), None
     chosen = formulation(options.formulation)
     for block in chosen.blocks:
         if block.name not in chosen.simulated:
-            rest = tuple(other for other in chosen.blocks if other is not block)
-            eased = replace(chosen, blocks=rest, name=f"{chosen.name} less {block.name}")
-            yield (
-                f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}",
-                replace(options, formulation=eased),
-            )
+            eased = chosen.without(block, minimising=block.limits)
+            what = f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}"
+            yield what, replace(options, formulation=eased), block
 
 
 def _shortest(problem: Problem, options: Options, solution: Solution, search: Search, until: float) -> float | None:
@@ -158,6 +174,33 @@ def _shortest(problem: Problem, options: Options, solution: Solution, search: Se
     if found is None or found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
         return None
     return found.simulation.makespan_s
+
+
+def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> str:
+    """What `block` can be asked for at least: what `found`, which minimises that, takes and proves."""
+    assert found.plan is not None
+    assert found.simulation is not None
+    chosen = formulation(found.options.formulation)
+    base = goal.baseline(problem, chosen.baseline_j(problem))
+    least = base + goal.value(chosen.trial(found.plan, found.simulation))
+    bound = found.overhead_bound_j if found.objective is None else found.objective.bound
+    proof = ""
+    if found.status is Status.OPTIMAL:
+        proof = f", and no schedule in the scope {found.scope} has less"
+    elif bound:
+        proof = (
+            f", and no schedule in the scope {found.scope} has less than {_exact(base + bound, goal.unit, up=False)}"
+        )
+    known = _exact(least, goal.unit, up=True)
+    return f"the least known to be feasible for {block.name} is {known} a step{proof}"
+
+
+def _exact(value: float, unit: str, *, up: bool) -> str:
+    """A figure that can be asked for: six digits, rounded to the side where it stays true."""
+    if unit == "B":
+        return f"{math.ceil(value - 1e-6):,} bytes"
+    step = 10.0 ** (math.floor(math.log10(value)) - 5) if value > 0 else 1.0
+    return f"{(math.ceil if up else math.floor)(value / step) * step:.6g} {unit}"
 
 
 def _figures(found: Solution) -> str:

@@ -6,7 +6,8 @@ A plan file has, in this order:
     written_by          the version of poetopt
     model               name, reference, SHA-256, and how the problem was made of it (recipe, device, notes)
     budget              ram_bytes and deadline_s that the plan was made for, or null
-    device              dma, paging, alignment, reserve_bytes, wake_j, resident_bytes, ram_bytes
+    device              dma, paging, alignment, reserve_bytes, wake_j, resident_bytes, ram_bytes, and
+                        storage_bytes (null: not known), storage_block_bytes; files before them lack the two
     tensors             name, bytes, producer (null: a graph input), and costs of paging
     operators           name, kind, inputs, outputs, workspace_bytes, time_s, energy_j, and flags
     inputs_at           byte offset of each graph input
@@ -88,6 +89,8 @@ def to_json(
             "alignment": problem.alignment,
             "reserve_bytes": problem.reserve_bytes,
             "wake_j": problem.wake_j,
+            "storage_bytes": problem.storage_bytes,
+            "storage_block_bytes": problem.storage_block_bytes,
             "resident_bytes": problem.resident_bytes,
             "ram_bytes": problem.device_ram_bytes,
         },
@@ -237,6 +240,9 @@ def _problem(top: Entry) -> Problem:
     alignment = device.whole("alignment")
     if alignment < 1:
         device.refuse("alignment", "a number of at least 1")
+    block_bytes = device.whole("storage_block_bytes") if "storage_block_bytes" in device.data else 1
+    if block_bytes < 1:
+        device.refuse("storage_block_bytes", "a number of at least 1")
     return Problem(
         name=model.text("name"),
         device=model.text("device"),
@@ -247,6 +253,8 @@ def _problem(top: Entry) -> Problem:
         alignment=alignment,
         reserve_bytes=device.whole("reserve_bytes"),
         wake_j=device.number("wake_j") if "wake_j" in device.data else 0.0,
+        storage_bytes=device.optional("storage_bytes", device.whole) if "storage_bytes" in device.data else None,
+        storage_block_bytes=block_bytes,
         resident_bytes=device.whole("resident_bytes"),
         device_ram_bytes=device.optional("ram_bytes", device.whole),
         model_ref=model.text("reference"),

@@ -12,6 +12,9 @@ transfer channel works beside it, first in, first out: a PAGE_OUT or PAGE_IN is 
 reaches it, which takes no CPU time. A COMPUTE waits for its inputs to arrive, and for transfers of
 outputs that it overwrites; a FREE waits for the transfers of its tensor.
 
+Storage. A tensor takes its whole blocks of the storage from its first PAGE_OUT to the end of the step: its copy stays,
+and one written again takes the same place. Together they take at most `Problem.storage_bytes`, where that is known.
+
 Waking. Transfers that follow each other without a pause are one run: the storage is powered on before it and off after
 it, which takes `Problem.wake_j` joules each time. Any compute that takes time ends a run, unless a transfer goes on
 beside it.
@@ -51,6 +54,8 @@ class Simulation:
         How often the storage is powered on: runs of transfers without a pause.
     bytes_paged
         Bytes moved to and from storage.
+    stored_bytes
+        What all tensors written out take on storage, in whole blocks.
     live_bytes
         Live bytes during the instruction: what it makes and what it frees included.
     start_s, end_s
@@ -69,6 +74,7 @@ class Simulation:
     page_outs: int
     wakes: int
     bytes_paged: int
+    stored_bytes: int
     live_bytes: tuple[int, ...] = field(repr=False)
     start_s: tuple[float, ...] = field(repr=False)
     end_s: tuple[float, ...] = field(repr=False)
@@ -89,7 +95,7 @@ def simulate(
         The budgets that the peak and the makespan must keep, where there are any.
 
     Raises PlanError, naming the instruction, for a plan that is not valid: it reads or frees what is not
-    in RAM, pages in what was never written out, pages on a device without storage, computes an
+    in RAM, pages in what was never written out, pages on a device without storage or more than it holds, computes an
     operator too early, never, or again though it can't be recomputed, or exceeds a budget.
     """
     if isinstance(plan, Problem):
@@ -111,6 +117,7 @@ class _Run:
         self.problem = problem
         self.instructions = instructions
         self.initial_bytes = problem.nbytes(problem.inputs) + problem.reserve_bytes
+        self.stored_bytes = 0
 
     def memory(self, ram_bytes: int | None) -> tuple[int, ...]:
         """Check every rule but the deadline; the live bytes of each instruction."""
@@ -127,7 +134,8 @@ class _Run:
                 f"the graph inputs alone take {live} bytes, more than the RAM budget of {budget} bytes; "
                 "give more RAM or a smaller batch"
             )
-        next_operator = 0
+        next_operator = blocks = 0
+        capacity = problem.storage_blocks
         during: list[int] = []
         for index, (action, target) in enumerate((step.action, step.target) for step in self.instructions):
             if not 0 <= target < (len(operators) if action is Action.COMPUTE else len(tensors)):
@@ -159,7 +167,11 @@ class _Run:
             elif action is Action.PAGE_OUT:
                 if not resident[target]:
                     refuse(index, "it is not in RAM")
-                stored[target] = True
+                if not stored[target]:
+                    stored[target] = True
+                    blocks += problem.blocks(target)
+                    if capacity is not None and blocks > capacity:
+                        refuse(index, _full(problem, blocks))
             else:
                 if not stored[target]:
                     refuse(index, "it was never written out")
@@ -176,6 +188,7 @@ class _Run:
                 f"the plan ends after {len(during)} instructions without operator {next_operator} "
                 f"({operators[next_operator].name!r}); every operator must be computed"
             )
+        self.stored_bytes = blocks * problem.storage_block_bytes
         return tuple(during)
 
     def clock(self, live: tuple[int, ...], deadline_s: float | None) -> Simulation:
@@ -257,6 +270,7 @@ class _Run:
             page_outs=page_outs,
             wakes=wakes,
             bytes_paged=moved,
+            stored_bytes=self.stored_bytes,
             live_bytes=live,
             start_s=tuple(starts),
             end_s=tuple(ends),
@@ -268,3 +282,13 @@ class _Run:
         entries = self.problem.operators if step.action is Action.COMPUTE else self.problem.tensors
         name = repr(entries[step.target].name) if 0 <= step.target < len(entries) else f"number {step.target}"
         raise PlanError(f"instruction {index} ({step.action} {name}): {what}")
+
+
+def _full(problem: Problem, blocks: int) -> str:
+    """What is wrong with so many blocks on storage."""
+    unit = problem.storage_block_bytes
+    rounded = f" in blocks of {unit}" if unit > 1 else ""
+    return (
+        f"what is written out takes {blocks * unit:,} bytes{rounded}, more than the storage of {problem.device!r} "
+        f"holds, {problem.storage_bytes:,}"
+    )

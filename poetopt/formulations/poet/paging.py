@@ -3,7 +3,8 @@ r"""Block `paging`: what is on storage, and what moves between storage and RAM.
 $$ \begin{aligned}
    S^{aux}_{t,i} &\le S^{aux}_{t-1,i} + M^{out}_{t-1,i}, \quad S^{aux}_{0,i} = 0  && \text{(1d)} \\
    M^{in}_{t,i} &\le S^{aux}_{t,i}                          && \text{(1e)} \\
-   M^{out}_{t,i} &\le S^{ram}_{t,i}                         && \text{(1f)}
+   M^{out}_{t,i} &\le S^{ram}_{t,i}                         && \text{(1f)} \\
+   M^{out}_{t,i} &\le W_i, \quad \textstyle\sum_i b_i W_i \le C
    \end{aligned} $$
 
 A tensor written out in stage t is on storage from t+1 on; one paged in during stage t is in RAM when
@@ -14,17 +15,24 @@ t+1 begins.
 | $S^{aux}_{t,i}$  | `S_aux`   | -    | tensor i is on storage when stage t begins   |
 | $M^{in}_{t,i}$   | `M_in`    | -    | tensor i is paged in during stage t          |
 | $M^{out}_{t,i}$  | `M_out`   | -    | tensor i is paged out at the start of stage t |
+| $W_i$            | `W`       | -    | tensor i is ever written out (only where the storage's $C$ blocks may not do) |
 
-Source: the paper, Algorithm 1, constraints 1d-1f (1f here is the block's second half, `out_of_ram`).
+$b_i$ is how many blocks of the storage tensor i takes, from its page-out to the end of the step.
+
+Source: the paper, Algorithm 1, constraints 1d-1f (1f here is the block's second half, `out_of_ram`);
+the storage's capacity is ours.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, Terms
 from poetopt.formulations.poet.space import PoetSpace
+from poetopt.formulations.storage import fits_storage
 
 
 def _moves(block: PyomoBlock) -> None:
@@ -52,11 +60,30 @@ def _moves(block: PyomoBlock) -> None:
 
     block.on_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=on_storage)
     block.from_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=from_storage)
+    _capacity(block, space, M_out)
     tensors = [space.problem.tensors[i] for _, i in space.residences]
     variables = [*M_in, *M_out]
     block.energy_j = Terms(variables, [t.page_in_j for t in tensors] + [t.page_out_j for t in tensors])
     block.transfer_s = Terms(variables, [t.page_in_s for t in tensors] + [t.page_out_s for t in tensors])
     block.written_bytes = Terms(M_out, [float(t.nbytes) for t in tensors])
+
+
+def _capacity(block: PyomoBlock, space: PoetSpace, M_out: list[Any]) -> None:
+    """The rows on what the storage holds, where it is known and not enough for everything."""
+    problem = space.problem
+    candidates = sorted({i for _, i in space.residences})
+    if problem.storage_blocks is None or sum(map(problem.blocks, candidates)) <= problem.storage_blocks:
+        return
+    place = {i: x for x, i in enumerate(candidates)}
+    block.W = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), domain=pyo.Binary)
+    W = list(block.W.values())
+
+    def ever_written(_: PyomoBlock, x: int) -> PyomoRow:
+        variables = [M_out[x], W[place[space.residences[x][1]]]]
+        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=variables), 0
+
+    block.ever_written = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=ever_written)
+    block.storage = pyo.Constraint(rule=lambda _: fits_storage(problem, candidates, W))
 
 
 def _write(block: PyomoBlock) -> None:

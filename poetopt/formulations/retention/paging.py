@@ -1,6 +1,7 @@
 r"""Block `paging`: which tensors come back from storage, and when; each is written out once.
 
 $$ p_{i,q} \le o_i, \qquad
+   \sum_i b_i o_i \le C, \qquad
    E = \sum_{i,q} \Phi^{in}_i p_{i,q} + \sum_i \Phi^{out}_i o_i $$
 
 | symbol           | attribute | unit | meaning                                             |
@@ -9,6 +10,11 @@ $$ p_{i,q} \le o_i, \qquad
 | $o_i$            | `o`       | -    | tensor i is written to storage, once                |
 | $\Phi^{in}_i$    | -         | J    | energy of paging the whole tensor in                |
 | $\Phi^{out}_i$   | -         | J    | energy of paging it out                             |
+| $b_i$            | -         | -    | blocks that the whole tensor takes on storage       |
+| $C$              | -         | -    | blocks that the storage holds, where that is known  |
+
+A tensor's copy stays on storage to the end of the step, so that the row on $C$ is exact; a tensor larger than the
+storage is never written.
 
 Writing out right after the first compute is never worse than later: the bytes are in RAM then, and
 the copy stays valid. So `o` needs no time. It would be integral by itself, as the largest p; said to be binary, it is
@@ -23,6 +29,7 @@ import numpy as np
 import pyomo.environ as pyo
 
 from poetopt.formulations.language import Block, PyomoBlock, Space, Terms, terms
+from poetopt.formulations.storage import fits_storage
 
 
 def _build(block: PyomoBlock) -> None:
@@ -37,6 +44,7 @@ def _build(block: PyomoBlock) -> None:
     block.o_index = slot
     o_of = [slot[int(i)] for i in paged]
     block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=lambda b, y: b.p[y] - b.o[o_of[y]] <= 0)
+    block.storage = pyo.Constraint(rule=lambda b: fits_storage(space.problem, candidates.tolist(), list(b.o.values())))
     block.energy_j = _sum(
         terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),

@@ -1,0 +1,36 @@
+"""What fits on the storage: the row that both formulations bound their written tensors by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.language import PyomoRow
+from poetopt.problem import Problem
+
+WIDEST = 1 << 10
+"""Coefficients are at most about this: solvers' tolerances are absolute."""
+
+
+def fits_storage(problem: Problem, tensors: Sequence[int], written: Sequence[Any]) -> PyomoRow:
+    """The row that the blocks of all `tensors` whose variable in `written` is 1 are no more than the storage has.
+
+    It is skipped where everything fits, or where nobody knows what the storage holds. Divided by a power of two, which
+    changes no figure. A variable of a tensor that is larger than the storage is bounded by 0.
+    """
+    capacity = problem.storage_blocks
+    blocks = [problem.blocks(i) for i in tensors]
+    if capacity is None or sum(blocks) <= capacity:
+        return pyo.Constraint.Skip
+    for variable, count in zip(written, blocks, strict=True):
+        if count > capacity:
+            variable.setub(0)  # not fixed: separators' rows may name it
+    unit = 1 << max(0, max(blocks).bit_length() - WIDEST.bit_length())
+    fits = [(variable, count / unit) for variable, count in zip(written, blocks, strict=True) if count <= capacity]
+    if not fits:
+        return pyo.Constraint.Skip
+    variables, coefficients = zip(*fits, strict=True)
+    return None, LinearExpression(linear_coefs=list(coefficients), linear_vars=list(variables)), capacity / unit

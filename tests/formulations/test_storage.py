@@ -1,0 +1,186 @@
+"""What the storage holds: simulator, models, heuristics and plan files against exhaustive search."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from poetopt.baselines.acceptance import cheapest
+from poetopt.baselines.capuchin import schedule_paging_first
+from poetopt.engine.greedy import greedy
+from poetopt.engine.loop import search
+from poetopt.engine.solution import Options, Status
+from poetopt.engine.why_not import explain
+from poetopt.errors import NoScheduleError, PlanError
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.codec import from_json, to_json
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.schedule import Schedule
+from tests.problems import random_tight
+
+State = tuple[int, frozenset[int], frozenset[int]]
+"""Operators done, what is in RAM, what was ever written to storage."""
+
+
+def least_overhead_j(problem: Problem, ram_bytes: int, *, remat: bool = True) -> float | None:
+    """The least overhead of all plans, instruction by instruction; None where there is none."""
+    operators, tensors, block = problem.operators, problem.tensors, problem.storage_block_bytes
+
+    def moves(state: State) -> Iterator[tuple[float, State]]:
+        done, ram, stored = state
+        for j in range(min(done + 1, len(operators))):
+            operator = operators[j]
+            if not ram.issuperset(operator.inputs) or (j < done and not (remat and operator.recomputable)):
+                continue
+            after = ram.union(operator.outputs)
+            if problem.nbytes(tuple(after)) + operator.workspace_bytes <= ram_bytes:
+                yield operator.energy_j if j < done else 0.0, (max(done, j + 1), after, stored)
+        for i in ram:
+            yield 0.0, (done, ram - {i}, stored)
+            written = sum(-(-tensors[u].nbytes // block) * block for u in stored | {i})
+            if i not in stored and (problem.storage_bytes is None or written <= problem.storage_bytes):
+                yield tensors[i].page_out_j, (done, ram, stored | {i})
+        for i in stored - ram:
+            if problem.nbytes(tuple(ram)) + tensors[i].nbytes <= ram_bytes:
+                yield tensors[i].page_in_j, (done, ram | {i}, stored)
+
+    start: State = (0, frozenset(problem.inputs), frozenset())
+    best, closed, ticket = {start: 0.0}, set(), itertools.count()
+    queue = [(0.0, 0, 0, start)]
+    while queue:
+        cost, _, _, state = heapq.heappop(queue)
+        if state[0] == len(operators):
+            return cost
+        if state in closed:
+            continue
+        closed.add(state)
+        for added, after in moves(state):
+            if cost + added < best.get(after, float("inf")):
+                best[after] = cost + added
+                heapq.heappush(queue, (cost + added, -after[0], next(ticket), after))
+    return None
+
+
+def small_storage(seed: int) -> tuple[Problem, int]:
+    """A tight problem on a storage of a few blocks."""
+    rng = random.Random(seed)
+    while True:
+        problem, ram_bytes = random_tight(rng, operators=5, training=True)
+        if len(problem.tensors) <= 7:
+            block = rng.choice((1, 2, 4))
+            return replace(problem, storage_bytes=rng.randint(0, 8), storage_block_bytes=block), ram_bytes
+
+
+def test_plans_and_bounds_against_exhaustive_search() -> None:
+    compared = exact = binds = 0
+    for seed in range(50):
+        problem, ram_bytes = small_storage(seed)
+        for remat in (True, False):
+            least = least_overhead_j(problem, ram_bytes, remat=remat)
+            free = least_overhead_j(replace(problem, storage_bytes=None), ram_bytes, remat=remat)
+            found = search(problem, Options(ram_bytes=ram_bytes, scope="full", remat=remat, time_limit_s=20, threads=1))
+            binds += free is not None and (least is None or free < least)
+            if least is None:
+                assert found.plan is None
+                continue
+            if found.simulation is None:
+                continue  # the scope is a little smaller than the space of all plans
+            assert found.simulation.overhead_j >= least - 1e-9
+            assert problem.storage_bytes is not None
+            assert found.simulation.stored_bytes <= problem.storage_bytes
+            compared += 1
+            exact += found.simulation.overhead_j <= least + 1e-9
+    assert compared > 50
+    assert binds > 10
+    assert exact >= 0.9 * compared, (exact, compared)
+
+
+def test_the_papers_formulation_keeps_it_too() -> None:
+    refused = solved = 0
+    for seed in range(40):
+        problem, ram_bytes = small_storage(seed)
+        options = Options(ram_bytes=ram_bytes, formulation="poet", scope="full", time_limit_s=20, threads=1)
+        found, least = search(problem, options), least_overhead_j(problem, ram_bytes)
+        if found.simulation is None:
+            refused += search(replace(problem, storage_bytes=None), options).simulation is not None
+            continue
+        solved += 1
+        assert least is not None
+        assert found.simulation.overhead_j >= least - 1e-9
+    assert refused
+    assert solved
+
+
+def away(*, storage_bytes: int | None, storage_block_bytes: int = 1) -> Problem:
+    """Two tensors of 6 bytes that must leave RAM while an operator of 20 bytes runs, and can't be computed again."""
+    tensors = (
+        ProblemTensor("x", 6, -1, 1.0, 1.0, 1.0, 1.0),
+        ProblemTensor("y", 6, 0, 1.0, 1.0, 1.0, 1.0),
+        ProblemTensor("z", 1, 1, 1.0, 1.0, 1.0, 1.0),
+        ProblemTensor("last", 1, 2),
+    )
+    operators = (
+        ProblemOperator("first", (), (1,), 1.0, 1.0, recomputable=False),
+        ProblemOperator("wide", (), (2,), 1.0, 1.0, workspace_bytes=20),
+        ProblemOperator("end", (0, 1, 2), (3,), 1.0, 1.0, backward=True),
+    )
+    return Problem(
+        "away", "toy", operators, tensors, storage_bytes=storage_bytes, storage_block_bytes=storage_block_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "block", "fits"), [(12, 1, True), (11, 1, False), (16, 8, True), (15, 8, False), (None, 8, True)]
+)
+def test_written_tensors_take_whole_blocks(capacity: int | None, block: int, fits: bool) -> None:
+    problem = away(storage_bytes=capacity, storage_block_bytes=block)
+    found = search(problem, Options(ram_bytes=21, threads=1))
+    assert (found.plan is not None) is fits
+    schedule = greedy(problem, 21, paging=True, remat=True)
+    assert (schedule is not None) is fits
+    both = Schedule(frozenset(), frozenset({(2, 0), (2, 1)}))
+    if fits:
+        assert simulate(plan_of(problem, both), ram_bytes=21).stored_bytes == 2 * (-(-6 // block) * block)
+        schedule_paging_first(problem, 21)
+        return
+    assert found.status is Status.INFEASIBLE
+    with pytest.raises(PlanError, match=r"page_out 'y'.*more than the storage of 'toy' holds"):
+        simulate(plan_of(problem, both))
+    with pytest.raises(NoScheduleError, match="storage of 'toy' holds"):
+        cheapest(problem, 21, [both])
+    with pytest.raises(NoScheduleError):
+        schedule_paging_first(problem, 21)
+
+
+def test_one_that_is_written_again_takes_one_place() -> None:
+    problem = away(storage_bytes=6)
+    steps = [(Action.PAGE_OUT, 0), (Action.PAGE_OUT, 0), *((Action.COMPUTE, k) for k in range(3))]
+    assert simulate(problem, [Instruction(*step) for step in steps]).stored_bytes == 6
+
+
+def test_why_not_names_it() -> None:
+    problem = away(storage_bytes=6)
+    options = Options(ram_bytes=21, threads=1)
+    why = explain(problem, options, search(problem, options), search)
+    assert any("storage that held more than 6 B" in text and "12 B on it" in text for text in why.says), why.says
+
+
+def test_a_plan_file_has_it_and_older_ones_hold_anything() -> None:
+    problem = away(storage_bytes=16, storage_block_bytes=8)
+    plan: Plan = plan_of(problem, Schedule(frozenset(), frozenset({(2, 0), (2, 1)})))
+    data = to_json(plan)
+    again = from_json(data).plan.problem
+    assert (again.storage_bytes, again.storage_block_bytes) == (16, 8)
+    device = data["device"]
+    assert isinstance(device, dict)
+    with pytest.raises(PlanError, match="more than the storage"):
+        from_json({**data, "device": {**device, "storage_bytes": 15}})
+    older = {key: value for key, value in device.items() if not key.startswith("storage")}
+    assert from_json({**data, "device": older}).plan.problem.storage_bytes is None
