@@ -8,6 +8,7 @@ All nodes are valid from `OLDEST_OPSET` to the newest.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ class GraphBuilder:
         Whose bytes a forward view shares.
     adders
         For gradients that are mostly zeros, by name: how to add one to another tensor without its zeros.
+    distinct
+        Numbers that no two nodes have in common, for those that must not look alike.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class GraphBuilder:
         self._names = set(tensors)
         self._writers: dict[str, OperatorBuilder] = {}
         self.adders: dict[str, Callable[[OperatorBuilder, Tensor], Tensor]] = {}
+        self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:
         """`wanted`, or `wanted.2`, `wanted.3`, ... where it is taken."""

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from poetopt.autodiff.emit import GraphBuilder, finish
+from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.registry import downstream
 from poetopt.errors import ModelError
-from poetopt.graph import Graph, Node, Operator, Role
+from poetopt.graph import Graph, Node, Operator, Role, Tensor
 
 Rewrite = Callable[[Operator, GraphBuilder, dict[str, str]], Iterator[Operator]]
 
@@ -52,8 +52,8 @@ def _rewrite(operator: Operator, live: bool, builder: GraphBuilder) -> Rewrite |
 def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
     """Y, mean and variance of the batch, and the statistics after the step.
 
-    The node gets zeros for the old statistics, which a momentum of 0 makes irrelevant: onnxruntime writes the new
-    ones over the buffers of the old where it can, and those are still to be read.
+    The node gets vectors of its own for the old statistics, whose values a momentum of 0 makes irrelevant:
+    onnxruntime writes the new ones over the buffers of the old, and those are still to be read.
     """
     node = operator.nodes[0]
     mean, variance = (builder.tensors[node.inputs[k]] for k in (3, 4))
@@ -64,8 +64,8 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
     y = builder.tensors[node.outputs[0]]
     batch = [k.out(t.shape, t.dtype, f"{y.name}.{what}") for t, what in ((mean, "mean"), (variance, "variance"))]
     attributes = {**node.attributes, "momentum": 0.0}
-    blank = [k.zeros(t.shape, t.dtype).name for t in (mean, variance)]
-    read = (*node.inputs[:3], *blank)
+    x = builder.tensors[node.inputs[0]]
+    read = (*node.inputs[:3], *(t.name for t in _overwritten(k, x, mean)))
     k.nodes.append(Node("BatchNormalization", read, (y.name, *(t.name for t in batch)), attributes))
     updated: list[str] = []
     for old, new, output in zip((mean, variance), batch, (*node.outputs[1:], "", "")[:2], strict=True):
@@ -77,6 +77,19 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
         updated.append(name)
     builder.drafts.remove(k)
     yield replace(finish(k, (y.name, *(t.name for t in batch), *updated), {}), name=operator.name)
+
+
+def _overwritten(k: OperatorBuilder, x: Tensor, like: Tensor) -> list[Tensor]:
+    """Two vectors like `like` that a kernel may overwrite, whatever an optimizer has done to the graph.
+
+    Both have a value of their own in this graph, since optimizers merge nodes that are alike, and a kernel that always
+    writes over its input then destroys what another has written there. Their length is computed from the number of x's
+    elements, since what is constant would be folded: one vector for all runs, with what the last has left in it.
+    """
+    share = k.graph.ints([max(x.size // max(like.size, 1), 1)])
+    length = k.node("Div", [k.node("Size", [x], (), "int64"), share], (1,), "int64")
+    values = (np.full(1, next(k.graph.distinct), like.dtype) for _ in range(2))
+    return [k.node("ConstantOfShape", [length], like.shape, like.dtype, value=value) for value in values]
 
 
 def _dropout_trains(node: Node, builder: GraphBuilder) -> bool:
