@@ -39,10 +39,12 @@ class Lookout:
     def see(self, plan: Plan, simulation: Simulation, arena_bytes: int, *, by_rules: bool = False) -> None:
         """Raises Sighting where the plan keeps all that was asked; its bound is what the search for that proved.
 
+        A plan for another problem, as one with more storage, is none.
+
         by_rules
             Whether the plan was found by the formulation's own rules, in the scope that was asked for.
         """
-        if self.blank.status is not Status.UNKNOWN:
+        if self.blank.status is not Status.UNKNOWN or plan.problem is not self.problem:
             return
         chosen = formulation(self.options.formulation)
         if not by_rules and (chosen.strict or not chosen.judged):

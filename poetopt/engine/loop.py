@@ -67,9 +67,12 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
             lookout.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)
         return found
 
-    # What would help is worth a few seconds, but not the limit that was asked for.
+    # What would help is worth a few seconds, but not the limit that was asked for. Where a block limits something, more
+    # RAM is only half of it.
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    helped = replace(solution, **remedies(problem, options, watched, min(SEARCH_S, max(0.0, spare)), seen))
+    limited = any(block.limits is not None for block in formulation_of(options.formulation).blocks)
+    for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
+    helped = replace(solution, **remedies(problem, options, watched, for_ram, seen))
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
     why = explain(problem, options, helped, watched, min(WHY_S, max(0.0, spare)))
     if helped.status is Status.UNKNOWN and (why.ram_bound_bytes or 0) > options.ram_bytes:

@@ -25,7 +25,7 @@ import numpy as np
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.goal import TIME, Trial
+from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms, contributions, linear, terms
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
@@ -86,6 +86,7 @@ def energy_budget(energy_j: float) -> Block:
         refuses=functools.partial(_refuses, energy_j=energy_j),
         impossible=functools.partial(_impossible, energy_j=energy_j),
         goal=TIME,
+        limits=ENERGY,
         says=f"the least time within {show_joules(energy_j)} a step",
     )
 

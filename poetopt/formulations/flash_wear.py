@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.goal import Trial
+from poetopt.formulations.goal import WRITTEN, Trial
 from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms, contributions, linear
 from poetopt.formulations.options import BlockOption
-from poetopt.plan.instructions import Action
 from poetopt.units import parse_size, show_bytes
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ def _build(block: PyomoBlock, *, written_bytes: int) -> None:
 
 
 def _refuses(trial: Trial, *, written_bytes: int) -> str | None:
-    tensors = trial.plan.problem.tensors
-    steps = trial.plan.instructions
-    written = sum(tensors[step.target].nbytes for step in steps if step.action is Action.PAGE_OUT)
+    written = int(WRITTEN.value(trial))
     if written <= written_bytes:
         return None
     return f"the plan writes {written:,} bytes to storage, more than the {written_bytes:,} that a step may write"
@@ -63,6 +60,7 @@ def flash_wear(written_bytes: int) -> Block:
         functools.partial(_build, written_bytes=written_bytes),
         collects=True,
         refuses=functools.partial(_refuses, written_bytes=written_bytes),
+        limits=WRITTEN,
         says=f"at most {show_bytes(written_bytes)} written to storage a step",
     )
 

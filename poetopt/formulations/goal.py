@@ -36,6 +36,11 @@ class Trial(NamedTuple):
         """All joules of the step."""
         return self.baseline_j + self.overhead_j
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The tensors that are written to storage, one as often as it is."""
+        return tuple(step.target for step in self.plan.instructions if step.action == "page_out")
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -74,11 +79,23 @@ def _late_s(trial: Trial) -> float:
     return max(0.0, trial.simulation.makespan_s - trial.plan.problem.baseline_time_s)
 
 
+def _nothing(problem: Problem, baseline_j: float) -> float:
+    return 0.0
+
+
+def _written_bytes(trial: Trial) -> float:
+    tensors = trial.plan.problem.tensors
+    return float(sum(tensors[i].nbytes for i in trial.written))
+
+
 ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j)
 """The default: the joules of computes and transfers."""
 
 TIME = Goal("time", "s", "late_s", _one_pass_s, _late_s)
 """The makespan. A block that sets it contributes `late_s`."""
+
+WRITTEN = Goal("bytes written", "B", "written_bytes", _nothing, _written_bytes)
+"""What goes to storage; ordinary training writes nothing."""
 
 
 def describe(model: Any) -> str:

@@ -185,6 +185,8 @@ class Block:
         Optional: bytes of RAM that it takes for the whole step.
     goal
         Optional: what is minimised instead of energy.
+    limits
+        Optional: what it bounds from above. Where there is no schedule, the least of it that a search finds is named.
     """
 
     name: str
@@ -202,6 +204,7 @@ class Block:
     impossible: Callable[[Problem, float], str | None] | None = None
     reserve_bytes: Callable[[Problem], int] | None = None
     goal: Goal | None = None
+    limits: Goal | None = None
 
 
 def _no_depth(scope: str) -> float:
@@ -307,6 +310,19 @@ class Formulation:
         )
         return replace(self, name=name or added, doc=told, blocks=tuple(together), beyond=None)
 
+    def without(self, block: Block, *, minimising: Goal | None = None) -> Formulation:
+        """This formulation less one of its blocks.
+
+        minimising
+            What is minimised instead of what the blocks say.
+        """
+        rest = tuple(other for other in self.blocks if other is not block)
+        if minimising is not None:
+            rest = tuple(replace(other, goal=None) for other in rest)
+            if minimising is not ENERGY:
+                rest = (*rest, Block("least", _no_rows, restricts=False, collects=True, goal=minimising))
+        return replace(self, name=f"{self.name} less {block.name}", blocks=rest, beyond=None)
+
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
         return sum(block.reserve_bytes(problem) for block in self.blocks if block.reserve_bytes is not None)
@@ -405,6 +421,10 @@ class Formulation:
                 found = block.separator(model.component(block.name), point)
                 rows += [replace(row, block=block.name) for row in found]
         return rows
+
+
+def _no_rows(block: PyomoBlock) -> None:
+    """Nothing: the block is there for its goal."""
 
 
 def _and(blocks: Sequence[Block]) -> str:
