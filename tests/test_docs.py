@@ -42,7 +42,7 @@ ELSEWHERE = {
     "poetopt sweep sweep.toml": "minutes; tests/sweep runs small files",
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
     "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/sweep",
-    "python -m benchmarks.paper.measure": "an hour",
+    "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/comparison",
     "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
     "pip install .": "make extension",
     "poetopt formulations --show wakeups": "make extension",

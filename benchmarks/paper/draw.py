@@ -278,7 +278,7 @@ def fig4(found: Sequence[Record], constants: str) -> Figure:
     words = "no marker: the method has no schedule, by proof"
     if any(map(unknown, found)):
         words += "; ?: POET found none, and one may exist"
-    finish(figure, f"Fig. 4 with the {constants} constants, batch 1; {words}", 3)
+    finish(figure, f"Fig. 4 with the {constants} constants, batch 1\n{words}", 3)
     return figure
 
 
