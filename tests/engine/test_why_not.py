@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,11 @@ from poetopt.errors import InfeasibleError
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
+from poetopt.formulations.goal import ENERGY, WRITTEN
+from poetopt.formulations.language import Block, Formulation
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
-from poetopt.testing.problems import tight
+from poetopt.testing.problems import crowded, tight
 from tests.bruteforce import plan_optimum
 
 
@@ -100,3 +103,67 @@ def test_the_message_names_operator_and_tensors() -> None:
     assert raised.value.report is not None
     assert raised.value.report["why"]
     assert raised.value.report["ram_bound_bytes"] == step.nbytes
+
+
+def short(seed: int, name: str) -> tuple[Problem, Options, Formulation]:
+    """A problem with schedules, and none where `name` allows half of what the one of least energy takes beyond one pass
+    (`energy_budget`) or writes (`flash_wear`)."""
+    draw = random.Random(seed)
+    base = formulation("retention")
+    while True:
+        problem, ram_bytes = crowded(draw, again=name == "energy_budget")
+        options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, remat=name == "energy_budget")
+        best = solve(problem, options)
+        if best.plan is None or best.simulation is None:
+            continue
+        trial = base.trial(best.plan, best.simulation)
+        made = limited(name, problem, WRITTEN.value(trial) / 2, trial.overhead_j / 2)
+        asked = replace(options, formulation=base.with_block(made))
+        if solve(problem, asked).status is Status.INFEASIBLE:
+            return problem, asked, base
+
+
+def limited(name: str, problem: Problem, nbytes: float, joules: float) -> Block:
+    return flash_wear(int(nbytes)) if name == "flash_wear" else energy_budget(problem.baseline_energy_j + joules)
+
+
+@pytest.mark.parametrize("name", ["energy_budget", "flash_wear"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_least_that_a_block_can_be_asked_for_is_named_and_exact(seed: int, name: str) -> None:
+    problem, options, base = short(seed, name)
+    solution = solve(problem, options)
+    said = [text for text in solution.why if text.startswith(f"the least known to be feasible for {name} is ")]
+    assert len(said) == 1, solution.why
+    found = re.search(r"is ([\d.,]+) (?:bytes|J) a step, and no schedule in the scope full has less", said[0])
+    assert found is not None, said
+    least = float(found[1].replace(",", ""))
+    above = least - problem.baseline_energy_j
+    enough = base.with_block(limited(name, problem, least, above))
+    assert solve(problem, replace(options, formulation=enough)).plan is not None
+    less = base.with_block(limited(name, problem, max(0.0, least - 1), above * 0.99))
+    assert solve(problem, replace(options, formulation=less)).status is Status.INFEASIBLE
+
+
+def test_the_least_energy_is_named_where_one_pass_takes_more() -> None:
+    problem, ram_bytes = tight(random.Random(6), forward=3)
+    together = formulation("retention").with_block(energy_budget(problem.baseline_energy_j / 2))
+    solution = solve(problem, Options(ram_bytes=ram_bytes, formulation=together))
+    assert any(text.startswith("the least known to be feasible for energy_budget is ") for text in solution.why)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_least_is_of_the_other_blocks_too(seed: int) -> None:
+    """What is written at least, within a battery whose block has a goal of its own."""
+    problem, ram_bytes = crowded(random.Random(seed), again=False)
+    base = formulation("retention")
+    battery, wear = energy_budget(problem.baseline_energy_j * 3), flash_wear(0)
+    eased = base.with_block(battery, wear).without(wear, minimising=WRITTEN)
+    assert eased.goal is WRITTEN
+    options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, formulation=eased)
+    found = solve(problem, options)
+    assert found.plan is not None
+    assert found.simulation is not None
+    assert found.objective is not None
+    assert found.objective.value == WRITTEN.value(eased.trial(found.plan, found.simulation))
+    assert found.simulation.energy_j <= problem.baseline_energy_j * 3 * (1 + 1e-9)
+    assert base.with_block(battery, wear).without(battery).goal is ENERGY
