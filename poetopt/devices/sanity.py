@@ -16,6 +16,13 @@ DISAGREEMENT = 2.0
 SHORTEST_S = 1e-9
 """No storage answers sooner; a figure under it has the wrong unit."""
 
+LONGEST_S = 60.0
+"""No storage takes longer to its first byte; a tape does."""
+MOST_WAKE_J = 1e4
+"""A disk that spins up takes some hundred joules; nothing that is paged to takes this."""
+WHOLE = ("ram_bytes", "storage_bytes", "storage_block_bytes")
+"""Figures that count bytes."""
+
 
 def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]:
     """What can't be true together: as errors, and (where the paper says it) as notes."""
@@ -57,9 +64,21 @@ def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str
     for way in ("page_in_latency_s", "page_out_latency_s"):
         if 0 < value.get(way, 0.0) < SHORTEST_S:
             yield (way,), f"{way}: {value[way]:.3g} s is sooner than any storage answers; check the unit"
+        if value.get(way, 0.0) > LONGEST_S:
+            yield (
+                (way,),
+                f"{way}: {value[way]:.3g} s is later than any storage answers ({LONGEST_S:g} s)",
+            )
+    if value.get("storage_wake_j", 0.0) > MOST_WAKE_J:
+        yield (
+            ("storage_wake_j",),
+            f"storage_wake_j: {value['storage_wake_j']:.3g} J are more than waking any storage takes "
+            f"({MOST_WAKE_J:g} J); check the unit",
+        )
+    for name in WHOLE:
+        if name in value and value[name] != int(value[name]):
+            yield (name,), f"{name}: {value[name]:g} is no whole number of bytes"
     block, capacity = value.get("storage_block_bytes"), value.get("storage_bytes")
-    if block is not None and block != int(block):
-        yield ("storage_block_bytes",), f"storage_block_bytes: {block:g} is no whole number of bytes"
     if block is not None and capacity is not None and block > capacity:
         yield (
             ("storage_block_bytes", "storage_bytes"),

@@ -134,6 +134,12 @@ class DeviceTable(_Table):
     dma: SwitchTable
     figures: FiguresTable
 
+    @model_validator(mode="after")
+    def _something_to_move(self) -> DeviceTable:
+        if self.dma.value and self.figures.page_in_latency_s is None:
+            raise ValueError("dma: true needs a storage to transfer to; give the storage's figures, or say false")
+        return self
+
     def device(self) -> Device:
         """The device in base units."""
         figures = self.figures.figures()

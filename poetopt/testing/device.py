@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from poetopt.devices import Device, device
 from poetopt.devices.model import Work
-from poetopt.devices.sanity import contradictions
+from poetopt.devices.sanity import LONGEST_S, MOST_WAKE_J, contradictions
 from poetopt.errors import DeviceError
 from poetopt.testing.contract import ContractError, require
 
@@ -17,7 +17,6 @@ LEAST_POWER_W, MOST_POWER_W = 1e-4, 1e5
 MOST_FLOP_PER_S = 1e16
 MOST_BYTES_PER_S = 1e13
 LEAST_RAM, MOST_RAM = 1024, 1 << 44
-LONGEST_LATENCY_S = 60.0
 WORK = (Work(1_000, 4_000), Work(1_000_000, 40_000), Work(1_000_000_000, 40_000_000))
 SIZES = (1, 512, 4_096, 1_000_000, 100_000_000)
 
@@ -84,7 +83,7 @@ def _storage(found: Device, where: str) -> None:
         ("page_in", storage.page_in_latency_s, storage.page_in_bytes_per_s),
         ("page_out", storage.page_out_latency_s, storage.page_out_bytes_per_s),
     ):
-        _within(f"{where}: {way}_latency_s", latency, 0.0, LONGEST_LATENCY_S, "s")
+        _within(f"{where}: {way}_latency_s", latency, 0.0, LONGEST_S, "s")
         _within(f"{where}: {way}_bytes_per_s", rate, 1.0, MOST_BYTES_PER_S, "B/s")
         if storage.bus_bytes_per_s is not None:
             require(
@@ -96,6 +95,7 @@ def _storage(found: Device, where: str) -> None:
     require(
         storage.power_w + storage.cpu_power_w > 0, f"{where}: a transfer takes no power at all; paging would be free"
     )
+    _within(f"{where}: storage_wake_j", storage.wake_j, 0.0, MOST_WAKE_J, "J")
     require(storage.block_bytes >= 1, f"{where}: storage_block_bytes of {storage.block_bytes} must be at least 1")
     if storage.capacity_bytes is not None:
         require(

@@ -211,6 +211,14 @@ def figure(name: str, value: float, unit: str, kind: str = "estimate") -> str:
             DISK.replace('unit = "s"', 'unit = "ns"', 1).replace("value = 1", "value = 0.5", 1),
             "sooner than any storage",
         ),
+        (
+            DISK.replace('unit = "s"', 'unit = "Ts"', 1),
+            r"page_in_latency_s: 1e\+12 s is later than any storage answers \(60 s\)",
+        ),
+        (DISK + figure("storage_wake_j", 1e308, "J"), r"storage_wake_j: 1e\+308 J are more than waking"),
+        (DISK + figure("storage_bytes", 0, "B"), "storage_bytes: the value must be positive, not 0"),
+        (DISK + figure("storage_block_bytes", 0, "B"), "storage_block_bytes: the value must be positive, not 0"),
+        (DISK + figure("storage_bytes", 1000.5, "B"), "storage_bytes: 1000.5 is no whole number of bytes"),
         (DISK + figure("storage_block_bytes", 0.5, "B"), "storage_block_bytes: 0.5 is no whole number of bytes"),
         (
             DISK + figure("storage_block_bytes", 4, "KiB") + figure("storage_bytes", 1, "kB"),
@@ -224,6 +232,13 @@ def test_figures_that_contradict_each_other_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(DeviceError, match=message):
         device(write(tmp_path, BOARD + more))
+
+
+def test_half_a_byte_of_ram_and_a_dma_engine_without_a_storage_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"ram_bytes: 1000\.5 is no whole number of bytes"):
+        device(write(tmp_path, BOARD.replace('value = 1.5\nunit = "MiB"', 'value = 1000.5\nunit = "B"')))
+    with pytest.raises(DeviceError, match="dma: true needs a storage"):
+        device(write(tmp_path, BOARD.replace("value = false", "value = true")))
 
 
 @pytest.mark.parametrize("flop_per_j", [2.01e8, 4e8, 7.99e8])
