@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -40,6 +41,22 @@ def test_the_chain_of_the_documentation() -> None:
     assert report.plan is not None
     assert po.simulate(report).peak_bytes == po.simulate(report.plan).peak_bytes
     assert po.store_all_peak_bytes(problem) == report.solution.store_all_peak_bytes
+
+
+@pytest.mark.parametrize("name", ["retention", "poet"])
+@pytest.mark.parametrize("blocks", [[], ["flash-wear=1MB"]])
+def test_a_formulation_by_its_module(problem: po.Problem, name: str, blocks: list[str]) -> None:
+    ram = problem.least_ram_bytes + problem.nbytes([0])
+    asked = {"ram": ram, "blocks": blocks, "scope": "full", "gap": 0.9, "time_limit": 20}
+    named = po.solve(problem, formulation=name, **asked)  # type: ignore[arg-type]
+    module = importlib.import_module(f"poetopt.formulations.{name}")
+    given = po.solve(problem, formulation=module, **asked)  # type: ignore[arg-type]
+    assert (
+        given.to_dict()["formulation"]
+        == named.to_dict()["formulation"]
+        == "+".join([name, *(["flash_wear"] * bool(blocks))])
+    )
+    assert given.plan is not None
 
 
 def test_a_model_in_memory() -> None:

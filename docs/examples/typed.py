@@ -40,6 +40,14 @@ def use(report: po.Report) -> float:
     return simulation.makespan_s
 
 
+def as_in_the_paper(problem: po.Problem) -> po.Report:
+    """A formulation by its name, by its module, and as an object."""
+    together = po.formulations.retention.with_block(po.formulations.flash_wear.flash_wear(50_000_000))
+    assert_type(po.solve(problem, formulation="poet"), po.Report)
+    assert_type(po.solve(problem, formulation=together), po.Report)
+    return po.solve(problem, formulation=po.formulations.poet)
+
+
 def formulate() -> Formulation:
     """Put a block into a formulation."""
     block = po.formulations.static_power.static_power(0.5)

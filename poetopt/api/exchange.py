@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from poetopt.api.options import asked
@@ -26,7 +27,7 @@ def export(
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
-    formulation: str | Formulation = "retention",
+    formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
     backend: str | Backend = "highs",
     scope: str = "auto",
@@ -74,7 +75,7 @@ def import_solution(
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
-    formulation: str | Formulation = "retention",
+    formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
     scope: str = "auto",
     paging: bool = True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from poetopt.errors import OptionError
@@ -26,7 +27,7 @@ def asked(
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
-    formulation: str | Formulation = "retention",
+    formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
     backend: str | Backend = "highs",
     scope: str = "auto",
@@ -47,7 +48,9 @@ def asked(
         raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
     if not 0 <= threads <= MOST_THREADS:
         raise OptionError(f"--threads {threads}: must be 1 to {MOST_THREADS}, or 0 to let the solver choose")
-    chosen = with_options(formulation_of(formulation), blocks, problem, steps) if blocks else formulation
+    chosen = formulation if isinstance(formulation, str) else formulation_of(formulation)
+    if blocks:
+        chosen = with_options(formulation_of(chosen), blocks, problem, steps)
     return Options(
         ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
         deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),

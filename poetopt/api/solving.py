@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from poetopt.api.options import asked, store_all_peak_bytes
@@ -25,7 +26,7 @@ def solve(
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
-    formulation: str | Formulation = "retention",
+    formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
     backend: str | Backend = "highs",
     scope: str = "auto",
@@ -51,7 +52,7 @@ def solve(
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
     formulation
-        Its name, or the object: `po.formulations.retention.with_block(...)`.
+        Its name, the object (`po.formulations.retention.with_block(...)`) or a module with an object of its name.
     blocks
         More blocks: objects, or texts such as `"static-power=0.5W"`, `"energy-limit=3J"`, `"flash-wear=10MB"`.
     backend

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class BlockCheck:
 def check_block(
     block: Block | Callable[[Problem], Block],
     *,
-    formulation: str | Formulation = "retention",
+    formulation: str | Formulation | ModuleType = "retention",
     problems: int | Sequence[tuple[Problem, int]] = 10,
     seed: int = 0,
     backend: str = "highs",
