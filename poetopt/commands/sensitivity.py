@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from poetopt.units import parse_time
+from poetopt.units import Factor, parse_deadline, parse_time
 
 if TYPE_CHECKING:
     from poetopt.report.report import Report
@@ -23,7 +23,14 @@ SHARE = 6
 
 
 def add_sensitivity(
-    report: Report, document: dict[str, object], *, time_limit: str, storage_share: float, plot: str | None
+    report: Report,
+    document: dict[str, object],
+    *,
+    device: str,
+    profile: str | None,
+    deadline: str | None,
+    time_limit: str,
+    plot: str | None,
 ) -> str:
     """Solve the changed devices; put the result into `document` and the picture into `plot`. The text for people."""
     from poetopt.comparison.sensitivity import sensitivity
@@ -37,7 +44,9 @@ def add_sensitivity(
         report.problem,
         report.solution,
         time_limit_s=parse_time(time_limit, option="--time-limit") / SHARE,
-        storage_share=storage_share,
+        storage_share=storage_share(device),
+        latencies_s=latencies_s(device, profile) if report.problem.graph is not None else None,
+        relative_deadline=deadline is not None and isinstance(parse_deadline(deadline), Factor),
         told=told,
     )
     document["sensitivity"] = found.to_dict()
@@ -57,6 +66,22 @@ def storage_share(device: str) -> float:
         return 1.0  # a problem file has devices of its own
     total = storage.power_w + storage.cpu_power_w if storage is not None else 0.0
     return storage.power_w / total if storage is not None and total else 1.0
+
+
+def latencies_s(device: str, profile: str | None) -> tuple[float, float] | None:
+    """Seconds before the first byte of a page-in and of a page-out, as measured or the device's; None: not known."""
+    import poetopt as po
+    from poetopt.devices.profile import load_profile
+    from poetopt.errors import DeviceError
+
+    measured = load_profile(profile).storage if profile is not None else None
+    if measured is not None:
+        return measured.page_in_latency_s, measured.page_out_latency_s
+    try:
+        storage = po.device(device).storage
+    except DeviceError:
+        return None  # a problem file has devices of its own
+    return None if storage is None else (storage.page_in_latency_s, storage.page_out_latency_s)
 
 
 def check_plot(path: str | None) -> None:

@@ -40,7 +40,6 @@ from poetopt.commands.sensitivity import (
     SensitivityPlotOption,
     add_sensitivity,
     check_plot,
-    storage_share,
 )
 from poetopt.console import check_outputs, live_progress, say, write_json
 from poetopt.errors import InfeasibleError, NoScheduleError
@@ -122,10 +121,16 @@ def solve(
     document = report.to_dict()
     more = []
     if sensitivity or sensitivity_plot is not None:
-        share = storage_share(device)
-        more.append(
-            add_sensitivity(report, document, time_limit=time_limit, storage_share=share, plot=sensitivity_plot)
+        told = add_sensitivity(
+            report,
+            document,
+            device=device,
+            profile=profile,
+            deadline=deadline,
+            time_limit=time_limit,
+            plot=sensitivity_plot,
         )
+        more.append(told)
     write_json(document, json)
     say("\n\n".join([str(report), *more]), unless=json)
     if timing:

@@ -1,8 +1,10 @@
 """How much a plan loses when the device's figures are off: its energy against the optimum of the changed device.
 
 Three figures are changed, each for itself, by the factors of `FACTORS`: the storage's throughput (its latency stays),
-the power of transfers, and the CPU's rate at the same power. A deadline stays the same multiple of one pass. The
-plan's instructions stay as they are; the optimum is solved anew. Where one of two plain plans, made for the unchanged
+the power of transfers, and the CPU's rate at the same power. A deadline that was given in passes stays the
+same multiple of one pass, any other stays what it is. The plan's decisions stay as they are, and its instructions too
+unless they come late: then its transfers are timed anew before it counts as late.
+The optimum is solved anew. Where one of two plain plans, made for the unchanged
 device by paging alone or by recomputing alone, costs no more than the plan under some change, the plan's advantage is
 smaller than what is uncertain, and `Sensitivity.sentence` says so.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
+from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.errors import PlanError
@@ -45,6 +48,10 @@ class Change:
         (energy - optimum) / optimum.
     least_alternative_j
         Energy there of the cheaper plain plan, where there is one.
+    deadline_s
+        The deadline there, where there is one.
+    retimed
+        Whether the plan keeps it only with its transfers timed anew.
     """
 
     parameter: str
@@ -58,6 +65,8 @@ class Change:
     loss: float | None
     least_alternative_j: float | None
     alternative: str = ""
+    deadline_s: float | None = None
+    retimed: bool = False
 
     @property
     def overtaken(self) -> bool:
@@ -108,13 +117,27 @@ class Sensitivity:
         return {"changes": changes, "advantage_j": self.advantage_j, "sentence": self.sentence}
 
 
-def changed(problem: Problem, parameter: str, factor: float, *, storage_share: float = 1.0) -> Problem:
+Latencies = tuple[float, float]
+"""Seconds before the first byte of a page-in, and of a page-out."""
+
+
+def changed(
+    problem: Problem,
+    parameter: str,
+    factor: float,
+    *,
+    storage_share: float = 1.0,
+    latencies_s: Latencies | None = None,
+) -> Problem:
     """`problem` on a device with one figure multiplied by `factor`.
 
     parameter
         One of `PARAMETERS`.
     storage_share
         The part of a transfer's power that is the storage's; the rest is the CPU's.
+    latencies_s
+        What throughput doesn't change: the device's own. None where they aren't known (a problem file): the line
+        through the smallest and the largest transfer tells them then.
     """
     if parameter == "CPU rate":
         operators = tuple(
@@ -131,8 +154,10 @@ def changed(problem: Problem, parameter: str, factor: float, *, storage_share: f
         return replace(problem, tensors=tensors)
     if parameter != "storage throughput":
         raise ValueError(f"unknown parameter {parameter!r}: there are {', '.join(PARAMETERS)}")
-    in_latency = _latency([(tensor.nbytes, tensor.page_in_s) for tensor in problem.tensors])
-    out_latency = _latency([(tensor.nbytes, tensor.page_out_s) for tensor in problem.tensors])
+    in_latency, out_latency = latencies_s or (
+        _latency([(tensor.nbytes, tensor.page_in_s) for tensor in problem.tensors]),
+        _latency([(tensor.nbytes, tensor.page_out_s) for tensor in problem.tensors]),
+    )
     slower = []
     for tensor in problem.tensors:
         in_s = in_latency + (tensor.page_in_s - in_latency) / factor
@@ -165,6 +190,8 @@ def sensitivity(
     *,
     time_limit_s: float = 10.0,
     storage_share: float = 1.0,
+    latencies_s: Latencies | None = None,
+    relative_deadline: bool = False,
     told: Told | None = None,
 ) -> Sensitivity:
     """Every change of `PARAMETERS` by `FACTORS`, with an optimum solved for each.
@@ -173,6 +200,10 @@ def sensitivity(
         A solved problem; the solution has a plan.
     time_limit_s
         For each optimum.
+    storage_share, latencies_s
+        See `changed`.
+    relative_deadline
+        Whether the deadline was given in passes.
     told
         Called with a line before each solve.
 
@@ -200,11 +231,14 @@ def sensitivity(
             changes.append(replace(same, parameter=parameter))
             continue
         say(f"{parameter} x{factor:g}")
-        moved = changed(problem, parameter, factor, storage_share=storage_share)
-        deadline_s = _deadline_s(options, problem, moved)
+        moved = changed(problem, parameter, factor, storage_share=storage_share, latencies_s=latencies_s)
+        deadline_s = _deadline_s(options, problem, moved) if relative_deadline else options.deadline_s
         there = simulate(replace(plan, problem=moved))
         taken_s = there.compute_s if options.deadline_model is DeadlineModel.PAPER else there.makespan_s
         in_time = deadline_s is None or taken_s <= deadline_s * (1 + RELATIVE_TOLERANCE)
+        again = None if in_time else _retimed(moved, replace(short, deadline_s=deadline_s), plan)
+        if again is not None:
+            there, in_time = again, True
         optimum, bound = _optimum(moved, replace(short, deadline_s=deadline_s), plan, there if in_time else None)
         energies = {name: simulate(replace(other, problem=moved)).energy_j for name, other in others.items()}
         cheapest = min(energies, key=lambda name: energies[name], default="")
@@ -221,9 +255,17 @@ def sensitivity(
                 None if optimum is None or not optimum else max(0.0, there.energy_j / optimum - 1.0),
                 energies.get(cheapest),
                 cheapest,
+                deadline_s,
+                again is not None,
             )
         )
     return Sensitivity(tuple(changes), None if least is None else least - here)
+
+
+def _retimed(problem: Problem, options: Options, plan: Plan) -> Simulation | None:
+    """The plan's decisions on the changed device, with transfers timed for it; None where they come late even so."""
+    trial = Incumbent(problem, options)
+    return trial.best.simulation if trial.offer(schedule_of(plan)) and trial.best is not None else None
 
 
 def _changes(problem: Problem) -> Iterator[tuple[str, float]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from math import isclose
 from pathlib import Path
 
 from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity
 from poetopt.files import replacing
 from poetopt.report.plots import check_picture
-from poetopt.units import show_joules, show_share
+from poetopt.units import show_joules, show_seconds, show_share
 
 STYLES = {
     "storage throughput": ("#1f6f8b", "s", "-", 11.0),
@@ -23,15 +24,18 @@ LEAST = 1e-4
 def sensitivity_text(found: Sensitivity) -> str:
     """A row for each parameter and factor, and what follows in a sentence."""
     rows: list[tuple[str, ...]] = [("changed", "factor", "overhead", "best there", "loss of energy", "plain plan", "")]
-    rows += [_row(change) for change in found.changes]
+    here = next((change.deadline_s for change in found.changes if change.factor == 1.0), None)
+    rows += [_row(change, here) for change in found.changes]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(["If the device's figures are off", *lines, found.sentence])
 
 
-def _row(change: Change) -> tuple[str, ...]:
+def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
     loss = "-" if change.loss is None else show_share(change.loss) if change.loss else "none"
-    remarks = [] if change.in_time else ["late"]
+    remarks = ["transfers timed anew"] if change.retimed else [] if change.in_time else ["late"]
+    if change.deadline_s is not None and deadline_s is not None and not isclose(change.deadline_s, deadline_s):
+        remarks.append(f"deadline {show_seconds(change.deadline_s)}")
     remarks += [f"{change.alternative} is as good"] if change.overtaken else []
     return (
         change.parameter,

@@ -25,6 +25,9 @@ def test_a_changed_problem_is_that_of_the_changed_device(factor: float) -> None:
     assert isinstance(training, po.Training)
     storage = device.storage
     assert storage is not None
+    storage = replace(storage, block_bytes=65536)
+    device = replace(device, storage=storage)
+    latencies = storage.page_in_latency_s, storage.page_out_latency_s
     problem = training.cost(device)
     faster = replace(
         storage,
@@ -38,12 +41,14 @@ def test_a_changed_problem_is_that_of_the_changed_device(factor: float) -> None:
     ):
         expected = training.cost(other).tensors
         for found, wanted in zip(
-            changed(problem, parameter, factor, storage_share=share).tensors, expected, strict=True
+            changed(problem, parameter, factor, storage_share=share, latencies_s=latencies).tensors,
+            expected,
+            strict=True,
         ):
-            assert found.page_in_s == pytest.approx(wanted.page_in_s, rel=0.03)  # whole blocks bend the line
-            assert found.page_out_s == pytest.approx(wanted.page_out_s, rel=0.03)
-            assert found.page_in_j == pytest.approx(wanted.page_in_j, rel=0.03)
-            assert found.page_out_j == pytest.approx(wanted.page_out_j, rel=0.03)
+            assert found.page_in_s == pytest.approx(wanted.page_in_s, rel=1e-9)
+            assert found.page_out_s == pytest.approx(wanted.page_out_s, rel=1e-9)
+            assert found.page_in_j == pytest.approx(wanted.page_in_j, rel=1e-9)
+            assert found.page_out_j == pytest.approx(wanted.page_out_j, rel=1e-9)
     quicker = changed(problem, "CPU rate", factor)
     assert quicker.baseline_time_s == pytest.approx(problem.baseline_time_s / factor)
     assert quicker.tensors == problem.tensors
