@@ -130,16 +130,18 @@ def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> 
                 run.say("start")
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
+    found = False  # a given schedule is no reason to look for quick ones any less
     for paging, remat in dict.fromkeys(modes):
         if not paging and not remat:
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
             schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
             if schedule is not None and trial.offer(schedule):
+                found = True
                 run.starts.insert(0, schedule)
                 if not strict:
                     run.say("heuristic")
-    if trial.best is None and options.deadline_s is not None:
+    if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)
 
 
@@ -150,6 +152,7 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
     """
     options = run.options
     watts = run.problem.baseline_energy_j / (run.problem.baseline_time_s or 1.0)
+    found = False
     until = time.monotonic() + QUICK_SHARE * options.time_limit_s
     modes = [(options.paging, options.remat, times * watts) for times in QUICK_PRICES]
     modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
@@ -162,10 +165,11 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
             ram_bytes = options.ram_bytes * percent // 100
             schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j)
             if schedule is not None and trial.offer(schedule):
+                found = True
                 run.starts.insert(0, schedule)
                 if not strict:
                     run.say("heuristic")
-        if trial.best is not None:
+        if found:
             return
 
 
