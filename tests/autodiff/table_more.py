@@ -113,6 +113,12 @@ ROWS: tuple[Spec, ...] = (
     Spec("ReduceProd", (normal(2, 3, 4), ints(1)), torch=lambda x, a: x.prod(1, keepdim=True)),
     Spec("ReduceProd", (np.array([[0.0, 2.0, -3.0], [0.0, 1.0, 0.0], [1.5, 2.0, 1.0]]), ints(1)),
          torch=lambda x, a: x.prod(1, keepdim=True), label="zeros"),
+    *(
+        Spec(f"Reduce{name}", (positive(2, 3), *axes), label=f"no-axes-{len(axes)}",
+             attributes={"noop_with_empty_axes": 1, "keepdims": len(axes)})
+        for name in ("Sum", "Mean", "Max", "Min", "Prod", "SumSquare", "L1", "L2", "LogSum", "LogSumExp")
+        for axes in ((), (np.zeros(0, np.int64),))
+    ),
     Spec("ReduceProd", (normal(2, 3),), torch=lambda x: x.prod(), attributes={"keepdims": 0, "axes": [0, 1]},
          opset=17, label="attribute"),
     Spec("GlobalMaxPool", (distinct(2, 3, 4, 5),), torch=lambda x: x.amax((2, 3), keepdim=True)),
@@ -139,6 +145,14 @@ ROWS: tuple[Spec, ...] = (
     ),
     Spec("Resize", (normal(1, 2, 4, 5), None, None, ints(1, 2, 8, 3)), attributes={"mode": "linear"}, opset=19,
          torch=lambda x, *a: _f().interpolate(x, (8, 3), mode="bilinear"), label="sizes"),
+    *(
+        Spec("Resize", (normal(1, 2, *shape), None, None, ints(*sizes)), opset=19, label=f"{policy}-{how}-{k}",
+             attributes={"mode": mode, "axes": [2, 3], "keep_aspect_ratio_policy": policy,
+                         "coordinate_transformation_mode": how})
+        for policy in ("not_larger", "not_smaller")
+        for mode, how in (("linear", "half_pixel"), ("cubic", "asymmetric"), ("nearest", "pytorch_half_pixel"))
+        for k, (shape, sizes) in enumerate((((4, 6), (8, 8)), ((5, 7), (8, 8)), ((6, 5), (4, 3))))
+    ),
     # contractions
     *(
         Spec("Einsum", (normal(*a), normal(*b, seed=1)), (0, 1), lambda x, y, e=e: _t().einsum(e, x, y),

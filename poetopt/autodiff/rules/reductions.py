@@ -65,7 +65,9 @@ def product(op: Primal, cotangents: Cotangents) -> Gradients:
     x, axes = op.x, reduced_axes(op)
     zeros = k.cast(k.compare("Equal", x, 0.0), x.dtype)
     filled = k.add(x, zeros)
-    if k.graph.opset >= 18:
+    if not axes:  # an empty list would mean all of them
+        whole = filled
+    elif k.graph.opset >= 18:
         whole = k.node("ReduceProd", [filled, k.graph.ints(axes)], dy.shape, x.dtype)
     else:
         whole = k.node("ReduceProd", [filled], dy.shape, x.dtype, axes=list(axes))

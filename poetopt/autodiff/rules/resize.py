@@ -6,7 +6,8 @@ s: a view and one ReduceSum. Reads nothing but dY; one temporary an axis but the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -32,14 +33,46 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
     axes = [axis % rank for axis in op.attr_ints("axes") or range(rank)]
     given = op.value(2)
     scales = np.asarray(given, np.float64).reshape(-1) if given is not None and given.size else None
+    common = _common_scale(op, axes) if scales is None else None
     k = op.emit("grad_input")
     # the axis that shrinks the gradient most goes first
     for axis in sorted(range(rank), key=lambda a: op.x.shape[a] / max(op.y.shape[a], 1)):
         before, after = op.x.shape[axis], op.y.shape[axis]
         scale = float(scales[axes.index(axis)]) if scales is not None and axis in axes else after / before
-        if before != after or scale != 1.0:
+        if common is not None and axis in axes:
+            dy = _along(k, dy, axis, _beyond(before, after, common, _settings(op, True)))
+        elif before != after or scale != 1.0:
             dy = _along(k, dy, axis, line_matrix(before, after, scale, _settings(op, scales is not None)))
     return dy, None, None, None
+
+
+def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
+    """The scale of all axes where sizes only bound it (keep_aspect_ratio_policy); None where each axis has its own.
+
+    The lengths are rounded, the scale is not. Where corners are aligned, the lengths alone count.
+    """
+    policy = op.attr_text("keep_aspect_ratio_policy", "stretch")
+    mode = op.attr_text("coordinate_transformation_mode", "half_pixel")
+    if policy == "stretch" or mode == "align_corners":
+        return None
+    alone = mode == "pytorch_half_pixel" and any(op.y.shape[axis] == 1 for axis in axes)
+    if alone or mode == "half_pixel_symmetric" or op.attr_int("antialias", 0) or op.attr_int("exclude_outside", 0):
+        raise MissingVjpError(
+            f"{op.where}: there is no gradient rule for keep_aspect_ratio_policy {policy!r} with these settings; "
+            "give the output sizes themselves (policy 'stretch')"
+        )
+    ratios = [int(size) / op.x.shape[axis] for size, axis in zip(op.known(3).reshape(-1), axes, strict=True)]
+    return min(ratios) if policy == "not_larger" else max(ratios)
+
+
+def _beyond(before: int, after: int, scale: float, settings: tuple[tuple[str, object], ...]) -> Matrix:
+    """[after, before]: as `line_matrix`, for a scale that would not reach the last rows that rounding added.
+
+    The line is made longer by repeating its last element, which is what the positions beyond it read anyway.
+    """
+    longer = before + 4 + math.ceil(1 / scale)
+    matrix = line_matrix(longer, 0, scale, settings)[:after]
+    return np.concatenate([matrix[:, : before - 1], matrix[:, before - 1 :].sum(1, keepdims=True)], 1)
 
 
 def _settings(op: Primal, scaled: bool) -> tuple[tuple[str, object], ...]:
