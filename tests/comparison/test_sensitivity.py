@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 import poetopt as po
 from poetopt.cli import app
 from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity, changed, sensitivity
+from poetopt.devices.model import Device, Storage
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options
+from poetopt.plan.simulate import simulate
 from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
+from poetopt.units import show_seconds
 from tests.bruteforce import plan_optimum, random_tight
 
 
@@ -131,3 +134,32 @@ def test_the_command_tells_writes_and_draws(tmp_path: Path) -> None:
     assert len(document["changes"]) == len(PARAMETERS) * len(FACTORS)
     assert document["sentence"] in result.output
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_transfers_are_timed_anew_and_only_deadlines_in_passes_follow_the_device() -> None:
+    storage = Storage(1e-3, 20e6, 3e-3, 8e6, 0.5, 0.0, block_bytes=512)
+    board = Device("board", "with DMA", 1 << 30, 1e9, dma=True, active_power_w=1.0, storage=storage)
+    training = po.load("lenet").differentiate()
+    assert isinstance(training, po.Training)
+    problem = training.cost(board)
+    limit_s = 1.36 * problem.baseline_time_s
+    solution = solve(problem, Options(ram_bytes=545_807, deadline_s=limit_s, scope="depth:4", threads=1))
+    assert solution.plan is not None
+    latencies = storage.page_in_latency_s, storage.page_out_latency_s
+    fixed = sensitivity(problem, solution, time_limit_s=5, latencies_s=latencies)
+    assert {change.deadline_s for change in fixed.changes} == {limit_s}
+    found = {(change.parameter, change.factor): change for change in fixed.changes}
+    slow = found["storage throughput", 0.25]
+    there = replace(solution.plan, problem=changed(problem, *PARAMETERS[:1], 0.25, latencies_s=latencies))
+    assert simulate(there).makespan_s > limit_s >= slow.makespan_s
+    assert slow.retimed
+    assert slow.in_time
+    assert not found["CPU rate", 0.25].in_time
+    assert found["CPU rate", 4.0].in_time
+    assert "transfers timed anew" in sensitivity_text(fixed)
+    passes = sensitivity(problem, solution, time_limit_s=5, latencies_s=latencies, relative_deadline=True)
+    deadlines = {change.factor: change.deadline_s for change in passes.changes if change.parameter == "CPU rate"}
+    assert deadlines == {factor: pytest.approx(limit_s / factor) for factor in FACTORS}
+    text = sensitivity_text(passes)
+    assert f"deadline {show_seconds(limit_s / 4)}" in text
+    assert f"deadline {show_seconds(limit_s)}" not in text
