@@ -10,18 +10,20 @@ from onnx.helper import make_node
 from poetopt.autodiff import differentiate
 from poetopt.errors import MissingVjpError
 from poetopt.frontends.onnx_file import load_onnx
-from tests.autodiff.oracle import run
+from tests.autodiff.oracle import Array, run
 from tests.frontends.support import model_of
 
+START = np.random.default_rng(0).standard_normal((1, 2, 4, 6)).astype(np.float32)
 
-def model(policy: str, how: str, sizes: tuple[int, int], **more: int) -> onnx.ModelProto:
+
+def model(policy: str, how: str, sizes: tuple[int, int], antialias: int = 0) -> onnx.ModelProto:
     """y = resize(w + x), 4x6 to what `sizes` allow."""
-    weights = {"w": np.random.default_rng(0).standard_normal((1, 2, 4, 6)).astype(np.float32), "n": np.array(sizes)}
+    weights: dict[str, Array] = {"w": START, "n": np.array(sizes)}
     nodes = [
         make_node("Add", ["w", "x"], ["h"]),
         make_node(
             "Resize", ["h", "", "", "n"], ["y"], mode="linear", axes=[2, 3], keep_aspect_ratio_policy=policy,
-            coordinate_transformation_mode=how, **more,
+            coordinate_transformation_mode=how, antialias=antialias,
         ),
     ]  # fmt: skip
     return model_of(nodes, {"x": [1, 2, 4, 6]}, ["y"], weights, opset=19)
@@ -38,14 +40,12 @@ def test_the_gradient_is_the_adjoint(policy: str, how: str, sizes: tuple[int, in
     x = rng.standard_normal((1, 2, 4, 6)).astype(np.float32)
     target = np.zeros(step.tensors[labels].shape, np.float32)
 
-    def resized(
-        h: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return run(step, {"x": h - step.values["w"], labels: target}, ("y",))["y"].astype(np.float64)
+    def resized(h: Array) -> Array:
+        return run(step, {"x": h - START, labels: target}, ("y",))["y"].astype(np.float64)
 
     found = run(step, {"x": x, labels: target})["w.grad"].astype(np.float64)
     direction = rng.standard_normal(x.shape).astype(np.float32)
-    wanted = 2 * np.mean(resized(x + step.values["w"]) * resized(direction))
+    wanted = 2 * np.mean(resized(x + START) * resized(direction))
     assert np.sum(found * direction) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
