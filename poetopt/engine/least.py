@@ -108,7 +108,7 @@ def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
 def _shortest(problem: Problem, options: Options, seen: Seen | None) -> float | None:
     """Seconds of the quickest schedule that the heuristics find within the budget, or None."""
     quickest: float | None = None
-    for schedule in _heuristic(problem, options, options.ram_bytes):
+    for schedule in heuristic(problem, options, options.ram_bytes):
         trial = Incumbent(problem, replace(options, deadline_s=None))
         if trial.offer(schedule) and trial.best is not None:
             if seen is not None:
@@ -120,7 +120,8 @@ def _shortest(problem: Problem, options: Options, seen: Seen | None) -> float | 
     return quickest
 
 
-def _heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Schedule]:
+def heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Schedule]:
+    """A few schedules that may fit `ram_bytes`, by greedy rules."""
     for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
         for share in (1.0, 0.95, 0.88):
             schedule = greedy(problem, int(ram_bytes * share), paging=paging, remat=remat)
@@ -130,7 +131,7 @@ def _heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[S
 
 def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, seen: Seen | None) -> bool:
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
-    for schedule in _heuristic(problem, options, ram_bytes):
+    for schedule in heuristic(problem, options, ram_bytes):
         if trial.offer(schedule) and trial.best is not None:
             if seen is not None:
                 seen(trial.best)

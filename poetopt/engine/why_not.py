@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from poetopt.engine.least import Search
+from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.least import Search, heuristic
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import quickest
@@ -108,7 +109,9 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
     for what, eased, block in _eased(options, problem):
         left = until - time.monotonic()
         if left <= 0.2:
-            break
+            if block is not None and block.limits is not None:
+                says += _least_at_hand(problem, eased, block, block.limits)
+            continue
         gap = 1.0 if block is None or block.limits is None else LEAST_GAP
         found = _trial(problem, replace(eased, gap=gap, time_limit_s=min(TRIAL_S, left)), search)
         if found is None:
@@ -193,6 +196,20 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
         )
     known = _exact(least, goal.unit, up=True)
     return f"the least known to be feasible for {block.name} is {known} a step{proof}"
+
+
+def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -> list[str]:
+    """The same of what the heuristics find, where there is no time for a search; nothing is proven then."""
+    chosen = formulation(eased.formulation)
+    if chosen.strict or not chosen.judged:
+        return []
+    trial = Incumbent(problem, eased)
+    for schedule in heuristic(problem, eased, eased.ram_bytes):
+        trial.offer(schedule)
+    if trial.best is None:
+        return []
+    least = goal.baseline(problem, chosen.baseline_j(problem)) + trial.best.value
+    return [f"the least known to be feasible for {block.name} is {_exact(least, goal.unit, up=True)} a step"]
 
 
 def _exact(value: float, unit: str, *, up: bool) -> str:

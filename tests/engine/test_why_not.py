@@ -11,7 +11,7 @@ import pytest
 import poetopt as po
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Status
-from poetopt.engine.why_not import hardest_step
+from poetopt.engine.why_not import explain, hardest_step
 from poetopt.errors import InfeasibleError
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
@@ -167,3 +167,13 @@ def test_the_least_is_of_the_other_blocks_too(seed: int) -> None:
     assert found.objective.value == WRITTEN.value(eased.trial(found.plan, found.simulation))
     assert found.simulation.energy_j <= problem.baseline_energy_j * 3 * (1 + 1e-9)
     assert base.with_block(battery, wear).without(battery).goal is ENERGY
+
+
+def test_without_time_the_heuristics_say_what_they_know() -> None:
+    problem, options, base = short(0, "energy_budget")
+    blank = solve(problem, options)
+    why = explain(problem, options, blank, solve, seconds=0.0)
+    found = re.search(r"for energy_budget is ([\d.]+) J a step$", " ".join(why.says))
+    assert found is not None, why.says
+    enough = base.with_block(energy_budget(float(found[1])))
+    assert solve(problem, replace(options, formulation=enough)).plan is not None
