@@ -18,6 +18,7 @@ from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.convert import convert, inline_functions, lift_constants
 from poetopt.frontends.origins import origins
+from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.roles import choose_trained, fill_constants, resolve_identities, separate_statistics
@@ -72,6 +73,7 @@ def load_onnx(
         notes.append(converted)
     if document.opset != opset:
         constants |= lift_constants(document) | (document.weights.keys() - stored)
+    spell_out_pads(document)
     list_statistics(document)
     aliases = resolve_identities(document)
     constants |= fill_constants(document)
