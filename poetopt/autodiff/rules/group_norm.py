@@ -23,9 +23,9 @@ def instance_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     return _grouped(op, op.only(cotangents), op.x.shape[1])
 
 
-@register_vjp("GroupNormalization", since=18)
+@register_vjp("GroupNormalization", since=21)
 def group_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """`num_groups` rows an image; up to opset 20 scale and bias have an element a group, then one a channel."""
+    """`num_groups` rows an image. The form of opset 18, an element of scale and bias a group, was withdrawn by ONNX."""
     return _grouped(op, op.only(cotangents), op.attr_int("num_groups", 1))
 
 
@@ -40,8 +40,7 @@ def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
     d = k.reshape(dy, (batch * channels, positions))
     tilted = k.reduce_sum(k.mul(k.reshape(normal, d.shape), d), [1])
     plain = k.reduce_sum(d, [1])
-    factors = scale if scale.size == channels else k.expand(k.reshape(scale, (groups, 1)), (groups, each))
-    factors = k.reshape(factors, (1, channels))
+    factors = k.reshape(scale, (1, channels))
     dscale = dbias = dx = None
     if op.need(1):
         dscale = _per_parameter(k, tilted, batch, channels, scale)
