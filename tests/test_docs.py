@@ -30,6 +30,8 @@ PAGES = [
 ]
 TYPED = [page for page in PAGES if page not in NOTEBOOKS]
 
+BESIDE = {"your-model": ("python",), "adding-an-op": ("toml",)}
+"""What else than cells is in a notebook: a user's own file."""
 ELSEWHERE = {
     "poetopt inspect resnet18-cifar --device a72": "make tour",
     "poetopt solve resnet18-cifar --device a72 --ram 40% --deadline 1.5x -o plan.json": "make tour",
@@ -151,7 +153,11 @@ def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
     assert "```{code-cell} ipython3\n" in content
     assert typed(page) == []
     marked = re.findall(r"^```(\S+)", content, flags=re.MULTILINE)
-    assert set(marked) <= ({"{code-cell}", "python"} if page.stem == "your-model" else {"{code-cell}"})
+    assert set(marked) <= {"{code-cell}", *BESIDE.get(page.stem, ())}
+    extension = tomllib.loads(text(ROOT / "docs" / "examples" / "extension" / "pyproject.toml"))
+    for part in re.findall(r"^```toml\n(.*?)^```$", content, flags=re.DOTALL | re.MULTILINE):
+        groups = tomllib.loads(part)["project"]["entry-points"]
+        assert set(groups) <= set(extension["project"]["entry-points"])
     for cell in re.findall(r"^```{code-cell} ipython3\n(.*?)^```$", content, flags=re.DOTALL | re.MULTILINE):
         code = re.sub(r"^:tags:.*\n+", "", cell)
         if not code.startswith("%%"):
