@@ -124,10 +124,7 @@ def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> 
     """
     trial = Incumbent(run.problem, run.options) if strict else run.incumbent
     for known in given:
-        if trial.offer(known):
-            run.starts.insert(0, known)
-            if not strict:
-                run.say("start")
+        _taken(run, trial, known, "start", strict)
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     found = False  # a given schedule is no reason to look for quick ones any less
@@ -136,13 +133,19 @@ def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> 
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
             schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
-            if schedule is not None and trial.offer(schedule):
-                found = True
-                run.starts.insert(0, schedule)
-                if not strict:
-                    run.say("heuristic")
+            found |= _taken(run, trial, schedule, "heuristic", strict)
     if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)
+
+
+def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
+    """Whether a schedule is the best so far; it is a start then, and told where plans count."""
+    if schedule is None or not trial.offer(schedule):
+        return False
+    run.starts.insert(0, schedule)
+    if not strict:
+        run.say(phase)
+    return True
 
 
 def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
@@ -164,11 +167,7 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
                 return
             ram_bytes = options.ram_bytes * percent // 100
             schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j)
-            if schedule is not None and trial.offer(schedule):
-                found = True
-                run.starts.insert(0, schedule)
-                if not strict:
-                    run.say("heuristic")
+            found |= _taken(run, trial, schedule, "heuristic", strict)
         if found:
             return
 

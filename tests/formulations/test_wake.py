@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +16,7 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from tests.cheapest import least_cost
 from tests.problems import random_plan, random_problem, random_tight
 
 State = tuple[int, frozenset[int], frozenset[int], bool]
@@ -48,20 +47,7 @@ def least_overhead_j(problem: Problem, ram_bytes: int) -> float | None:
                 yield tensors[i].page_in_j + (0.0 if awake else problem.wake_j), (done, ram | {i}, stored, True)
 
     start: State = (0, frozenset(problem.inputs), frozenset(), False)
-    best, closed, ticket = {start: 0.0}, set(), itertools.count()
-    queue = [(0.0, 0, 0, start)]
-    while queue:
-        cost, _, _, state = heapq.heappop(queue)
-        if state[0] == len(operators):
-            return cost
-        if state in closed:
-            continue
-        closed.add(state)
-        for added, after in moves(state):
-            if cost + added < best.get(after, float("inf")):
-                best[after] = cost + added
-                heapq.heappush(queue, (cost + added, -after[0], next(ticket), after))
-    return None
+    return least_cost(start, moves, len(operators))
 
 
 def waking(seed: int) -> tuple[Problem, int]:
