@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import poetopt as po
-from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Status
+from poetopt.engine.whole import solve_whole
 from poetopt.frontends import zoo
 from poetopt.problem import Problem
 
@@ -27,7 +27,7 @@ def line(problem: Problem, name: str, share: float, limit_s: float) -> str:
     """The table's row of one solve."""
     begin = time.perf_counter()
     budget = int(share * po.store_all_peak_bytes(problem))
-    solution = solve(problem, Options(ram_bytes=budget, scope="depth:4", time_limit_s=limit_s, gap=0.01))
+    solution = solve_whole(problem, Options(ram_bytes=budget, scope="depth:4", time_limit_s=limit_s, gap=0.01))
     seconds = time.perf_counter() - begin
     head = f"| {name} | {share:.0%} | {budget:,} | {solution.status}"
     simulation, arena = solution.simulation, solution.arena_bytes

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import poetopt as po
-from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.whole import solve_whole
 from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, simulate
@@ -56,7 +56,7 @@ def sweep(problem: Problem, scope: str, limit_s: float) -> Iterator[tuple[float,
             gap=1e-3,
         )
         with _counted() as solved:
-            solution = solve(problem, options, starts=starts)
+            solution = solve_whole(problem, options, starts=starts)
         if solution.plan is not None:
             starts = [schedule_of(solution.plan), *starts]
         yield factor, solution, len(solved)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import poetopt as po
 from poetopt.engine.least import least_ram
-from poetopt.engine.loop import solve
 from poetopt.engine.orders.precedence import Precedence
 from poetopt.engine.orders.solve import solve_ordered
 from poetopt.engine.solution import Options, OrderFound, Solution
+from poetopt.engine.whole import solve_whole
 from poetopt.problem import Problem
 from poetopt.units import show_share
 
@@ -94,7 +94,7 @@ def measured(cell: Cell, limit_s: float) -> str:
         problem = po.load(cell.problem).differentiate().cost(cell.device)
     store_all = po.store_all_peak_bytes(problem)
     if cell.share is None:
-        known = least_ram(problem, Options(ram_bytes=0, paging=False), solve)
+        known = least_ram(problem, Options(ram_bytes=0, paging=False), solve_whole)
         assert known is not None
         asked = Options(ram_bytes=max(problem.least_ram_bytes, int(LESS * known)), paging=False, time_limit_s=limit_s)
         ram = f"{asked.ram_bytes:,} B ({known:,} known)"

@@ -104,3 +104,29 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
     with suppress(Enough), replacing(path):
         raise Enough
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Raise OutputError now if no file could be made in the folder `path`, which need not be there yet.
+
+    What is at `path` stays untouched, and nothing new is left there: folders that have to be made are made again.
+    """
+    missing: list[Path] = []
+    place = Path(path)
+    while not place.exists() and place != place.parent:
+        missing.append(place)
+        place = place.parent
+    made: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            folder.mkdir()
+            made.append(folder)
+        _fresh_file(Path(path, "file")).unlink()
+    except OSError as error:
+        raise OutputError(
+            f"can't write into the folder {os.fspath(path)}: {error.strerror or error}; give another, or rights there"
+        ) from error
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()

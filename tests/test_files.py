@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poetopt.errors import OutputError
-from poetopt.files import check_writable, replacing, write_atomically
+from poetopt.files import check_folder, check_writable, replacing, write_atomically
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -81,3 +81,13 @@ def test_check_writable_leaves_nothing_behind(tmp_path: Path) -> None:
     assert there.read_text() == "before"
     with pytest.raises(OutputError, match=r"none.*new\.json"):
         check_writable(tmp_path / "none" / "new.json")
+
+
+def test_check_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    check_folder(tmp_path / "there")
+    check_folder(tmp_path / "new" / "deep")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    (tmp_path / "file").write_text("before")
+    with pytest.raises(OutputError, match=r"into the folder .*file.deep: Not a directory"):
+        check_folder(tmp_path / "file" / "deep")

@@ -94,6 +94,14 @@ def test_imports_go_upstream(path: Path) -> None:
             assert RANK[imported] <= RANK[part], f"{path} imports {name}, which is downstream of {part}"
 
 
+def test_who_solves_many_times_has_no_half_answers() -> None:
+    """An interrupt ends `engine.loop.solve` with the best so far, which is an answer to one question only."""
+    many = ("baselines", "comparison", "testing", "report", "sweep", "console", "commands")
+    callers = {path for path in modules() if "poetopt.engine.loop" in imports(path)}
+    assert callers
+    assert not [path for path in callers if part_of(path) in many], "call engine.whole.solve_whole"
+
+
 def test_the_readme_shows_every_folder_of_the_package() -> None:
     layout = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Layout")[2].partition("\n\nData flows")[0]
     shown = set(re.findall(r"\b(\w+)/", layout)) - {"poetopt", "tests", "docs", "benchmarks"}

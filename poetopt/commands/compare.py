@@ -66,7 +66,7 @@ def compare(
 ) -> int:
     """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
     import poetopt as po
-    from poetopt.files import write_atomically
+    from poetopt.files import check_folder, write_atomically
 
     check_outputs([model], {"-o": out, "--csv": csv, "--json": json})
     if out is not None:
@@ -74,9 +74,11 @@ def compare(
 
         check_picture(out)
     if plans is not None:
+        if not plans:
+            raise OptionError("--plans: the folder's name is empty; give one")
         if os.path.exists(plans) and not os.path.isdir(plans):
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
-        os.makedirs(plans, exist_ok=True)
+        check_folder(plans)
     with _told() as told:
         problem = training_of(model, batch=batch, train=train, loss=loss, output=output).cost(device)
         found = po.compare(
@@ -175,6 +177,7 @@ def pareto(
 def _save_plans(found: Comparison, folder: str) -> None:
     from poetopt.plan import codec
 
+    os.makedirs(folder, exist_ok=True)
     rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
     for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
         path = os.path.join(folder, f"{name}-{budget}.json")

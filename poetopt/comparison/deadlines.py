@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
 from poetopt.comparison.refine import FIRST_S, LEAST_STEPS, Point, Refiner, Told
-from poetopt.engine.loop import solve as search
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.whole import solve_whole
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
@@ -145,7 +145,7 @@ class _Deadlines(Refiner):
     def unhurried(self) -> None:
         """The right end: the best plan without a deadline, at its own makespan."""
         self.told(math.inf, "the end")
-        solution = search(self.problem, options(self.ram_bytes, replace(self.settings, deadline_s=None)))
+        solution = solve_whole(self.problem, options(self.ram_bytes, replace(self.settings, deadline_s=None)))
         if solution.simulation is None:
             failure = InfeasibleError if solution.status is Status.INFEASIBLE else NoScheduleError
             raise failure(

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.rows import status_of
-from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Solution
+from poetopt.engine.whole import solve_whole
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
@@ -114,7 +114,7 @@ class Refiner(ABC):
         settings = self.settings
         if time_limit_s is not None:
             settings = replace(settings, time_limit_s=time_limit_s)
-        solution = solve(self.problem, self.options(limit, settings), starts=self._starts(limit))
+        solution = solve_whole(self.problem, self.options(limit, settings), starts=self._starts(limit))
         if solution.plan is not None and solution.simulation is not None:
             point = self._point(limit, solution)
             before = self.points.get(limit)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.loop import solve
 from poetopt.engine.solution import DeadlineModel, Options, Solution
+from poetopt.engine.whole import solve_whole
 from poetopt.errors import PlanError
 from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
@@ -220,7 +220,7 @@ def sensitivity(
     if not _plain(plan):
         for name, (paging, remat) in ALTERNATIVES.items():
             say(name)
-            found = solve(problem, replace(short, paging=paging, remat=remat)).plan
+            found = solve_whole(problem, replace(short, paging=paging, remat=remat)).plan
             if found is not None:
                 others[name] = found
     least = min((simulate(other).energy_j for other in others.values()), default=None)
@@ -279,7 +279,7 @@ def _optimum(
     problem: Problem, options: Options, plan: Plan, known: Simulation | None
 ) -> tuple[float | None, float | None]:
     """Energy of the best plan found on the changed device, which may be the plan itself, and the bound there."""
-    found = solve(problem, options, starts=[schedule_of(plan)])
+    found = solve_whole(problem, options, starts=[schedule_of(plan)])
     energies = [] if known is None else [known.energy_j]
     if found.simulation is not None:
         energies.append(found.simulation.energy_j)

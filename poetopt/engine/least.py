@@ -36,18 +36,34 @@ class Remedies(TypedDict, total=False):
     ram_bound_bytes: int
     least_ram_bytes: int | None
     least_deadline_s: float | None
+    interrupted: bool
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a bisection: the smallest budget that was `known` to fit by then."""
+
+    def __init__(self, known: int) -> None:
+        super().__init__()
+        self.known = known
 
 
 def remedies(
     problem: Problem, options: Options, search: Search, seconds: float = SEARCH_S, seen: Seen | None = None
 ) -> Remedies:
-    """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known."""
-    found = Remedies(
-        ram_bound_bytes=problem.least_ram_bytes, least_ram_bytes=least_ram(problem, options, search, seconds, seen)
-    )
-    if options.deadline_s is not None:
-        one_pass = problem.baseline_time_s
-        found["least_deadline_s"] = one_pass if options.deadline_s < one_pass else _shortest(problem, options, seen)
+    """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known.
+
+    After an interrupt: what was known by then.
+    """
+    found = Remedies(ram_bound_bytes=problem.least_ram_bytes)
+    try:
+        found["least_ram_bytes"] = least_ram(problem, options, search, seconds, seen)
+        if options.deadline_s is not None:
+            one_pass = problem.baseline_time_s
+            found["least_deadline_s"] = one_pass if options.deadline_s < one_pass else _shortest(problem, options, seen)
+    except Interrupted as stop:
+        found |= Remedies(least_ram_bytes=stop.known, interrupted=True)
+    except KeyboardInterrupt:
+        found["interrupted"] = True
     return found
 
 
@@ -64,6 +80,8 @@ def least_ram(
 
     search, seconds
         What decides where the heuristics give up, and about how long it may take; without it they are all there is.
+
+    Raises Interrupted, a KeyboardInterrupt, at Ctrl-C.
     """
     if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
         return None
@@ -83,7 +101,7 @@ def least_ram(
             raise TimeoutError
         found = search(problem, replace(solving, ram_bytes=ram_bytes, time_limit_s=min(STEP_S, left)))
         if found.interrupted:
-            raise TimeoutError
+            raise KeyboardInterrupt
         return found.plan is not None
 
     return _bisect(low, high, fits)
@@ -100,8 +118,10 @@ def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
                 high = middle
             else:
                 low = middle
-    except (TimeoutError, KeyboardInterrupt):
+    except TimeoutError:
         pass
+    except KeyboardInterrupt as stop:
+        raise Interrupted(high) from stop
     return high
 
 

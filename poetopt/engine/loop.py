@@ -73,6 +73,8 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
     limited = any(block.limits is not None for block in formulation_of(options.formulation).blocks)
     for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
     helped = replace(solution, **remedies(problem, options, watched, for_ram, seen))
+    if helped.interrupted:
+        return helped
     spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
     why = explain(problem, options, helped, watched, min(WHY_S, max(0.0, spare)))
     if helped.status is Status.UNKNOWN and (why.ram_bound_bytes or 0) > options.ram_bytes:
@@ -85,6 +87,7 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
         why=why.says,
         ram_bound_bytes=max(helped.ram_bound_bytes or 0, why.ram_bound_bytes or 0) or None,
         least_deadline_s=why.least_deadline_s or helped.least_deadline_s,
+        interrupted=why.interrupted,
     )
 
 

@@ -177,6 +177,8 @@ class Solution:
         For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
     why
         Without a plan: what binds, and what would be possible without it, in sentences.
+    interrupted
+        Ctrl-C cut the solve short, or the search for what would help: this is what was known by then.
     order
         Where orders of the operators were searched: what that did.
     """

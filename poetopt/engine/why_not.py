@@ -53,6 +53,7 @@ class Why:
     says: tuple[str, ...] = ()
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
+    interrupted: bool = False
 
 
 def hardest_step(problem: Problem, options: Options) -> Step:
@@ -105,6 +106,20 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
         return Why(tuple(says), bound)
     if options.ram_bytes < problem.least_ram_bytes:
         return Why(tuple(says), bound)  # nothing but RAM helps
+    try:
+        shortest = _tried(problem, options, solution, search, until, says)
+    except KeyboardInterrupt:  # the user doesn't want to wait for more
+        return Why(tuple(says), bound, interrupted=True)
+    return Why(tuple(says), bound, shortest)
+
+
+def _tried(
+    problem: Problem, options: Options, solution: Solution, search: Search, until: float, says: list[str]
+) -> float | None:
+    """Leave out one thing at a time, and note in `says` what that makes possible; the shortest deadline, if it's new.
+
+    Raises KeyboardInterrupt.
+    """
     in_vain: list[str] = []
     for what, eased, block in _eased(options, problem):
         left = until - time.monotonic()
@@ -114,8 +129,6 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
             continue
         gap = 1.0 if block is None or block.limits is None else LEAST_GAP
         found = _trial(problem, replace(eased, gap=gap, time_limit_s=min(TRIAL_S, left)), search)
-        if found is None:
-            break
         if found.simulation is not None:
             says.append(f"without {what} a schedule exists{_figures(found)}")
             if block is not None and block.limits is not None:
@@ -126,23 +139,22 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
     if problem.storage_bytes is not None and options.paging and problem.paging and left > 0.2:
         roomy = replace(problem, storage_bytes=None)
         found = _trial(roomy, replace(options, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
-        if found is not None and found.simulation is not None:
+        if found.simulation is not None:
             says.append(
                 f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
                 f"{_figures(found)}, with {show_bytes(found.simulation.stored_bytes)} on it"
             )
     if in_vain and not any(text.startswith("without") for text in says):
         says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
-    return Why(tuple(says), bound, _shortest(problem, options, solution, search, until))
+    return _shortest(problem, options, solution, search, until)
 
 
-def _trial(problem: Problem, options: Options, search: Search) -> Solution | None:
-    """A solve, or None where the user doesn't want to wait for it."""
-    try:
-        found = search(problem, options)
-    except KeyboardInterrupt:
-        return None
-    return None if found.interrupted else found
+def _trial(problem: Problem, options: Options, search: Search) -> Solution:
+    """A solve. Raises KeyboardInterrupt where that cut it short."""
+    found = search(problem, options)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
 
 
 def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
@@ -174,7 +186,7 @@ def _shortest(problem: Problem, options: Options, solution: Solution, search: Se
     quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()), gap=0.01, time_limit_s=left)
     found = _trial(problem, quick, search)
     known = solution.least_deadline_s
-    if found is None or found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
+    if found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
         return None
     return found.simulation.makespan_s
 

@@ -18,8 +18,8 @@ import numpy as np
 from poetopt.backends.solver import Backend, Capability, Frozen, Outcome, Point, Search, Session
 from poetopt.backends.solver import backend as backend_of
 from poetopt.engine.certificate import exact_bound
-from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Status
+from poetopt.engine.whole import solve_whole
 from poetopt.errors import FormulationError, OptionError, PoetError
 from poetopt.formulations.language import Row
 from poetopt.testing import milp
@@ -391,7 +391,9 @@ class _Suite:
         for number in range(count):
             problem, ram_bytes = tight(self.rng, forward=4)
             asked = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, time_limit_s=ENOUGH_S, threads=1)
-            ours, theirs = (solve(problem, replace(asked, backend=b)) for b in (self.backend, backend_of(reference)))
+            ours, theirs = (
+                solve_whole(problem, replace(asked, backend=b)) for b in (self.backend, backend_of(reference))
+            )
             self.need(
                 ours.status == theirs.status,
                 f"scheduling problem {number} is {ours.status}, and {theirs.status} on {reference}",

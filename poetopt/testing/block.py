@@ -15,8 +15,8 @@ import pyomo.environ as pyo
 
 from poetopt.backends.solver import Frozen
 from poetopt.backends.solver import backend as backend_of
-from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.whole import solve_whole
 from poetopt.errors import FormulationError
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.goal import ENERGY
@@ -291,7 +291,7 @@ def _check_optimum(
         gap=1e-9,
         time_limit_s=60.0,
     )
-    solution = solve(problem, options)
+    solution = solve_whole(problem, options)
     if tried is None:
         require(
             solution.plan is None,
