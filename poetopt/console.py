@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from poetopt.errors import OptionError, OutputError, PoetError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plugins import culprit, failure, origin
+from poetopt.printable import shown
 
 if TYPE_CHECKING:
     from poetopt.engine.solution import Listener, Progress
@@ -24,18 +25,21 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 """What a shell shows for SIGINT and SIGPIPE."""
+LAYOUT = "\n\t"
+"""What text for people is laid out with."""
 
 
 def complain(message: str) -> None:
     """One message on stderr."""
     text = message.strip()
-    print(f"poetopt: {text[:1].lower() + text[1:] if text[1:2].islower() else text}", file=sys.stderr)  # noqa: T201
+    text = text[:1].lower() + text[1:] if text[1:2].islower() else text
+    print(f"poetopt: {shown(text, keep=LAYOUT)}", file=sys.stderr)  # noqa: T201
 
 
 def say(text: str, *, unless: str | None = None) -> None:
-    """A line for people on stdout, `unless` that is where the JSON goes."""
+    """Lines for people on stdout, `unless` that is where the JSON goes. What files say can't control the terminal."""
     if unless != "-":
-        print(text)  # noqa: T201
+        print(shown(text, keep=LAYOUT))  # noqa: T201
 
 
 def write_json(document: Mapping[str, object], target: str | None) -> None:

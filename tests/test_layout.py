@@ -20,7 +20,7 @@ LINKS = ("formulations", "frontends", "backends")
 
 LAYERS = (
     # The vocabulary, which everybody shares.
-    ("errors", "closest", "files", "units", "plugins", "graph", "problem", "schedule", "arena"),
+    ("errors", "closest", "printable", "files", "units", "plugins", "graph", "problem", "schedule", "arena"),
     ("frontends",),
     ("autodiff",),
     ("devices",),

@@ -10,6 +10,7 @@ import typer
 from poetopt.units import Factor, parse_deadline, parse_time
 
 if TYPE_CHECKING:
+    from poetopt.devices.model import Storage
     from poetopt.report.report import Report
 
 SensitivityOption = Annotated[
@@ -40,12 +41,13 @@ def add_sensitivity(
         if sys.stderr.isatty():
             sys.stderr.write(f"sensitivity: {text}\n")
 
+    storage = storage_of(device, profile) if report.problem.graph is not None else None
     found = sensitivity(
         report.problem,
         report.solution,
         time_limit_s=parse_time(time_limit, option="--time-limit") / SHARE,
-        storage_share=storage_share(device),
-        latencies_s=latencies_s(device, profile) if report.problem.graph is not None else None,
+        storage_share=storage_share(storage),
+        latencies_s=None if storage is None else (storage.page_in_latency_s, storage.page_out_latency_s),
         relative_deadline=deadline is not None and isinstance(parse_deadline(deadline), Factor),
         told=told,
     )
@@ -55,33 +57,23 @@ def add_sensitivity(
     return sensitivity_text(found)
 
 
-def storage_share(device: str) -> float:
-    """The part of a transfer's power on `device` that is the storage's; 1 where that isn't known."""
-    import poetopt as po
-    from poetopt.errors import DeviceError
-
-    try:
-        storage = po.device(device).storage
-    except DeviceError:
-        return 1.0  # a problem file has devices of its own
+def storage_share(storage: Storage | None) -> float:
+    """The part of a transfer's power that is the storage's; 1 where that isn't known."""
     total = storage.power_w + storage.cpu_power_w if storage is not None else 0.0
     return storage.power_w / total if storage is not None and total else 1.0
 
 
-def latencies_s(device: str, profile: str | None) -> tuple[float, float] | None:
-    """Seconds before the first byte of a page-in and of a page-out, as measured or the device's; None: not known."""
+def storage_of(device: str, profile: str | None) -> Storage | None:
+    """The storage of `device`, as the profile measured it where there is one; None: not known."""
     import poetopt as po
-    from poetopt.devices.profile import load_profile
+    from poetopt.devices.profile import load_profile, measured_device
     from poetopt.errors import DeviceError
 
-    measured = load_profile(profile).storage if profile is not None else None
-    if measured is not None:
-        return measured.page_in_latency_s, measured.page_out_latency_s
     try:
-        storage = po.device(device).storage
+        found = po.device(device)
     except DeviceError:
         return None  # a problem file has devices of its own
-    return None if storage is None else (storage.page_in_latency_s, storage.page_out_latency_s)
+    return (found if profile is None else measured_device(found, load_profile(profile))).storage
 
 
 def check_plot(path: str | None) -> None:

@@ -115,7 +115,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         graph=graph,
         model_ref=graph.source,
         model_hash=graph.content_hash,
-        notes=_storage_notes(device, tensors),
+        notes=storage_notes(device, tensors),
     )
 
 
@@ -124,7 +124,7 @@ def reserve_bytes(kernels: int) -> int:
     return (-(-kernels // PAGE) + 2) * PAGE
 
 
-def _storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str, ...]:
+def storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str, ...]:
     """What a schedule on this device must do without, in words."""
     storage = device.storage
     if storage is None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from poetopt.devices.cost import reserve_bytes
-from poetopt.devices.model import Device
+from poetopt.devices.cost import reserve_bytes, storage_notes
+from poetopt.devices.model import Device, Storage
 from poetopt.devices.signature import signature
 from poetopt.devices.workspace import inner_layout
 from poetopt.errors import DeviceError
@@ -140,14 +140,15 @@ def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:
         Made of a training graph on `device`, whose figures stay where the profile has none: missing operators keep the
         roofline's time, and are told in a note.
 
-    Raises DeviceError where the problem has no graph (a problem file): its operators have no signatures.
+    Raises DeviceError where the problem has no graph (a problem file): its operators have no signatures; and as
+    `measured_device`.
     """
     graph = problem.graph
     if graph is None:
         raise DeviceError(
             f"{problem.name}: a profile needs a network, and a problem file has none; leave out --profile"
         )
-    power_w = profile.power_w if profile.power_w is not None else _power_w(device)
+    power_w = _computing_w(device, profile)
     scheduled = [operator for operator in graph.operators if not operator.view]
     operators: list[ProblemOperator] = []
     missing: list[str] = []
@@ -165,26 +166,66 @@ def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:
             kernels = max((kernels, *inner_layout(operator, graph.tensors, problem.alignment).kernel_bytes))
         operators.append(entry)
     costed = replace(problem, operators=tuple(operators), reserve_bytes=reserve_bytes(kernels))
-    costed = _with_storage(costed, device, profile.storage, power_w)
+    costed = _with_storage(costed, device, profile)
     return replace(costed, notes=(*costed.notes, *_notes(profile, len(operators), missing, power_w)))
 
 
-def _with_storage(problem: Problem, device: Device, storage: StorageProfile | None, power_w: float) -> Problem:
+def measured_device(device: Device, profile: Profile) -> Device:
+    """`device` with the storage that the profile measured; itself where the profile has none.
+
+    Whole blocks, capacity and waking stay the device's. A transfer beside the CPU is charged the storage's power, and
+    the CPU's only where the device charges that too; one that the CPU makes is charged both.
+
+    Raises DeviceError where nothing tells the power of transfers: they would be free.
+    """
+    storage, own = profile.storage, device.storage
     if storage is None:
-        return problem
-    own = device.storage
-    watts = storage.power_w if storage.power_w is not None else own.power_w if own else 0.0
-    if not storage.dma:
-        # the CPU moves the bytes, so it is paid for meanwhile
-        watts += own.cpu_power_w if own and own.cpu_power_w else power_w
-    tensors = []
-    for tensor in problem.tensors:
-        in_s = storage.page_in_latency_s + tensor.nbytes / storage.page_in_bytes_per_s
-        out_s = storage.page_out_latency_s + tensor.nbytes / storage.page_out_bytes_per_s
-        tensors.append(
-            replace(tensor, page_in_s=in_s, page_in_j=in_s * watts, page_out_s=out_s, page_out_j=out_s * watts)
+        return device
+    charged_w = own.cpu_power_w if own is not None else 0.0
+    if not storage.dma:  # the CPU moves the bytes, so it is paid for meanwhile
+        charged_w = charged_w or _computing_w(device, profile)
+    elif not device.dma:
+        charged_w = 0.0
+    if storage.power_w is None and own is None and not charged_w:
+        raise DeviceError(
+            f"{device.name} has no storage, and the profile's has no power: transfers would be free. Write power_w, in "
+            "watts, under [storage] in the profile, or take that section out"
         )
-    return replace(problem, tensors=tuple(tensors), paging=True, dma=storage.dma)
+    power_w = storage.power_w if storage.power_w is not None else own.power_w if own is not None else 0.0
+    measured = replace(
+        own or Storage(0.0, 1.0, 0.0, 1.0, 0.0, 0.0),
+        page_in_latency_s=storage.page_in_latency_s,
+        page_in_bytes_per_s=storage.page_in_bytes_per_s,
+        page_out_latency_s=storage.page_out_latency_s,
+        page_out_bytes_per_s=storage.page_out_bytes_per_s,
+        power_w=power_w,
+        cpu_power_w=charged_w,
+    )
+    return replace(device, storage=measured, dma=storage.dma)
+
+
+def _with_storage(problem: Problem, device: Device, profile: Profile) -> Problem:
+    if profile.storage is None:
+        return problem
+    measured = measured_device(device, profile)
+    tensors = tuple(
+        replace(
+            tensor,
+            page_in_s=measured.page_in_s(tensor.nbytes),
+            page_in_j=measured.page_in_j(tensor.nbytes),
+            page_out_s=measured.page_out_s(tensor.nbytes),
+            page_out_j=measured.page_out_j(tensor.nbytes),
+        )
+        for tensor in problem.tensors
+    )
+    outdated = storage_notes(device, problem.tensors)
+    notes = [note for note in problem.notes if note not in outdated] + list(storage_notes(measured, tensors))
+    if device.storage is None and profile.storage.power_w is None:
+        notes.append(
+            "the storage's own power is not known: transfers are charged the CPU's alone; power_w under [storage] in "
+            "the profile adds it"
+        )
+    return replace(problem, tensors=tensors, paging=True, dma=measured.dma, notes=tuple(notes))
 
 
 def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float) -> list[str]:
@@ -201,7 +242,9 @@ def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float)
     return notes
 
 
-def _power_w(device: Device) -> float:
+def _computing_w(device: Device, profile: Profile) -> float:
+    if profile.power_w is not None:
+        return profile.power_w
     if device.active_power_w is not None:
         return device.active_power_w
     return device.flop_per_s / device.flop_per_j if device.flop_per_j else 0.0

@@ -7,15 +7,19 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.devices.sanity import LONGEST_S, RANGES
 from poetopt.devices.signature import signatures
 from poetopt.errors import DeviceError
 from poetopt.graph import Graph
 
 COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
+LIMITS = {"time_s": (0.0, 1e6), "energy_j": (0.0, 1e9), "workspace_bytes": (0.0, 2.0**50), "bytes": (0.0, 2.0**50)}
+"""What a number may be: as in a profile's file."""
 PAGE_IN, PAGE_OUT = "page_in", "page_out"
 
 
@@ -40,6 +44,7 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
     known = signatures(graph)
     rows: dict[str, list[Mapping[str, float]]] = {}
     moves: dict[str, list[tuple[float, float]]] = {PAGE_IN: [], PAGE_OUT: []}
+    paid: list[tuple[float, float]] = []
     for line, row in _rows(text, shown):
         where = f"{shown}, line {line}"
         name = row.pop("operator", "")
@@ -51,6 +56,8 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
             if "bytes" not in values:
                 raise DeviceError(f"{where}: {name} needs the column bytes: how many it moved")
             moves[name].append((values["bytes"], values["time_s"]))
+            if "energy_j" in values:
+                paid.append((values["energy_j"], values["time_s"]))
             continue
         key = known.get(name, name)
         if key not in known.values():
@@ -65,7 +72,10 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
     about = {"machine": f"measurements from {Path(path).name}"}
     if power_w is not None:
         about["energy"] = "seconds x a power given by hand"
-    return Profile(about=about, power_w=power_w, operators=operators, storage=_storage(moves, dma, shown))
+    storage = _storage(moves, dma, shown)
+    if storage is not None and paid:
+        storage = replace(storage, power_w=_transfer_w(paid, power_w, dma, shown))
+    return Profile(about=about, power_w=power_w, operators=operators, storage=storage)
 
 
 def template(graph: Graph) -> str:
@@ -124,6 +134,19 @@ def _operator(rows: Sequence[Mapping[str, float]]) -> OperatorProfile:
     )
 
 
+def _transfer_w(paid: Sequence[tuple[float, float]], power_w: float | None, dma: bool, shown: str) -> float:
+    """Watts of the storage from joules and seconds of transfers; those that the CPU makes hold its joules too."""
+    watts = sum(joules for joules, _ in paid) / sum(seconds for _, seconds in paid)
+    if dma:
+        return watts
+    if power_w is None:
+        raise DeviceError(
+            f"{shown}: the joules of page_in and page_out hold the CPU's, which makes the transfers: give its watts "
+            "with --power, or --dma where they run beside it"
+        )
+    return max(0.0, watts - power_w)
+
+
 def _storage(moves: Mapping[str, Sequence[tuple[float, float]]], dma: bool, shown: str) -> StorageProfile | None:
     if not any(moves.values()):
         return None
@@ -135,6 +158,13 @@ def _storage(moves: Mapping[str, Sequence[tuple[float, float]]], dma: bool, show
             found[way] = fit(points)
         except ValueError as error:
             raise DeviceError(f"{shown}: {way}: {error}; measure several sizes, several times") from error
+        latency, rate = found[way]
+        least, most = RANGES[f"{way}_bytes_per_s"]
+        if latency > LONGEST_S or not least <= rate <= most:
+            raise DeviceError(
+                f"{shown}: {way}: its rows make {rate:.3g} B/s after {latency:.3g} s, which no storage does; check the "
+                "units of time_s and bytes"
+            )
     return StorageProfile(
         page_in_latency_s=found[PAGE_IN][0],
         page_in_bytes_per_s=found[PAGE_IN][1],
@@ -175,6 +205,10 @@ def _number(text: str, column: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= 1e300:
-        raise DeviceError(f"{where}: {column} is {text!r}; it must be a number of at least 0")
+    least, most = LIMITS[column]
+    if not (least < value if column == "time_s" else least <= value):
+        more = "more than" if column == "time_s" else "at least"
+        raise DeviceError(f"{where}: {column} is {text!r}; it must be a number of {more} {least:g}")
+    if value > most:
+        raise DeviceError(f"{where}: {column} is {text!r}, more than {most:g}, which nothing takes; check the unit")
     return value

@@ -7,9 +7,16 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.devices.sanity import LONGEST_S
 
-Amount = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False, strict=True)]
-Rate = Annotated[float, Field(gt=0, le=1e300, allow_inf_nan=False, strict=True)]
+Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)]
+"""Of an operator: more than none, and under a fortnight."""
+Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, strict=True)]
+Latency = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False, strict=True)]
+Joules = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]
+Watts = Annotated[float, Field(ge=0, le=1e5, allow_inf_nan=False, strict=True)]
+Rate = Annotated[float, Field(ge=0.1, le=1e13, allow_inf_nan=False, strict=True)]
+Bytes = Annotated[int, Field(ge=0, le=2**50, strict=True)]
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
@@ -20,21 +27,21 @@ class _Table(BaseModel):
 class OperatorTable(_Table):
     """`[operators."<signature>"]`."""
 
-    time_s: Amount
-    spread_s: Amount = 0.0
+    time_s: Seconds
+    spread_s: Spread = 0.0
     runs: Count = 1
-    workspace_bytes: Count | None = None
-    energy_j: Amount | None = None
+    workspace_bytes: Bytes | None = None
+    energy_j: Joules | None = None
 
 
 class StorageTable(_Table):
     """`[storage]`."""
 
-    page_in_latency_s: Amount
+    page_in_latency_s: Latency
     page_in_bytes_per_s: Rate
-    page_out_latency_s: Amount
+    page_out_latency_s: Latency
     page_out_bytes_per_s: Rate
-    power_w: Amount | None = None
+    power_w: Watts | None = None
     dma: StrictBool = False
 
 
@@ -42,7 +49,7 @@ class ProfileTable(_Table):
     """A whole file."""
 
     version: Literal[1]
-    power_w: Amount | None = None
+    power_w: Watts | None = None
     about: dict[str, str] = {}
     storage: StorageTable | None = None
     operators: dict[str, OperatorTable] = {}

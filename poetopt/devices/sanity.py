@@ -6,7 +6,10 @@ a contradiction is a note on the device, elsewhere it is an error.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
 
 from poetopt.devices.model import Figure, Kind
 
@@ -20,6 +23,21 @@ LONGEST_S = 60.0
 """No storage takes longer to its first byte; a tape does."""
 MOST_WAKE_J = 1e4
 """A disk that spins up takes some hundred joules; nothing that is paged to takes this."""
+RANGES: Mapping[str, tuple[float, float]] = {
+    "ram_bytes": (1, 2**50),
+    "flop_per_s": (1, 1e18),
+    "memory_bytes_per_s": (0.1, 1e15),
+    "active_power_w": (1e-9, 1e5),
+    "flop_per_j": (1, 1e18),
+    "page_in_bytes_per_s": (0.1, 1e13),
+    "page_out_bytes_per_s": (0.1, 1e13),
+    "storage_power_w": (0, 1e3),
+    "transfer_cpu_power_w": (0, 1e5),
+    "storage_bytes": (1, 2**60),
+    "storage_block_bytes": (0, 2**40),
+    "storage_bus_bytes_per_s": (0.1, 1e13),
+}
+"""What no machine goes below or beyond, with room to spare: a figure outside has the wrong unit."""
 WHOLE = ("ram_bytes", "storage_bytes", "storage_block_bytes")
 """Figures that count bytes."""
 
@@ -32,6 +50,24 @@ def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]
         verbatim = all(figures[name].kind is Kind.PAPER for name in involved)
         (notes if verbatim else errors).append(reason + ("; kept, as the authors released it" if verbatim else ""))
     return errors, notes
+
+
+def out_of_range(name: str, value: Fraction, unit: str) -> str | None:
+    """What is wrong with a figure that no device has, in words; None where nothing is.
+
+    value
+        In base units, exact: it may be more than a float holds.
+    """
+    least, most = RANGES.get(name, (0.0, sys.float_info.max))
+    if Fraction(least) <= value <= Fraction(most) or not value:
+        return None
+    beyond, limit = ("more", most) if value > most else ("less", least)
+    return f"{name}: {_short(value)} {unit} is {beyond} than any device has ({limit:.4g} {unit}); check the unit"
+
+
+def _short(value: Fraction) -> str:
+    """A number in four digits, also one that no float holds."""
+    return f"{Decimal(value.numerator) / Decimal(value.denominator):.4g}"
 
 
 def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:

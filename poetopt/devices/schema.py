@@ -6,10 +6,11 @@ import re
 from fractions import Fraction
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
 
 from poetopt.devices.model import Device, Figure, Kind, Storage
-from poetopt.devices.sanity import contradictions
+from poetopt.devices.sanity import contradictions, out_of_range
+from poetopt.printable import unshown
 
 PREFIXES = {
     "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
@@ -52,7 +53,16 @@ STORAGE = (
 ABOUT_STORAGE = ("storage_bytes", "storage_block_bytes", "storage_bus_bytes_per_s", "storage_wake_j")
 """What else may be said of a storage."""
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+def _shows(text: str) -> str:
+    """Refuse what would do something to the terminal that the text is printed on."""
+    for character in text:
+        if unshown(character):
+            raise ValueError(f"it holds the control character U+{ord(character):04X}; leave it out")
+    return text
+
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_shows)]
 
 
 class _Table(BaseModel):
@@ -66,6 +76,10 @@ class FigureTable(_Table):
     unit: Text
     kind: Kind
     source: Text
+
+    def exact(self, name: str, base: str) -> Fraction:
+        """The value in the base unit. Raises ValueError where the unit is another's."""
+        return Fraction(repr(self.value)) * _factor(name, self.unit, base)
 
 
 class SwitchTable(_Table):
@@ -107,9 +121,12 @@ class FiguresTable(_Table):
             figure: FigureTable | None = getattr(self, name)
             if figure is None:
                 continue
-            _factor(name, figure.unit, unit)
+            exact = figure.exact(name, unit)
             if figure.value == 0 and name not in MAY_BE_ZERO:
                 raise ValueError(f"{name}: the value must be positive, not 0")
+            wrong = out_of_range(name, exact, unit)
+            if wrong is not None:
+                raise ValueError(wrong)
         if errors := contradictions({figure.name: figure for figure in self.figures()})[0]:
             raise ValueError("; ".join(errors))
         return self
@@ -120,8 +137,7 @@ class FiguresTable(_Table):
         for name, unit in UNITS.items():
             figure: FigureTable | None = getattr(self, name)
             if figure is not None:
-                value = float(Fraction(repr(figure.value)) * _factor(name, figure.unit, unit))
-                found.append(Figure(name, value, unit, figure.kind, figure.source))
+                found.append(Figure(name, float(figure.exact(name, unit)), unit, figure.kind, figure.source))
         return tuple(found)
 
 

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 from poetopt.plan.transfers import hiding
+from poetopt.printable import shown
 from poetopt.report.objective import minimised
-from poetopt.report.view import View, shown
+from poetopt.report.view import View
 from poetopt.report.words import hiding_words, scope_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 

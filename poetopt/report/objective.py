@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from poetopt.engine.solution import OPTIMAL_GAP, Objective, Solution
 from poetopt.plan.simulate import Simulation
+from poetopt.printable import shown
 from poetopt.problem import Problem
-from poetopt.report.view import shown
 from poetopt.units import show_joules, show_seconds, show_share
 
 

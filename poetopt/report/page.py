@@ -13,10 +13,11 @@ import re
 from importlib.resources import files
 
 from poetopt.plan.instructions import Action
+from poetopt.printable import shown
 from poetopt.report.facts import facts, made_by, notes, number, proof, title
 from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, timeline
-from poetopt.report.view import View, shown
+from poetopt.report.view import View
 
 _PARTS = ("base", "axis", "inspector", "matrix", "memory", "lanes", "energy", "tables", "main")
 """The scripts, in the order in which they need each other."""

@@ -5,7 +5,6 @@ The page, the picture, the text and the trace are all drawn from it, so that the
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +14,8 @@ from poetopt.plan.codec import PlanFile
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import Buffer, arena_bytes, buffers
 from poetopt.plan.simulate import Simulation, simulate
+from poetopt.printable import shown
 from poetopt.problem import Problem
-
-_UNSHOWN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories that a terminal or a page would obey rather than show."""
 
 
 @dataclass(frozen=True)
@@ -134,16 +131,6 @@ class View:
     def device(self) -> str:
         """The device's name."""
         return shown(self.problem.device)
-
-
-def shown(text: str) -> str:
-    """`text` with control characters, direction marks and the like written out as escapes."""
-    return "".join(_escape(c) if unicodedata.category(c) in _UNSHOWN else c for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _readable(names: Iterable[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import poetopt as po
 from poetopt.cli import app
 from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity, changed, sensitivity
 from poetopt.devices.model import Device, Storage
+from poetopt.devices.profile import Profile, StorageProfile, save_profile
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options
 from poetopt.plan.simulate import simulate
@@ -134,6 +135,32 @@ def test_the_command_tells_writes_and_draws(tmp_path: Path) -> None:
     assert len(document["changes"]) == len(PARAMETERS) * len(FACTORS)
     assert document["sentence"] in result.output
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+MEASURED = StorageProfile(
+    page_in_latency_s=1e-6, page_in_bytes_per_s=3e9, page_out_latency_s=2e-7, page_out_bytes_per_s=2e9
+)
+
+
+def test_with_a_profile_the_share_of_the_storage_is_that_of_measured_transfers(tmp_path: Path) -> None:
+    a72 = po.device("a72")
+    assert a72.storage is not None
+    assert a72.active_power_w is not None
+    assert a72.storage.cpu_power_w == 0
+    save_profile(Profile(storage=MEASURED), tmp_path / "p.toml")  # by the CPU
+    command = [
+        "solve", "mlp", "--device", "a72", "--ram", "90%", "--no-remat", "--sensitivity",
+        "--profile", str(tmp_path / "p.toml"), "--json", str(tmp_path / "s.json"),
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    changes = json.loads((tmp_path / "s.json").read_text())["sensitivity"]["changes"]
+    overheads = {(c["parameter"], c["factor"]): c["energy_j"] - c["baseline_j"] for c in changes}
+    here = overheads["storage power", 1.0]
+    assert here > 0
+    for factor in FACTORS:
+        by_hand = (factor * a72.storage.power_w + a72.active_power_w) / (a72.storage.power_w + a72.active_power_w)
+        assert overheads["storage power", factor] == pytest.approx(here * by_hand, rel=1e-6)
 
 
 def test_transfers_are_timed_anew_and_only_deadlines_in_passes_follow_the_device() -> None:

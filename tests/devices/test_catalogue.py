@@ -167,6 +167,13 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         (("[figures.active_power_w]", "[figures.power]"), r"figures\.power: Extra inputs are not permitted"),
         (("value = false", 'value = "no"'), r"dma\.value: .*valid boolean"),
         (('description = "a board"', ""), r"description: Field required"),
+        (('name = "board"', 'name = "bo\\u001b[31mard"'), r"name: .*control character U\+001B"),
+        (
+            ("value = 0.1", "value = 1e308"),
+            r"flop_per_s: 1\.000e\+317 FLOP/s is more than any device has \(1e\+18 FLOP/s\)",
+        ),
+        (("value = 0.1", "value = 1e-320"), r"flop_per_s: .* is less than any device has \(1 FLOP/s\)"),
+        (("value = 1.5", "value = 1e24"), r"ram_bytes: .* is more than any device has"),
     ],
 )
 def test_nonsense_is_refused_where_it_stands(tmp_path: Path, change: tuple[str, str], message: str) -> None:
@@ -216,6 +223,11 @@ def figure(name: str, value: float, unit: str, kind: str = "estimate") -> str:
             r"page_in_latency_s: 1e\+12 s is later than any storage answers \(60 s\)",
         ),
         (DISK + figure("storage_wake_j", 1e308, "J"), r"storage_wake_j: 1e\+308 J are more than waking"),
+        (
+            DISK.replace('value = 1\nunit = "B/s"', 'value = 1e-12\nunit = "B/s"'),
+            r"page_in_bytes_per_s: 1e-12 B/s is less than any device has",
+        ),
+        (DISK.replace('unit = "W"', 'unit = "TW"'), r"storage_power_w: 1\.000e\+12 W is more than any device has"),
         (DISK + figure("storage_bytes", 0, "B"), "storage_bytes: the value must be positive, not 0"),
         (DISK + figure("storage_block_bytes", 0, "B"), "storage_block_bytes: the value must be positive, not 0"),
         (DISK + figure("storage_bytes", 1000.5, "B"), "storage_bytes: 1000.5 is no whole number of bytes"),

@@ -95,30 +95,33 @@ def test_networks_share_operators() -> None:
     assert len(set(small.values())) < len(small)
 
 
-amounts = st.floats(0, 1e300, allow_nan=False)
+seconds = st.floats(1e-300, 1e6)
+joules = st.floats(0, 1e9)
+watts = st.floats(0, 1e5)
+latencies = st.floats(0, 60)
 operator_profiles = st.builds(
     OperatorProfile,
-    time_s=amounts,
-    spread_s=amounts,
+    time_s=seconds,
+    spread_s=seconds,
     runs=st.integers(0, 2**53),
-    workspace_bytes=st.none() | st.integers(0, 2**53),
-    energy_j=st.none() | amounts,
+    workspace_bytes=st.none() | st.integers(0, 2**50),
+    energy_j=st.none() | joules,
 )
-rates = st.floats(1e-300, 1e300)
+rates = st.floats(0.1, 1e13)
 storages = st.builds(
     StorageProfile,
-    page_in_latency_s=amounts,
+    page_in_latency_s=latencies,
     page_in_bytes_per_s=rates,
-    page_out_latency_s=amounts,
+    page_out_latency_s=latencies,
     page_out_bytes_per_s=rates,
-    power_w=st.none() | amounts,
+    power_w=st.none() | watts,
     dma=st.booleans(),
 )
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 profiles = st.builds(
     Profile,
     about=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), words, max_size=3),
-    power_w=st.none() | amounts,
+    power_w=st.none() | watts,
     operators=st.dictionaries(words, operator_profiles, max_size=4),
     storage=st.none() | storages,
 )
@@ -153,6 +156,16 @@ def test_merging_keeps_everything_and_prefers_the_newer(older: Profile, newer: P
         ("version = 1\n[storage]\npage_in_latency_s = 0", r"storage\.page_in_bytes_per_s: Field required"),
         ("version = 1\nother = 1", "other: Extra inputs"),
         ("version = = 1", "not valid TOML"),
+        ('version = 1\n[operators."x"]\ntime_s = 1e300', r"operators\.x\.time_s: .*less than or equal to 1000000"),
+        ('version = 1\n[operators."x"]\ntime_s = 0', r"operators\.x\.time_s: .*greater than 0"),
+        (
+            'version = 1\n[operators."x"]\ntime_s = 1\nworkspace_bytes = 1_000_000_000_000_000_000',
+            r"workspace_bytes: .*less than or equal to 1125899906842624",
+        ),
+        (
+            "version = 1\n[storage]\npage_in_bytes_per_s = 1e-12",
+            r"page_in_bytes_per_s: .*greater than or equal to 0\.1",
+        ),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -214,14 +227,57 @@ def test_a_storage_without_dma_costs_the_cpu() -> None:
     )
     problem = with_profile(cost(MLP, A72), A72, whole(storage=storage, power_w=4.0))
     assert not problem.dma
+    assert A72.storage is not None
     for tensor in problem.tensors:
-        assert tensor.page_in_s == 1.0 + tensor.nbytes / 100
-        assert tensor.page_out_s == 2.0 + tensor.nbytes / 50
+        assert tensor.page_in_s == 1.0 + A72.storage.moved_bytes(tensor.nbytes) / 100
+        assert tensor.page_out_s == 2.0 + A72.storage.moved_bytes(tensor.nbytes) / 50
         assert tensor.page_in_j == tensor.page_in_s * 5.0
         assert tensor.page_out_j == tensor.page_out_s * 5.0
     beside = with_profile(cost(MLP, A72), A72, whole(storage=replace(storage, dma=True)))
     assert beside.dma
     assert beside.tensors[0].page_in_j == beside.tensors[0].page_in_s * 1.0
+
+
+def test_a_transfer_of_a_profile_moves_whole_blocks() -> None:
+    assert A72.storage is not None
+    blocks = replace(A72, storage=replace(A72.storage, block_bytes=2**20))
+    storage = StorageProfile(
+        page_in_latency_s=1.0, page_in_bytes_per_s=100.0, page_out_latency_s=2.0, page_out_bytes_per_s=50.0
+    )
+    for tensor in with_profile(cost(MLP, blocks), blocks, whole(storage=storage)).tensors:
+        assert 0 < tensor.nbytes < 2**20
+        assert tensor.page_in_s == 1.0 + 2**20 / 100
+        assert tensor.page_out_s == 2.0 + 2**20 / 50
+
+
+def test_a_storage_that_only_the_profile_has_is_never_free() -> None:
+    bare = replace(A72, storage=None, dma=False)
+    storage = StorageProfile(
+        page_in_latency_s=1.0, page_in_bytes_per_s=1e3, page_out_latency_s=2.0, page_out_bytes_per_s=1e3, dma=True
+    )
+    problem = cost(MLP, bare)
+    assert any("has no storage" in note for note in problem.notes)
+    with pytest.raises(DeviceError, match=r"transfers would be free\. Write power_w, in watts, under \[storage\]"):
+        with_profile(problem, bare, whole(storage=storage))
+    given = with_profile(problem, bare, whole(storage=replace(storage, power_w=0.5)))
+    copied = with_profile(problem, bare, whole(storage=replace(storage, dma=False), power_w=3.0))
+    for found, power_w in ((given, 0.5), (copied, 3.0)):
+        assert found.paging
+        assert not any("has no storage" in note for note in found.notes)
+        assert all(tensor.page_in_j == tensor.page_in_s * power_w for tensor in found.tensors)
+    assert any("charged the CPU's alone" in note for note in copied.notes)
+    assert not any("charged the CPU's alone" in note for note in given.notes)
+
+
+def test_joules_of_transfers_by_hand_are_the_storages_power(tmp_path: Path) -> None:
+    rows = ["page_in,1,1000,4", "page_in,2,2000,8", "page_out,3,1000,12", "page_out,4,2000,16"]
+    header = "operator,time_s,bytes,energy_j"
+    for options, power_w in (({"dma": True}, 4.0), ({"power_w": 3.0}, 1.0)):
+        storage = measured(tmp_path, rows, header, **options).storage
+        assert storage is not None
+        assert storage.power_w == power_w
+    with pytest.raises(DeviceError, match="hold the CPU's, which makes the transfers: give its watts with --power"):
+        measured(tmp_path, rows, header)
 
 
 def test_measured_workspace_replaces_the_reserve() -> None:
@@ -285,7 +341,7 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (["nobody,1,"], r"board\.csv, line 2: 'mlp' has no operator 'nobody'; .*--template"),
-        (["fc1,much,"], r"line 2: time_s is 'much'; it must be a number of at least 0"),
+        (["fc1,much,"], r"line 2: time_s is 'much'; it must be a number of more than 0"),
         (["fc1,-1,"], "line 2: time_s is '-1'"),
         (["fc1,nan,"], "line 2: time_s is 'nan'"),
         (["fc1,1,,,"], "line 2: more cells than columns"),

@@ -47,6 +47,8 @@ SPREAD_BYTES = 64 * 2**20
 SLOTS = 64
 POWERCAP = Path("/sys/class/powercap")
 IDLE_S = 0.5
+TICK_S = 1e-9
+"""What an operator takes at least: a clock that saw nothing pass can't tell less."""
 
 Listener = Callable[[str], None]
 
@@ -84,7 +86,10 @@ def profile(
     seconds_of = typical_seconds(times, keys)
     operators = {
         key: OperatorProfile(
-            time_s=seconds_of[key], spread_s=quartile_spread(found), runs=len(found), workspace_bytes=workspace.get(key)
+            time_s=max(seconds_of[key], TICK_S),
+            spread_s=quartile_spread(found),
+            runs=len(found),
+            workspace_bytes=workspace.get(key),
         )
         for key, found in samples.items()
     }

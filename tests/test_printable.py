@@ -1,0 +1,26 @@
+"""Text from files can't do anything to a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poetopt.console import complain, say
+from poetopt.printable import shown, unshown
+
+
+@given(st.text())
+def test_what_is_shown_is_harmless_and_what_is_harmless_stays(text: str) -> None:
+    assert not any(unshown(character) for character in shown(text))
+    assert shown(shown(text)) == shown(text)
+    harmless = "".join(character for character in text if not unshown(character))
+    assert shown(harmless) == harmless
+
+
+def test_the_command_line_prints_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a \x1b[31mred\x1b[0m\tone\n\u202eback\x9b")
+    complain("The \x07bell\nrings")
+    told = capsys.readouterr()
+    assert told.out == "a \\x1b[31mred\\x1b[0m\tone\n\\u202eback\\x9b\n"
+    assert told.err == "poetopt: the \\x07bell\nrings\n"
