@@ -1,12 +1,16 @@
 """Fewer runs of transfers: where waking the storage costs energy, page-outs wait for company and page-ins seek it.
 
-Computes keep their order. A transfer may stand anywhere within its stay; it is tried beside every other one there, and
-a move that the simulator passes within the budget and finds cheaper is taken, until there is none.
+Computes keep their order. A transfer may stand anywhere within its stay. A run saves its waking only where all of its
+transfers find a place beside those of other runs, so that runs are dissolved whole, the shortest first; what the
+simulator passes within the budget and finds cheaper is taken, until there is none.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, product
 
 from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
@@ -14,7 +18,12 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import Simulation, simulate
 
 TRIALS = 4000
-"""Moves tried, at most."""
+"""Plans tried, at most."""
+EFFORT = 200_000
+"""Events looked at in all, at most: long plans get fewer trials."""
+
+WAYS = 64
+"""Ways to dissolve a run of several transfers that are tried."""
 
 
 def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
@@ -28,41 +37,92 @@ def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
     Raises PlanError for a plan that is not valid. A new plan has no offsets.
     """
     best = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.wake_j or best.wakes < 2:
+    if not plan.problem.wake_j:
         return plan
     found = plan
+    trials = min(trials, EFFORT // max(len(plan.instructions), 1))
     gained = True
-    while gained and trials > 0:
+    while gained and best.wakes > 1:
         gained = False
-        events = [step for step in found.instructions if step.action is not Action.FREE]
-        moving = [k for k, step in enumerate(events) if step.action is not Action.COMPUTE]
-        for here in moving:
-            for there in moving:
-                if here == there or trials <= 0:
-                    continue
-                trials -= 1
-                rest = [*events[:here], *events[here + 1 :]]
-                place = there if there < here else there - 1
-                for at in (place, place + 1):
-                    tried = [*rest[:at], events[here], *rest[at:]]
-                    simulation = _passed(plan, tried, ram_bytes)
-                    if simulation is not None and simulation.overhead_j < best.overhead_j * (1 - 1e-12):
-                        best, gained = simulation, True
-                        found = replace(plan, instructions=_freed(plan, tried), offsets=())
-                        break
-                if gained:
-                    break
-            if gained:
+        for tried in _Board(found, best, ram_bytes).candidates():
+            if trials <= 0:
+                return found
+            trials -= 1
+            steps = tuple(with_frees(plan.problem, tried))
+            simulation = _passed(plan, steps, ram_bytes)
+            if simulation is not None and simulation.overhead_j < best.overhead_j * (1 - 1e-12):
+                best, gained = simulation, True
+                found = replace(plan, instructions=steps, offsets=())
                 break
     return found
 
 
-def _freed(plan: Plan, events: list[Instruction]) -> tuple[Instruction, ...]:
-    return tuple(with_frees(plan.problem, events))
+class _Board:
+    """The events of a plan without frees, and where each transfer could stand among them.
+
+    A place is the index of the event that it is before.
+    """
+
+    def __init__(self, plan: Plan, simulation: Simulation, ram_bytes: int) -> None:
+        self.problem = plan.problem
+        self.ram_bytes = ram_bytes
+        kept = [k for k, step in enumerate(plan.instructions) if step.action is not Action.FREE]
+        self.events = [plan.instructions[k] for k in kept]
+        self.live = [simulation.live_bytes[k] for k in kept]
+        self.runs: list[list[int]] = []
+        self.touches: list[list[int]] = [[] for _ in self.problem.tensors]
+        until = 0.0
+        for place, (k, step) in enumerate(zip(kept, self.events, strict=True)):
+            if step.action is Action.COMPUTE:
+                operator = self.problem.operators[step.target]
+                for i in (*operator.inputs, *operator.outputs):
+                    self.touches[i].append(place)
+                continue
+            self.touches[step.target].append(place)
+            if not self.runs or simulation.start_s[k] > until:
+                self.runs.append([])
+            self.runs[-1].append(place)
+            until = simulation.end_s[k]
+
+    def candidates(self) -> Iterator[list[Instruction]]:
+        """The events with one run dissolved: a lone transfer in every way, the members of others in some."""
+        for run in sorted(self.runs, key=len):
+            company = {place for other in self.runs if other is not run for k in other for place in (k, k + 1)}
+            ways = [self._places(k, company) for k in run]
+            if not all(ways):
+                continue
+            for places in islice(product(*ways), WAYS if len(run) > 1 else None):
+                yield self._moved(dict(zip(run, places, strict=True)))
+
+    def _places(self, k: int, company: set[int]) -> list[int]:
+        """The places in company that transfer `k` may stand at, the nearest first."""
+        low, high = self._window(k)
+        places = sorted((place for place in company if low <= place <= high), key=lambda place: (abs(place - k), place))
+        if self.events[k].action is Action.PAGE_OUT:
+            return places
+        spare = self.ram_bytes - self.problem.tensors[self.events[k].target].nbytes
+        # A page-in that comes earlier takes its bytes for that much longer.
+        return [place for place in places if place > k or max(self.live[place:k], default=0) <= spare]
+
+    def _window(self, k: int) -> tuple[int, int]:
+        """The first and the last place where transfer `k` still moves what it does."""
+        touches = self.touches[self.events[k].target]
+        at = bisect_left(touches, k)
+        if self.events[k].action is Action.PAGE_IN:
+            return (touches[at - 1] + 1 if at else 0), touches[at + 1] if at + 1 < len(touches) else len(self.events)
+        made = self.problem.tensors[self.events[k].target].producer
+        first = 0 if made < 0 else touches[0] + 1
+        later = (place for place in touches[at + 1 :] if self.events[place].action is Action.PAGE_IN)
+        return first, next(later, len(self.events))
+
+    def _moved(self, places: dict[int, int]) -> list[Instruction]:
+        """The events with some transfers at other places."""
+        order = sorted(range(len(self.events)), key=lambda k: (places[k], 0, k) if k in places else (k, 1, k))
+        return [self.events[k] for k in order]
 
 
-def _passed(plan: Plan, events: list[Instruction], ram_bytes: int) -> Simulation | None:
+def _passed(plan: Plan, steps: Sequence[Instruction], ram_bytes: int) -> Simulation | None:
     try:
-        return simulate(plan.problem, _freed(plan, events), ram_bytes=ram_bytes)
+        return simulate(plan.problem, steps, ram_bytes=ram_bytes)
     except PlanError:
         return None

@@ -133,3 +133,13 @@ def test_gathering_only_ever_saves(seed: int) -> None:
     assert after.bytes_paged == before.bytes_paged
     planned = simulate(plan_transfers(plan, ram_bytes), ram_bytes=ram_bytes)
     assert planned.overhead_j <= before.overhead_j
+
+
+@pytest.mark.parametrize("dma", [False, True])
+def test_a_run_of_several_joins_another_where_memory_allows(dma: bool) -> None:
+    problem = pages(dma=dma)
+    plan = Plan(problem, steps("compute 0 compute 1 page_out 0 page_out 1 compute 2 page_out 2 page_out 3"))
+    assert simulate(plan).wakes == 2
+    gathered = gather(plan, problem.nbytes(range(4)))
+    assert simulate(gathered, ram_bytes=16).wakes == 1
+    assert gather(gathered, 16) == gathered
