@@ -24,8 +24,8 @@ from poetopt.errors import InfeasibleError
 from poetopt.formulations.language import Floats, Formulation, Row
 from poetopt.formulations.scope import scope_name
 
-CUT_SHARE = 0.5
-"""Share of the remaining time that cutting may take before the integer search."""
+CUT_SHARE = (0.5, 0.8)
+"""Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
 ATTEMPTS = 8
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 LATE = 3
@@ -164,6 +164,7 @@ def _search(
         bound(value, "relaxation")
         return run.closed(run.options.gap)
 
+    now, remaining_s = time.monotonic(), max(run.remaining_s, 0.0)
     with run.timed("relaxation"):
         if beyond is not None:
             session.add([beyond])
@@ -172,7 +173,8 @@ def _search(
             chosen,
             model,
             session,
-            until=time.monotonic() + CUT_SHARE * max(run.remaining_s, 0.0),
+            until=now + CUT_SHARE[0] * remaining_s,
+            latest=now + CUT_SHARE[1] * remaining_s,
             overhead_j=run.incumbent.value,
             on_bound=relaxed,
         )

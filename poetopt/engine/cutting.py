@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -10,13 +11,16 @@ from typing import Any
 from poetopt.backends.solver import Capability, Outcome, Session
 from poetopt.formulations.language import Formulation
 
-ROUNDS = 40
-"""At most so many rounds of cuts on one relaxation."""
 ROUNDS_FROM_NOTHING = 12
-"""The same where each round solves the relaxation from nothing: the first ones gain the most."""
+"""At most so many rounds where each solves the relaxation from nothing: the first ones gain the most."""
 STALL = 3
-"""Rounds in which the bound rose by less than STALL_GAIN of the overhead end the cutting."""
+"""After so many rounds in which the bound rose by less than STALL_GAIN of the overhead, the cutting may end."""
 STALL_GAIN = 2e-4
+STALL_SHARE = 0.3
+"""It does end when they took this share of its time. On a plateau each round cuts off one of many optimal corners,
+at little cost, and what comes after it is often the rest of the gap."""
+STEEP = 0.01
+"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting."""
 
 
 def cut(
@@ -25,13 +29,15 @@ def cut(
     session: Session,
     *,
     until: float,
+    latest: float | None = None,
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
 ) -> bool:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 
-    until
-        The moment (of `time.monotonic`) after which no further round begins.
+    until, latest
+        The moments (of `time.monotonic`) after which no further round begins: where they gain little, and at all (None:
+        the same).
     overhead_j
         The incumbent's, against which a gain is measured; None: the relaxation's own.
     on_bound
@@ -39,18 +45,27 @@ def cut(
 
     Returns whether the relaxation is infeasible, and with it the model.
     """
+    latest = until if latest is None else latest
     stalled, last = 0, -math.inf
-    rounds = ROUNDS if Capability.INCREMENTAL in session.capabilities else ROUNDS_FROM_NOTHING
-    for _ in range(rounds):
-        relaxed = session.relax(max(0.1, until - time.monotonic()))
+    gained = time.monotonic()
+    patience = STALL_SHARE * (until - gained)
+    rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
+    for _ in rounds:
+        relaxed = session.relax(max(0.1, latest - time.monotonic()))
         if relaxed.outcome is Outcome.INFEASIBLE:
             return True
-        if relaxed.point is None or on_bound(relaxed.objective) or time.monotonic() > until:
+        if relaxed.point is None or on_bound(relaxed.objective):
             break
         scale = overhead_j or abs(relaxed.objective)
-        stalled = stalled + 1 if relaxed.objective - last < STALL_GAIN * scale else 0
+        steep = relaxed.objective - last > STEEP * (scale - relaxed.objective)
+        if time.monotonic() > (latest if steep else until):
+            break
+        if relaxed.objective - last < STALL_GAIN * scale:
+            stalled += 1
+        else:
+            stalled, gained = 0, time.monotonic()
         last = relaxed.objective
-        if stalled >= STALL:
+        if stalled >= STALL and time.monotonic() - gained > patience:
             break
         session.purge()
         rows = chosen.separate(model, relaxed.point)

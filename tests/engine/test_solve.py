@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,7 +193,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 INTERRUPTED = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options
@@ -203,7 +201,7 @@ from poetopt.frontends.problem_file import load_problem_file
 problem = load_problem_file(Path(sys.argv[1])).cost("m4")
 def listener(progress):
     if progress.phase == "search":
-        print("searching", flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
 solution = solve(problem, Options(ram_bytes=360_000, scope="forward", gap=1e-9, time_limit_s=300), listener)
 print(solution.interrupted, solution.plan is not None, solution.overhead_bound_j > 0, flush=True)
 """
@@ -212,15 +210,13 @@ print(solution.interrupted, solution.plan is not None, solution.overhead_bound_j
 @needs_instances
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_ctrl_c_returns_the_incumbent() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(INSTANCES / "resnet18_cifar.json")], stdout=subprocess.PIPE, text=True
-    ) as process:
-        watchdog = threading.Timer(200, process.kill)
-        watchdog.start()
-        assert process.stdout is not None
-        assert process.stdout.readline() == "searching\n"
-        process.send_signal(signal.SIGINT)
-        lines = process.stdout.read().splitlines()
-        watchdog.cancel()
-    assert lines[-1] == "True True True"
+    """The signal comes while the solver is at work, by whichever moment it has something to tell."""
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(INSTANCES / "resnet18_cifar.json")],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert process.stdout.splitlines()[-1] == "True True True"
     assert process.returncode == 0
