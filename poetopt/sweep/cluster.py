@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from poetopt.errors import BackendUnavailableError
@@ -50,22 +52,58 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
         "distributed.scheduler.worker-ttl": None,
         "distributed.worker.daemon": True,
     }
-    with (
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            # Loopback only, any free port, and no pages on it.
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            memory_limit=0,
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
+    with dask.config.set(settings), ExitStack() as stack:
+        _start_quiet_tracker()  # not in the block: Python lets interrupts in again once it has started
+        with _deaf_to_interrupts():
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    # Loopback only, any free port, and no pages on it.
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    scheduler_kwargs={"dashboard": False},
+                    memory_limit=0,
+                    silence_logs=logging.CRITICAL,
+                )
+            )
+        yield stack.enter_context(Client(cluster))
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What begins in the block, threads and processes, is never told of Ctrl-C; this process is at the block's end.
+
+    A terminal sends Ctrl-C to workers as well, and each would show a traceback of its own. They end with the cluster.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_quiet_tracker() -> None:
+    """Start Python's keeper of semaphores such that it cleans up without a word.
+
+    Libraries of the workers make some, and a worker that is killed deep in a solve leaves them behind.
+    """
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 @contextmanager

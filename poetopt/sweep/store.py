@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -81,23 +81,34 @@ class Store:
 def opened(path: str | os.PathLike[str], points: Sequence[Point]) -> Iterator[Store]:
     """The results file of a sweep, made where there is none, and kept from any other sweep meanwhile.
 
+    A file that was made here is gone again where the block raises before there is a row.
+
     Raises OptionError for a file of something else, of another sweep or another version, or one that is in use, and
     OutputError for one that can't be written.
     """
     shown = os.fspath(path)
-    if not Path(path).exists():
+    made = not Path(path).exists()
+    if made:
         check_writable(path)
     with _alone(shown):
         connection = sqlite3.connect(shown, timeout=30.0)
+        ended = blank = False
         try:
             _prepare(connection, shown, {point.key for point in points})
-            yield Store(connection, points)
+            try:
+                yield Store(connection, points)
+                ended = True
+            finally:
+                blank = made and not ended and not connection.execute("SELECT count(*) FROM rows").fetchone()[0]
         except sqlite3.OperationalError as error:
             raise OutputError(f"can't write {shown}: {error}; make room and rights there") from error
         except sqlite3.DatabaseError as error:
             raise OptionError(f"{shown}: not the results of a sweep ({error}); give another path with -o") from error
         finally:
             connection.close()
+            if blank:
+                with suppress(OSError):
+                    os.unlink(shown)
 
 
 @contextmanager

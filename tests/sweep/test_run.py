@@ -104,6 +104,30 @@ def test_a_worker_that_dies(tmp_path: Path) -> None:
     assert found.lost == ()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+def test_ctrl_c_is_one_line_and_keeps_the_rows(tmp_path: Path) -> None:
+    """As a terminal sends it: to the workers as well, one of which is deep in a solve."""
+    path = write_sweep(
+        tmp_path,
+        'models = ["chain.json", "resnet18-cifar"]\ndevices = "a72"\nram = "40%"\nmethods = "poet"\ngap = 0\n'
+        'scope = "full"\n',
+    )
+    out = tmp_path / "rows.sqlite"
+    with subprocess.Popen(
+        [*PROGRAM, "sweep", str(path), "-o", str(out), "--workers", "1"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while process.poll() is None and _count(out) < 1:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate()
+    assert (process.returncode, *said) == (130, "", "poetopt: interrupted\n")
+    assert _count(out) == 1
+
+
 def test_what_cannot_be_solved_is_a_row(tmp_path: Path, scheduler: str, run: Runner) -> None:
     path = write_sweep(tmp_path, FILE.replace('["a72", "m4"]', '["a72", "tx2"]').replace('"40%", ', '"5%", '))
     ended = run("sweep", path, "--scheduler", scheduler, "--csv", tmp_path / "rows.csv", "--json", "-")
@@ -138,6 +162,7 @@ def test_errors_of_the_command(tmp_path: Path, run: Runner, monkeypatch: pytest.
     monkeypatch.setattr("poetopt.sweep.cluster.CONNECT_S", 1)
     for address in ("tcp://127.0.0.1:1", "nonsense://here"):
         run("sweep", path, "--scheduler", address).assert_one_message("no dask scheduler answers", address, code=6)
+        assert not (tmp_path / "sweep.sqlite").exists()
     monkeypatch.setitem(sys.modules, "distributed", None)
     run("sweep", path).assert_one_message("pip install 'poetopt[dask]'", code=6)
 

@@ -109,3 +109,24 @@ def test_one_writer(points: Sequence[Point], tmp_path: Path) -> None:
         # Whoever only reads may do so meanwhile.
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT count(*) FROM rows").fetchone() == (1,)
+
+
+def test_a_file_without_a_row_is_gone_after_an_error(points: Sequence[Point], tmp_path: Path) -> None:
+    """But for one that was there before, or has a row."""
+
+    def stopped(path: Path, row: bool) -> None:
+        with opened(path, points) as store:
+            store.start(points[0])
+            if row:
+                store.put(points[0], {"status": "optimal"})
+            raise KeyboardInterrupt
+
+    there, new, full = (tmp_path / f"{name}.sqlite" for name in ("there", "new", "full"))
+    with opened(there, points):
+        pass
+    for path in (there, new, full):
+        with pytest.raises(KeyboardInterrupt):
+            stopped(path, path == full)
+    assert (there.exists(), new.exists()) == (True, False)
+    with opened(full, points) as store:
+        assert store.done() == {0}
