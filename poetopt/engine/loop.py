@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poetopt.backends.solver import backend
-from poetopt.engine.greedy import greedy
-from poetopt.engine.incumbent import Candidate, Incumbent
+from poetopt.engine.incumbent import Candidate
 from poetopt.engine.least import SEARCH_S, remedies
 from poetopt.engine.limits import impossible
 from poetopt.engine.lookout import Lookout, Sighting, graded
@@ -17,17 +16,13 @@ from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scopes import through_scopes
 from poetopt.engine.solution import Listener, Options, Solution, Status
+from poetopt.engine.starts import first_schedules, plain_schedules
 from poetopt.engine.why_not import SECONDS as WHY_S
 from poetopt.engine.why_not import explain
 from poetopt.formulations import formulation as formulation_of
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
-"""What a second costs, in units of the power that computing takes, where schedules of least energy come late."""
-QUICK_SHARE = 0.1
-"""Share of the time limit that schedules of those prices may take."""
 
 
 def solve(
@@ -110,69 +105,17 @@ def search(
     hopeless = chosen.impossible(problem)
     if hopeless is not None:
         return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
+    strict = chosen.strict or not chosen.judged
     try:
         with run.timed("heuristics"):
-            _first_schedules(run, chosen.strict or not chosen.judged, starts)
+            first_schedules(run, strict=strict, given=starts)
+        if not strict:
+            plain_schedules(run, search)
         proof = through_scopes(run, chosen)
     except KeyboardInterrupt:
         run.interrupted = True
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
     return _conclude(run, proof, store_all)
-
-
-def _first_schedules(run: Run, strict: bool, given: Sequence[Schedule] = ()) -> None:
-    """Heuristic plans at several targets: the replay is a little optimistic about memory.
-
-    A strict formulation takes them as warm starts only: what the solver accepts of them counts.
-    """
-    trial = Incumbent(run.problem, run.options) if strict else run.incumbent
-    for known in given:
-        _taken(run, trial, known, "start", strict)
-    options = run.options
-    modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
-    found = False  # a given schedule is no reason to look for quick ones any less
-    for paging, remat in dict.fromkeys(modes):
-        if not paging and not remat:
-            continue
-        for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
-            schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
-            found |= _taken(run, trial, schedule, "heuristic", strict)
-    if not found and options.deadline_s is not None:
-        _quick_schedules(run, trial, strict)
-
-
-def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
-    """Whether a schedule is the best so far; it is a start then, and told where plans count."""
-    if schedule is None or not trial.offer(schedule):
-        return False
-    run.starts.insert(0, schedule)
-    if not strict:
-        run.say(phase)
-    return True
-
-
-def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
-    """Heuristic plans where those of least energy come late: a second has a price, and targets lie closer together.
-
-    All targets of one price are tried, since the best plan counts; dearer seconds only where there is none.
-    """
-    options = run.options
-    watts = run.problem.baseline_energy_j / (run.problem.baseline_time_s or 1.0)
-    found = False
-    until = time.monotonic() + QUICK_SHARE * options.time_limit_s
-    modes = [(options.paging, options.remat, times * watts) for times in QUICK_PRICES]
-    modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
-    for paging, remat, second_j in modes:
-        if not (paging or remat):
-            continue
-        for percent in range(100, 50, -2):
-            if time.monotonic() > until:
-                return
-            ram_bytes = options.ram_bytes * percent // 100
-            schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j)
-            found |= _taken(run, trial, schedule, "heuristic", strict)
-        if found:
-            return
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:

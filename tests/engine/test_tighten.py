@@ -8,10 +8,10 @@ pytest.importorskip("highspy")
 
 import poetopt as po
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.loop import _first_schedules
 from poetopt.engine.proof import Ending
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
+from poetopt.engine.starts import first_schedules
 from poetopt.engine.tighten import CLOSE, Tightening
 from poetopt.plan.simulate import simulate
 from tests.problems import random_tight
@@ -68,7 +68,7 @@ def test_heuristics_find_a_plan_where_paging_is_cheap_and_slow() -> None:
     budget = int(0.45 * po.store_all_peak_bytes(problem))
     options = Options(ram_bytes=budget, deadline_s=1.25 * problem.baseline_time_s)
     run = Run(problem, options, None)
-    _first_schedules(run, strict=False)
+    first_schedules(run, strict=False)
     best = run.incumbent.best
     assert best is not None
     again = simulate(best.plan, ram_bytes=budget)

@@ -1,0 +1,113 @@
+"""Schedules that a search begins with: replays at several targets, and solutions of plainer problems."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from poetopt.engine.greedy import greedy
+from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.run import Run
+from poetopt.engine.solution import Options, Solution
+from poetopt.plan.assemble import schedule_of
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
+"""What a second costs, in units of the power that computing takes, where schedules of least energy come late."""
+QUICK_SHARE = 0.1
+"""Share of the time limit that schedules of those prices may take."""
+HEURISTICS_SHARE = 0.25
+"""Share of the time limit after which no further target is tried, where there is a schedule."""
+GRACE_S = 1.0
+"""They may go on for so long beyond it: a schedule is worth that however short the limit."""
+PLAIN_SHARE = 0.12
+"""Share of the time left that each solution without paging, or without recomputation, may take."""
+PLAIN_SCOPE = "depth:4"
+"""Where the scope is left open, they are looked for in this one."""
+
+
+def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -> None:
+    """Heuristic plans at several targets: the replay is a little optimistic about memory.
+
+    run
+        Its incumbent and its starts take what is found, in a part of its time limit; all of it where there is none yet.
+    strict
+        Whether plans are warm starts only: what the solver accepts of them counts.
+    given
+        Schedules found elsewhere, taken first.
+    """
+    trial = Incumbent(run.problem, run.options) if strict else run.incumbent
+    for known in given:
+        _taken(run, trial, known, "start", strict)
+    options = run.options
+    modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
+    found = False  # a given schedule is no reason to look for quick ones any less
+    for paging, remat in dict.fromkeys(modes):
+        if not paging and not remat:
+            continue
+        for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
+            if run.elapsed_s > GRACE_S + (HEURISTICS_SHARE if trial.best else 1.0) * options.time_limit_s:
+                return
+            schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+    if not found and options.deadline_s is not None:
+        _quick_schedules(run, trial, strict)
+
+
+def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> None:
+    """Solutions without paging, and without recomputation, where waking the storage costs energy.
+
+    Wakes are counted by stages, and a relaxation pays for a small part of one in each: it tells little, and a search
+    guided by it may end above what either of the two finds at once.
+
+    solve
+        What solves the two, in a part of the run's time each; an interrupt of it is one of the run.
+    """
+    options, problem = run.options, run.problem
+    if not (problem.wake_j and problem.paging and options.paging and options.remat):
+        return
+    for paging, remat in ((False, True), (True, False)):
+        limit = PLAIN_SHARE * max(run.remaining_s, 0.0)
+        scope = PLAIN_SCOPE if options.scope == "auto" else options.scope
+        with run.timed("plain schedules"):
+            found = solve(problem, replace(options, paging=paging, remat=remat, scope=scope, time_limit_s=limit))
+        if found.plan is not None:
+            _taken(run, run.incumbent, schedule_of(found.plan), "start", strict=False)
+        if found.interrupted:
+            raise KeyboardInterrupt
+
+
+def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
+    """Whether a schedule is the best so far; it is a start then, and told where plans count."""
+    if schedule is None or not trial.offer(schedule):
+        return False
+    run.starts.insert(0, schedule)
+    if not strict:
+        run.say(phase)
+    return True
+
+
+def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
+    """Heuristic plans where those of least energy come late: a second has a price, and targets lie closer together.
+
+    All targets of one price are tried, since the best plan counts; dearer seconds only where there is none.
+    """
+    options = run.options
+    watts = run.problem.baseline_energy_j / (run.problem.baseline_time_s or 1.0)
+    found = False
+    until = time.monotonic() + QUICK_SHARE * options.time_limit_s
+    modes = [(options.paging, options.remat, times * watts) for times in QUICK_PRICES]
+    modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
+    for paging, remat, second_j in modes:
+        if not (paging or remat):
+            continue
+        for percent in range(100, 50, -2):
+            if time.monotonic() > until:
+                return
+            ram_bytes = options.ram_bytes * percent // 100
+            schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j)
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+        if found:
+            return
