@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx
 import onnx.inliner
-from onnx import TensorProto, helper, version_converter
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from poetopt.errors import ModelError
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, check_size
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
+from poetopt.frontends.roles import unique
 from poetopt.frontends.structure import describe, first_line
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26
 
 _TRAINING_MODE_SINCE = 14
+_OPTIONAL_SCALES_SINCE = 13
 _SMALL_BYTES = 1024
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
 
@@ -118,12 +122,65 @@ def _keep_training(document: Document, training: Mapping[str, list[str]]) -> Non
 
 
 def _keep_old_resize(document: Document) -> None:
-    """Up to opset 10, Resize and Upsample scaled coordinates from the corner; the converter forgets to say so."""
+    """Up to opset 10, Resize and Upsample scaled coordinates from the corner; the converter forgets to say so.
+
+    The nearest neighbour was the one before where an axis grows, and the one behind where it shrinks: where a node
+    does both, it becomes two.
+    """
+    kept: list[onnx.NodeProto] = []
+    for original in document.proto.graph.node:
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
+        kept.append(node)
+        if node.op_type != "Resize" or any(a.name == "coordinate_transformation_mode" for a in node.attribute):
+            continue
+        node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+        if any(attribute.name == "nearest_mode" for attribute in node.attribute):
+            continue
+        scales = _scales(document, node)
+        shrinks = bool((scales < 1).any())
+        if shrinks and (scales > 1).any():
+            kept.insert(-1, _shrink_first(document, node, scales))
+            shrinks = False
+        node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if shrinks else "floor"))
+    del document.proto.graph.node[:]
+    document.proto.graph.node.extend(kept)
+
+
+def _scales(document: Document, node: onnx.NodeProto) -> NDArray[np.float32]:
+    """The scales of a Resize where the file has them."""
+    name = node.input[2] if len(node.input) > 2 else ""
+    return np.asarray(array_of(document, name) if name in document.weights else [], np.float32)
+
+
+def _shrink_first(document: Document, node: onnx.NodeProto, scales: NDArray[np.float32]) -> onnx.NodeProto:
+    """A Resize of the axes that shrink; `node` is left with those that grow."""
+    first = onnx.NodeProto()
+    first.CopyFrom(node)
+    first.attribute.append(helper.make_attribute("nearest_mode", "ceil"))
+    first.name = f"{node.name or node.output[0]}.shrink"
+    taken = {*document.weights, *(name for n in document.proto.graph.node for name in n.output)}
+    first.output[0] = node.input[0] = unique(f"{node.output[0]}.shrink", taken)
+    for part, values in ((first, np.minimum(scales, 1)), (node, np.maximum(scales, 1))):
+        part.input[2] = unique(f"{part.output[0]}.scales", taken)
+        document.weights[part.input[2]] = numpy_helper.from_array(values, part.input[2])
+    return first
+
+
+def leave_out_empty(document: Document) -> None:
+    """Leave out region and scales of a Resize that are tensors of no element.
+
+    Up to opset 12 the file must have them where sizes are given; a kernel that is run alone, with these as inputs,
+    takes them for scales.
+    """
+    if document.opset < _OPTIONAL_SCALES_SINCE:
+        return
     for node in document.proto.graph.node:
-        if node.op_type == "Resize" and not any(a.name == "coordinate_transformation_mode" for a in node.attribute):
-            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-            if not any(attribute.name == "nearest_mode" for attribute in node.attribute):
-                node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
+        if node.op_type == "Resize":
+            for index in range(1, len(node.input)):
+                proto = document.weights.get(node.input[index])
+                if proto is not None and 0 in proto.dims:
+                    node.input[index] = ""
 
 
 def _skeleton(document: Document) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ import numpy as np
 from poetopt.errors import ModelError
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
-from poetopt.frontends.convert import convert, inline_functions, lift_constants
+from poetopt.frontends.convert import convert, inline_functions, leave_out_empty, lift_constants
 from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
@@ -73,6 +73,7 @@ def load_onnx(
         notes.append(converted)
     if document.opset != opset:
         constants |= lift_constants(document) | (document.weights.keys() - stored)
+    leave_out_empty(document)
     spell_out_pads(document)
     list_statistics(document)
     aliases = resolve_identities(document)

@@ -108,7 +108,7 @@ def _dropout(draw: Draw) -> Spec:
 def _resize(draw: Draw) -> Spec:
     mode = draw(st.sampled_from(["nearest", "linear", "cubic"]))
     frame = draw(st.sampled_from(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]))
-    scales = np.array([1, 1, *(draw(st.sampled_from([0.6, 1.0, 1.5, 2.0])) for _ in range(2))], np.float32)
+    scales = np.array([1, 1, *(draw(st.sampled_from([0.6, 0.7, 1.0, 1.5, 2.0, 2.5])) for _ in range(2))], np.float32)
     settings = {"mode": mode, "coordinate_transformation_mode": frame}
     return Spec(
         "Resize", (normal(1, 2, _int(draw, 3, 5), _int(draw, 3, 5)), None, scales), attributes=settings, opset=19

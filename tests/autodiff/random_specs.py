@@ -228,10 +228,11 @@ def _slice(draw: Draw) -> Spec:
 def _pad(draw: Draw) -> Spec:
     mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
     dims = tuple(draw(st.lists(st.integers(3, 5), min_size=1, max_size=4)))
-    low = -1 if mode == "constant" else 0
-    sides = [draw(st.integers(low, 2)) for _ in range(2 * len(dims))]
+    sides = [draw(st.integers(-1, 2 if mode == "constant" else 1)) for _ in range(2 * len(dims))]
     if mode != "constant" and len(dims) == 4:
         sides = [0 if k % 4 < 2 else side for k, side in enumerate(sides)]
+    if mode == "reflect":  # of an axis cut to one element nothing is reflected
+        sides = [max(side, 0) if dims[k % len(dims)] < 4 else side for k, side in enumerate(sides)]
     return Spec("Pad", (normal(*dims), ints(*sides)), attributes={"mode": mode}, opset=19)
 
 

@@ -84,6 +84,7 @@ RESIZES: tuple[tuple[str, dict[str, object], tuple[float, ...]], ...] = (
     ("nearest", {"mode": "nearest"}, (1.5, 0.6)),
     ("linear", {"mode": "linear"}, (2, 1.5)),
     ("corners", {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (2, 0.5)),
+    ("corners-part", {"mode": "linear", "coordinate_transformation_mode": "align_corners"}, (1.3, 1.5)),
     ("cubic", {"mode": "cubic"}, (2, 1.6)),
     ("antialias", {"mode": "linear", "antialias": 1}, (0.5, 0.6)),
 )

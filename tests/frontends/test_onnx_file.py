@@ -113,6 +113,14 @@ OLD_FORMS = {
     "Upsample": (9, "[1,2,4,4]", "[1,2,6,8] y", SCALES + ' y = Upsample <mode = "nearest"> (x, s)'),
     "Resize nearest": (10, "[1,2,4,4]", "[1,2,6,8] y", SCALES + ' y = Resize <mode = "nearest"> (x, s)'),
     "Resize linear": (10, "[1,2,4,4]", "[1,2,6,8] y", SCALES + ' y = Resize <mode = "linear"> (x, s)'),
+    "Resize nearest, smaller": (
+        10, "[1,2,5,7]", "[1,2,3,4] y", "s = Constant <value = float[4] {1, 1, 0.7, 0.6}> () "
+        'y = Resize <mode = "nearest"> (x, s)'
+    ),
+    "Resize nearest, smaller and larger": (
+        10, "[1,2,5,7]", "[1,2,3,10] y", "s = Constant <value = float[4] {1, 1, 0.7, 1.5}> () "
+        'y = Resize <mode = "nearest"> (x, s)'
+    ),
     "ReduceSum": (9, "[2,3]", "[2] y", "y = ReduceSum <axes = [1], keepdims = 0> (x)"),
     "TopK": (9, "[2,3]", "[2,2] y", "y, i = TopK <k = 2> (x)"),
     "Dropout": (9, "[2,3]", "[2,3] y", "y = Dropout <ratio = 0.3> (x)"),
@@ -135,6 +143,18 @@ def test_old_forms_keep_their_meaning(name: str) -> None:
     x = {"x": floats(*graph.tensors["x"].shape)}
     for found, expected in zip(run(model_proto(graph), x), run(model, x), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13])
+def test_a_resize_without_scales_reads_none(opset: int) -> None:
+    """Up to opset 12 sizes come with an empty tensor of scales, which a kernel that runs alone takes for scales."""
+    model = text_model(
+        "g (float[1,2,5,5] x) => (float[1,2,8,9] y) { e = Constant <value = float[0] {}> ()\n"
+        "n = Constant <value = int64[4] {1, 2, 8, 9}> ()\ny = Resize <mode = \"linear\"> (x, e, e, n) }",
+        opset=opset, ir_version=4,
+    )  # fmt: skip
+    (resize,) = (operator for operator in load_onnx(model).operators if operator.kind == "Resize")
+    assert resize.nodes[0].inputs == ("x", "", "", "n")
 
 
 def test_axes_become_inputs() -> None:

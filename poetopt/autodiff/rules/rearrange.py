@@ -51,9 +51,9 @@ def pad(op: Primal, cotangents: Cotangents) -> Gradients:
 def padding_matrix(size: int, before: int, after: int, mode: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """[size, padded size]: 1 where an element of the padded axis repeats one of the axis."""
     source = np.arange(size)
-    low, high = max(before, 0), max(after, 0)
-    padded = np.pad(source, (low, high), mode=mode)  # type: ignore[call-overload]
-    padded = padded[max(-before, 0) : padded.size - max(-after, 0)]
+    # onnxruntime cuts first, and repeats what is left
+    left = source[max(-before, 0) : size - max(-after, 0)]
+    padded = np.pad(left, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
     return np.asarray(source[:, None] == padded[None, :], np.float64)
 
 

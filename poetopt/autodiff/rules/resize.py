@@ -1,4 +1,4 @@
-"""Resize: a linear map along each axis, whose matrix is known; the gradient is the product with its transpose.
+"""Resize: a linear map along each axis, whose matrix onnxruntime tells; the gradient is the product with its transpose.
 
 Where the map only repeats each element s times (nearest neighbours, whole scale), the gradient is a sum over blocks of
 s: a view and one ReduceSum. Reads nothing but dY; one temporary an axis but the last.
@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
@@ -19,7 +22,11 @@ from poetopt.errors import MissingVjpError
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
 
-Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Matrix = NDArray[np.float64]
+Settings = tuple[tuple[str, object], ...]
+
+_LARGEST_MATRIX = 2**26
+"""Elements of a matrix that is stored with the graph: 256 MiB of float32."""
 
 
 @register_vjp("Resize", since=11)
@@ -34,15 +41,19 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
     given = op.value(2)
     scales = np.asarray(given, np.float64).reshape(-1) if given is not None and given.size else None
     common = _common_scale(op, axes) if scales is None else None
+    settings = _settings(op, scales is not None or common is not None)
     k = op.emit("grad_input")
     # the axis that shrinks the gradient most goes first
     for axis in sorted(range(rank), key=lambda a: op.x.shape[a] / max(op.y.shape[a], 1)):
         before, after = op.x.shape[axis], op.y.shape[axis]
         scale = float(scales[axes.index(axis)]) if scales is not None and axis in axes else after / before
-        if common is not None and axis in axes:
-            dy = _along(k, dy, axis, _beyond(before, after, common, _settings(op, True)))
-        elif before != after or scale != 1.0:
-            dy = _along(k, dy, axis, line_matrix(before, after, scale, _settings(op, scales is not None)))
+        try:
+            if common is not None and axis in axes:
+                dy = along(k, dy, axis, np.ascontiguousarray(_beyond(before, after, common, settings).T))
+            elif before != after or scale != 1.0:
+                dy = _along(k, dy, axis, before, scale, settings)
+        except MissingVjpError as error:
+            raise MissingVjpError(f"{op.where}: {error}") from None
     return dy, None, None, None
 
 
@@ -65,7 +76,7 @@ def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
     return min(ratios) if policy == "not_larger" else max(ratios)
 
 
-def _beyond(before: int, after: int, scale: float, settings: tuple[tuple[str, object], ...]) -> Matrix:
+def _beyond(before: int, after: int, scale: float, settings: Settings) -> Matrix:
     """[after, before]: as `line_matrix`, for a scale that would not reach the last rows that rounding added.
 
     The line is made longer by repeating its last element, which is what the positions beyond it read anyway.
@@ -75,33 +86,85 @@ def _beyond(before: int, after: int, scale: float, settings: tuple[tuple[str, ob
     return np.concatenate([matrix[:, : before - 1], matrix[:, before - 1 :].sum(1, keepdims=True)], 1)
 
 
-def _settings(op: Primal, scaled: bool) -> tuple[tuple[str, object], ...]:
+def _settings(op: Primal, scaled: bool) -> Settings:
     defaults: Mapping[str, object] = {
         "antialias": 0, "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75,
         "exclude_outside": 0, "mode": "nearest", "nearest_mode": "round_prefer_floor",
     }  # fmt: skip
     found = {name: op.node.attributes.get(name, default) for name, default in defaults.items()}
-    return (*sorted(found.items()), ("scaled", scaled))
+    return (*sorted(found.items()), ("opset", max(op.opset, 13)), ("scaled", scaled))
 
 
-@lru_cache(maxsize=64)
-def line_matrix(before: int, after: int, scale: float, settings: tuple[tuple[str, object], ...]) -> Matrix:
-    """[after, before]: what Resize does to one axis, found by resizing the unit vectors with onnx's own definition."""
-    from onnx.reference import ReferenceEvaluator
-
-    attributes = {name: value for name, value in settings if name != "scaled"}
-    scaled = dict(settings)["scaled"]
-    names = ("x", "", "s", "") if scaled else ("x", "", "", "n")
-    node = node_proto(Node("Resize", names, ("y",), attributes))
-    feeds: dict[str, object] = {"x": np.eye(before)}
-    feeds |= {"s": np.array([scale, 1.0], np.float32)} if scaled else {"n": np.array([after, before], np.int64)}
-    (found,) = ReferenceEvaluator(node, opsets={"": 19}).run(None, feeds)
-    return np.asarray(found, np.float64)
+def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
+    after = dy.shape[axis]
+    if dict(settings)["mode"] == "nearest" and after % before == 0:
+        repeats = after // before
+        if np.array_equal(_nearest(before, after, scale, settings), np.arange(after) // repeats):
+            blocks = k.reshape(dy, (*dy.shape[:axis], before, repeats, *dy.shape[axis + 1 :]))
+            return k.reduce_sum(blocks, [axis + 1], keepdims=False)
+    return along(k, dy, axis, np.ascontiguousarray(line_matrix(before, after, scale, settings).T))
 
 
-def _along(k: OperatorBuilder, dy: Tensor, axis: int, matrix: Matrix) -> Tensor:
-    after, before = matrix.shape
-    if after % before == 0 and np.array_equal(matrix, np.repeat(np.eye(before), after // before, 0)):
-        blocks = k.reshape(dy, (*dy.shape[:axis], before, after // before, *dy.shape[axis + 1 :]))
-        return k.reduce_sum(blocks, [axis + 1], keepdims=False)
-    return along(k, dy, axis, np.ascontiguousarray(matrix.T))
+@lru_cache(maxsize=16)
+def line_matrix(before: int, after: int, scale: float, settings: Settings) -> Matrix:
+    """[after, before]: what Resize does to one axis, found by letting onnxruntime resize the unit vectors.
+
+    What runs decides: where corners are aligned and the scaled length is not whole, onnx's reference implementation
+    has another idea than the kernels (and torch) of where between two elements a position lies.
+
+    after
+        Read where the settings go by sizes (`scaled` is false).
+
+    Raises `MissingVjpError` where onnxruntime refuses the settings, or the matrix has more than 2**26 elements.
+    """
+    length = max(after, math.floor(before * scale))
+    if before * length > _LARGEST_MATRIX:
+        raise MissingVjpError(
+            f"there is no gradient rule for {before} elements that become {length} along one axis, the matrix would be "
+            "too large; use ConvTranspose, or nearest neighbours with a whole scale"
+        )
+    if dict(settings)["mode"] == "nearest":
+        places = _nearest(before, after, scale, settings)
+        return np.asarray(np.arange(before) == places[:, None], np.float64)
+    return _resized(np.eye(before, dtype=np.float32), after, scale, settings).astype(np.float64)
+
+
+def _nearest(before: int, after: int, scale: float, settings: Settings) -> NDArray[np.int64]:
+    """Which element each position repeats."""
+    return _resized(np.arange(before, dtype=np.float32)[:, None], after, scale, settings)[:, 0].astype(np.int64)
+
+
+def _resized(x: NDArray[np.float32], after: int, scale: float, settings: Settings) -> NDArray[np.float32]:
+    """The columns of x, resized by onnxruntime."""
+    import onnxruntime as ort
+
+    own: dict[str, Any] = dict(settings)
+    opset, scaled = own.pop("opset"), own.pop("scaled")
+    given = np.array([scale, 1.0], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
+    node = node_proto(
+        Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _known(own, opset))
+    )
+    graph = helper.make_graph(
+        [node],
+        "line",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(given, "given")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    errors = ort.capi.onnxruntime_pybind11_state
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {"x": x})
+    except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.NotImplemented, errors.RuntimeException):
+        shown = ", ".join(f"{name} {value}" for name, value in own.items())
+        raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})") from None
+    return np.asarray(found, np.float32)
+
+
+def _known(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """The settings without those that this opset's Resize doesn't have."""
+    return {name: value for name, value in settings.items() if name != "antialias" or opset >= 18}
