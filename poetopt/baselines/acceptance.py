@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from poetopt.errors import NoScheduleError, PlanError
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.layout import arena_bytes, lay_out_within
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.problem import Problem
@@ -72,7 +72,7 @@ def cheapest(
             continue
         found.append((simulation.overhead_j, simulation.makespan_s, simulation.peak_bytes, index, plan))
     for _, _, _, _, plan in sorted(found, key=lambda entry: entry[:4])[:LAYOUTS]:
-        laid_out = lay_out(plan, ram_bytes=ram_bytes - problem.reserve_bytes)
+        laid_out = lay_out_within(plan, ram_bytes - problem.reserve_bytes)
         if arena_bytes(laid_out) + problem.reserve_bytes <= ram_bytes:
             return laid_out
     if leanest is None:

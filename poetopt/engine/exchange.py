@@ -178,6 +178,7 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
     if not incumbent.offer(schedule):
         raise PlanError(f"{shown}: {_refusal(incumbent)}")
     incumbent.hide_transfers()
+    incumbent.settle()
     best = incumbent.best
     assert best is not None
     return Solution(

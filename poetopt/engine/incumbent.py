@@ -11,7 +11,7 @@ from poetopt.formulations.retention.late import writes_again
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.layout import arena_bytes, lay_out, lay_out_within
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.problem import Problem
@@ -148,6 +148,15 @@ class Incumbent:
         if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self._room:
             value = self._judge.goal.value(self._judge.trial(plan, simulation))
             self.best = Candidate(self.best.schedule, laid_out, simulation, arena, min(value, self.best.value))
+
+    def settle(self) -> None:
+        """Lay the best plan out as a device does that has its compact form alone: while searching, any layout did."""
+        if self.best is None:
+            return
+        laid_out = lay_out_within(self.best.plan, self._room)
+        arena = arena_bytes(laid_out)
+        if arena <= self._room:
+            self.best = replace(self.best, plan=laid_out, arena_bytes=arena)
 
     @property
     def _room(self) -> int:

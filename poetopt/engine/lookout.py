@@ -10,6 +10,8 @@ from poetopt.engine.objective import objective_of
 from poetopt.engine.solution import OPTIMAL_GAP, Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes as size_of_arena
+from poetopt.plan.layout import lay_out_within
 from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
 
@@ -57,12 +59,13 @@ class Lookout:
         known = self.blank.overhead_bound_j if objective is None else objective.bound
         bound_j, objective = objective_of(chosen, self.problem, value, None if known is None else min(known, value))
         took_s = time.monotonic() - self.begin
+        plan = lay_out_within(plan, arena_bytes)
         found = replace(
             self.blank,
             status=Status.FEASIBLE,
             plan=plan,
             simulation=simulation,
-            arena_bytes=arena_bytes,
+            arena_bytes=size_of_arena(plan),
             overhead_bound_j=bound_j,
             objective=objective,
             reason="found after the time limit, in looking for what would help; more of it may find a better schedule",

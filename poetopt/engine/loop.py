@@ -98,6 +98,7 @@ def search(
     if chosen.judged:
         run.offer(Schedule(), "store-all")
     if run.incumbent.best is not None:
+        run.incumbent.settle()
         return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
     if refusal is not None:
@@ -122,6 +123,7 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
     try:
         run.incumbent.hide_transfers()
+        run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupted = True
     best = run.incumbent.best

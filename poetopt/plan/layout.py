@@ -69,6 +69,20 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None) -> Plan:
     return replace(plan, offsets=offsets)
 
 
+def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
+    """The layout that every plan is given out with, and that a device finds for its compact form.
+
+    plan
+        One that `simulate` passes, with offsets or without.
+    ram_bytes
+        The arena that is there. `lay_out` doesn't look at it, so that a plan has one layout for all budgets; only where
+        that is larger (it may be, by a hair, where the budget is the plan's very peak) one for this budget is looked
+        for, which may be too large as well.
+    """
+    found = lay_out(plan)
+    return found if arena_bytes(found) <= ram_bytes else lay_out(plan, ram_bytes=ram_bytes)
+
+
 def arena_bytes(plan: Plan) -> int:
     """Size of the arena of a plan that has been laid out: the largest offset + size."""
     return max((buffer.offset + buffer.nbytes for buffer in buffers(plan)), default=0)

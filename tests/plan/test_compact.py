@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options
 from poetopt.errors import PlanError
 from poetopt.plan.compact import FINGERPRINT_BYTES, decode_compact, encode_compact, fingerprint
 from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.layout import arena_bytes, lay_out_within
 from poetopt.plan.normalize import normalize
+from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.problem import Problem
 from tests.problems import random_plan, random_problem, store_all
@@ -39,6 +43,27 @@ def test_resnet18_at_40_percent_takes_at_most_500_bytes(solved: Plan) -> None:
     data = encode_compact(solved)
     assert len(data) <= 500
     assert decode_compact(solved.problem, data).instructions == solved.instructions
+
+
+def test_the_decoded_plan_is_laid_out_as_the_plan_itself(solved: Plan) -> None:
+    plans = [(solved, arena_bytes(solved))]
+    for name, device, shares in (
+        ("mlp", "a72", (90, 100)),
+        ("bert-tiny", "m4", (45, 60, 80)),
+        ("vgg16-cifar", "m4", (60,)),
+    ):
+        problem = po.load(name).differentiate().cost(device)
+        for share in shares:
+            options = Options(ram_bytes=po.store_all_peak_bytes(problem) * share // 100, time_limit_s=1, threads=1)
+            plan = solve(problem, options).plan
+            if plan is not None:
+                plans.append((plan, options.ram_bytes - problem.reserve_bytes))
+    assert len(plans) >= 5
+    for plan, room in plans:
+        decoded = lay_out_within(decode_compact(plan.problem, encode_compact(plan)), room)
+        assert decoded == plan
+        peak = simulate(plan).peak_bytes - plan.problem.reserve_bytes
+        assert arena_bytes(plan) <= min(1.02 * peak, room)
 
 
 def test_vgg16_takes_at_most_300_bytes() -> None:
