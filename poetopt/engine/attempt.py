@@ -1,45 +1,25 @@
-"""One scope: relaxation with cuts, integer search, simulation, and again while plans break what comes late.
-
-It knows no formulation: rows come from the blocks' separators, and schedules from the formulation's own reading of
-a point. Whatever it finds counts only after simulation.
-"""
+"""One scope: the model that was asked for, and again a little tighter while layout or clock refuse its plans."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from poetopt.backends.solver import Capability, Outcome, Point, Session
-from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.neighbourhood import improve, near_relaxation
+from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel
 from poetopt.engine.tighten import Tightening, Tighter
 from poetopt.errors import InfeasibleError
-from poetopt.formulations.language import Floats, Formulation, Row
+from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name
 
-CUT_SHARE = (0.5, 0.8)
-"""Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
 ATTEMPTS = 8
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
-LATE = 3
-"""Searches whose best point is late before the model is tightened: rows alone don't tell what the planner can order."""
 TIGHTER_SHARE = 0.5
 """Share of the remaining time that tightening may take where there is a plan already."""
-WAIT_S = 1.0
-"""A search whose best point breaks rows that come late goes on for so long at least."""
-IMPROVE_GAP = 0.03
-"""Where the relaxation leaves no more than this open, the whole is searched at once."""
-IMPROVE_SHARE = 0.3
-"""Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
-CUTOFF_MARGIN = 1e-7
-"""Solutions have to be better than the best one by this fraction."""
 TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
 
@@ -120,7 +100,7 @@ def _attempt(
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
     try:
-        ending = _search(run, chosen, model, session, beyond, _Standing(exact), patient)
+        ending = ModelSearch(run, chosen, model, session, beyond, exact, patient).search()
     finally:
         run.ceiling = math.inf
     if exact:
@@ -136,161 +116,3 @@ def _nothing_beyond(run: Run, inner: Proof) -> Ending:
         return Ending.INFEASIBLE
     run.raise_bound(inner.bound, "search")
     return Ending.FINISHED
-
-
-@dataclass
-class _Standing:
-    """Whether the model is what was asked: once it is tighter, its bounds prove nothing."""
-
-    exact: bool
-
-
-def _search(
-    run: Run,
-    chosen: Formulation,
-    model: Any,
-    session: Session,
-    beyond: Row | None,
-    standing: _Standing,
-    patient: bool,
-) -> Ending:
-    """Cut, search, simulate, repeat. Says how it ended."""
-
-    def bound(value: float, phase: str) -> None:
-        if standing.exact:
-            run.raise_bound(value, phase)
-
-    def relaxed(value: float) -> bool:
-        bound(value, "relaxation")
-        return run.closed(run.options.gap)
-
-    now, remaining_s = time.monotonic(), max(run.remaining_s, 0.0)
-    with run.timed("relaxation"):
-        if beyond is not None:
-            session.add([beyond])
-        session.add(chosen.revive(model, run.pool))
-        infeasible = cut(
-            chosen,
-            model,
-            session,
-            until=now + CUT_SHARE[0] * remaining_s,
-            latest=now + CUT_SHARE[1] * remaining_s,
-            overhead_j=run.incumbent.value,
-            on_bound=relaxed,
-        )
-    run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
-    if infeasible:
-        return Ending.INFEASIBLE
-    # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-    if standing.exact and not patient and beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP)):
-        with run.timed("neighbourhoods"):
-            until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
-            near_relaxation(run, chosen, model, session, until)
-            improve(run, chosen, model, session, until)
-    with run.timed("search"):
-        return _integer(run, chosen, model, session, beyond, standing, patient, bound)
-
-
-def _integer(
-    run: Run,
-    chosen: Formulation,
-    model: Any,
-    session: Session,
-    beyond: Row | None,
-    standing: _Standing,
-    patient: bool,
-    bound: Callable[[float, str], None],
-) -> Ending:
-    """The integer search, again for as long as its answer breaks rows that come late.
-
-    A point that breaks one is better than what keeps them all, and would have the search give up all that lies between.
-    So a search ends early where its best points have been of those for as long as it took to find the first one.
-
-    patient
-        Whether a schedule that layout or clock refuse is left out, and the search goes on.
-    """
-    began = time.monotonic()
-    broken_s: float | None = None
-    found_late: list[Row] = []
-    late = 0
-
-    def improving(point: Point) -> None:
-        nonlocal broken_s
-        schedule = chosen.schedule(model, point)
-        run.offer(schedule, "search")
-        rows = [row for row in chosen.separate(model, point) if row.core]
-        found_late.extend(rows)
-        broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
-
-    def closed() -> bool:
-        return standing.exact and run.closed(run.options.gap)
-
-    def enough() -> bool:
-        return closed() or (broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began))
-
-    while not closed() and run.remaining_s > 0:
-        began, broken_s = time.monotonic(), None
-        best = run.incumbent.best
-        if standing.exact and best is not None:
-            session.tighten(best.value)
-        start = _start(run, chosen, model, beyond) if Capability.WARM_START in session.capabilities else None
-        cutoff = None
-        if best is not None and start is None and Capability.CUTOFF in session.capabilities:
-            cutoff = best.value * (1 - CUTOFF_MARGIN)
-        found = session.search(
-            time_limit_s=run.remaining_s,
-            gap=run.options.gap / 2,
-            start=start,
-            on_point=improving,
-            on_bound=lambda value: bound(min(value, run.incumbent.value or value), "search"),
-            cutoff=cutoff,
-            enough=enough,
-        )
-        if found.outcome is Outcome.INFEASIBLE:
-            if patient and not standing.exact:
-                return Ending.REFUSED  # what is left was never searched
-            if best is None or not (session.tightened or cutoff):
-                return Ending.INFEASIBLE
-            bound(best.value, "search")  # nothing that is left is better
-            return Ending.FINISHED
-        bound(found.bound if best is None else _proven(found.bound, cutoff, best.value), "search")
-        if found.point is None or closed():
-            break
-        rows = [row for row in chosen.separate(model, found.point) if row.core]
-        schedule = chosen.schedule(model, found.point)
-        refusal = run.incumbent.refused(schedule)
-        late += refusal is not None and refusal.late_s > 0
-        if rows and (patient or late < LATE):
-            session.add(found_late)
-            found_late.clear()
-            continue
-        if refusal is None:
-            return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
-        values = chosen.start(model, schedule) if patient else None
-        if values is None or chosen.gives_up is None:
-            return Ending.REFUSED
-        if refusal.arena_excess or not run.incumbent.hopeless(schedule):
-            standing.exact = False
-        session.add([chosen.gives_up(model, schedule, values)])
-    return Ending.FINISHED if closed() else Ending.STOPPED
-
-
-def _proven(bound: float, cutoff: float | None, value: float) -> float:
-    """What a search proves that began with a solution of `value`: the margin of the cutoff is a tolerance."""
-    return value if cutoff is not None and bound >= cutoff else min(bound, value)
-
-
-def _start(run: Run, chosen: Formulation, model: Any, beyond: Row | None) -> list[tuple[Any, Floats]] | None:
-    """Values of the best schedule known that lies in the model."""
-    best = run.incumbent.best
-    for schedule in [*([] if best is None else [best.schedule]), *run.starts]:
-        values = chosen.start(model, schedule)
-        if values is not None and (beyond is None or _keeps(beyond, values)):
-            return values
-    return None
-
-
-def _keeps(row: Row, values: list[tuple[Any, Floats]]) -> bool:
-    known = {id(one): x for variable, array in values for one, x in zip(variable.values(), array, strict=True)}
-    pairs = zip(row.variables, row.coefficients, strict=True)
-    return bool(row.lower <= sum(known.get(id(one), 0.0) * coefficient for one, coefficient in pairs) <= row.upper)

@@ -1,0 +1,184 @@
+"""The search of one model: relaxation with cuts, integer search, simulation, and again while plans break late rows.
+
+It knows no formulation: rows come from the blocks' separators, and schedules from the formulation's own reading of
+a point. Whatever it finds counts only after simulation.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from poetopt.backends.solver import Capability, Outcome, Point, Session
+from poetopt.engine.cutting import cut
+from poetopt.engine.neighbourhood import improve, near_relaxation
+from poetopt.engine.proof import Ending
+from poetopt.engine.run import Run
+from poetopt.formulations.language import Floats, Formulation, Row
+
+CUT_SHARE = (0.5, 0.8)
+"""Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
+WAIT_S = 1.0
+"""A search whose best point breaks rows that come late goes on for so long at least."""
+IMPROVE_GAP = 0.03
+"""Where the relaxation leaves no more than this open, the whole is searched at once."""
+IMPROVE_SHARE = 0.3
+"""Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
+CUTOFF_MARGIN = 1e-7
+"""Solutions have to be better than the best one by this fraction."""
+LATE = 3
+"""Searches whose best point is late before the model is tightened: rows alone don't tell what the planner can order."""
+
+
+@dataclass
+class ModelSearch:
+    """One model, open in a solver, and how it is to be searched.
+
+    beyond
+        The row over what an inner scope, proven before, lacks; None where the whole is searched.
+    exact
+        Whether the model is what was asked: once it is tighter, its bounds prove nothing.
+    patient
+        Whether a schedule that layout or clock refuse is left out, and the search goes on.
+    """
+
+    run: Run
+    chosen: Formulation
+    model: Any
+    session: Session
+    beyond: Row | None
+    exact: bool
+    patient: bool
+
+    def search(self) -> Ending:
+        """Cut, search, simulate, repeat. Says how it ended."""
+        run, session = self.run, self.session
+        now, remaining_s = time.monotonic(), max(run.remaining_s, 0.0)
+        with run.timed("relaxation"):
+            if self.beyond is not None:
+                session.add([self.beyond])
+            session.add(self.chosen.revive(self.model, run.pool))
+            infeasible = cut(
+                self.chosen,
+                self.model,
+                session,
+                until=now + CUT_SHARE[0] * remaining_s,
+                latest=now + CUT_SHARE[1] * remaining_s,
+                overhead_j=run.incumbent.value,
+                on_bound=self._relaxed,
+            )
+        run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
+        if infeasible:
+            return Ending.INFEASIBLE
+        # What lies beyond a proven scope is seldom better: there the whole is searched at once.
+        whole = self.exact and not self.patient and self.beyond is None
+        if whole and not run.closed(max(run.options.gap, IMPROVE_GAP)):
+            with run.timed("neighbourhoods"):
+                until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
+                near_relaxation(run, self.chosen, self.model, session, until)
+                improve(run, self.chosen, self.model, session, until)
+        with run.timed("search"):
+            return self._integer()
+
+    def _bound(self, value: float, phase: str) -> None:
+        if self.exact:
+            self.run.raise_bound(value, phase)
+
+    def _relaxed(self, value: float) -> bool:
+        self._bound(value, "relaxation")
+        return self.run.closed(self.run.options.gap)
+
+    def _closed(self) -> bool:
+        return self.exact and self.run.closed(self.run.options.gap)
+
+    def _integer(self) -> Ending:
+        """The integer search, again for as long as its answer breaks rows that come late.
+
+        A point that breaks one is better than what keeps them all, and would have the search give up all that lies
+        between. So a search ends early where its best points have been of those for as long as it took to find the
+        first one.
+        """
+        run, chosen, model, session = self.run, self.chosen, self.model, self.session
+        began = time.monotonic()
+        broken_s: float | None = None
+        found_late: list[Row] = []
+        late = 0
+
+        def improving(point: Point) -> None:
+            nonlocal broken_s
+            schedule = chosen.schedule(model, point)
+            run.offer(schedule, "search")
+            rows = [row for row in chosen.separate(model, point) if row.core]
+            found_late.extend(rows)
+            broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
+
+        def enough() -> bool:
+            waited = broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
+            return waited or self._closed()
+
+        while not self._closed() and run.remaining_s > 0:
+            began, broken_s = time.monotonic(), None
+            best = run.incumbent.best
+            if self.exact and best is not None:
+                session.tighten(best.value)
+            start = self._start() if Capability.WARM_START in session.capabilities else None
+            cutoff = None
+            if best is not None and start is None and Capability.CUTOFF in session.capabilities:
+                cutoff = best.value * (1 - CUTOFF_MARGIN)
+            found = session.search(
+                time_limit_s=run.remaining_s,
+                gap=run.options.gap / 2,
+                start=start,
+                on_point=improving,
+                on_bound=lambda value: self._bound(min(value, run.incumbent.value or value), "search"),
+                cutoff=cutoff,
+                enough=enough,
+            )
+            if found.outcome is Outcome.INFEASIBLE:
+                if self.patient and not self.exact:
+                    return Ending.REFUSED  # what is left was never searched
+                if best is None or not (session.tightened or cutoff):
+                    return Ending.INFEASIBLE
+                self._bound(best.value, "search")  # nothing that is left is better
+                return Ending.FINISHED
+            self._bound(found.bound if best is None else _proven(found.bound, cutoff, best.value), "search")
+            if found.point is None or self._closed():
+                break
+            rows = [row for row in chosen.separate(model, found.point) if row.core]
+            schedule = chosen.schedule(model, found.point)
+            refusal = run.incumbent.refused(schedule)
+            late += refusal is not None and refusal.late_s > 0
+            if rows and (self.patient or late < LATE):
+                session.add(found_late)
+                found_late.clear()
+                continue
+            if refusal is None:
+                return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
+            values = chosen.start(model, schedule) if self.patient else None
+            if values is None or chosen.gives_up is None:
+                return Ending.REFUSED
+            if refusal.arena_excess or not run.incumbent.hopeless(schedule):
+                self.exact = False
+            session.add([chosen.gives_up(model, schedule, values)])
+        return Ending.FINISHED if self._closed() else Ending.STOPPED
+
+    def _start(self) -> list[tuple[Any, Floats]] | None:
+        """Values of the best schedule known that lies in the model."""
+        best = self.run.incumbent.best
+        for schedule in [*([] if best is None else [best.schedule]), *self.run.starts]:
+            values = self.chosen.start(self.model, schedule)
+            if values is not None and (self.beyond is None or _keeps(self.beyond, values)):
+                return values
+        return None
+
+
+def _proven(bound: float, cutoff: float | None, value: float) -> float:
+    """What a search proves that began with a solution of `value`: the margin of the cutoff is a tolerance."""
+    return value if cutoff is not None and bound >= cutoff else min(bound, value)
+
+
+def _keeps(row: Row, values: list[tuple[Any, Floats]]) -> bool:
+    known = {id(one): x for variable, array in values for one, x in zip(variable.values(), array, strict=True)}
+    pairs = zip(row.variables, row.coefficients, strict=True)
+    return bool(row.lower <= sum(known.get(id(one), 0.0) * coefficient for one, coefficient in pairs) <= row.upper)
