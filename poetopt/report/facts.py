@@ -78,7 +78,7 @@ def proof(view: View) -> str:
     if scope == "store-all":
         return "Optimal: keeping everything fits, and nothing can cost less."
     paging, remat = report.get("paging") is not False, report.get("remat") is not False
-    space = shown(scope_words(scope, paging=paging, remat=remat))
+    space = shown(scope_words(scope, paging=paging, remat=remat, storage=view.problem.paging))
     swapped = minimised(report)
     if swapped is not None:
         return swapped.proof(view.simulation, view.problem, space)

@@ -8,15 +8,21 @@ from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 
-def scope_words(scope: str, *, paging: bool = True, remat: bool = True) -> str:
+def scope_words(scope: str, *, paging: bool = True, remat: bool = True, storage: bool = True) -> str:
     """The space of schedules that `scope` names, as it reads after 'among'.
 
     paging, remat
         Whether schedules may page, and recompute.
+    storage
+        Whether there is a storage to page to.
     """
     if not remat:
         return f"all schedules without recomputation{'' if paging else ' and paging'}"
-    return _scope_words(scope) + ("" if paging else ", without paging")
+    if not paging:
+        return _scope_words(scope) + ", without paging"
+    # What is recomputed within a stage finds what is paged in for the stage in RAM already.
+    between = storage and scope not in ("depth<=0", "full", "store-all")
+    return _scope_words(scope) + (", with transfers between stages" if between else "")
 
 
 def _scope_words(scope: str) -> str:
@@ -41,7 +47,8 @@ def proof_words(solution: Solution) -> str:
         less = "take less time" if solution.objective is not None and solution.objective.unit == "s" else "cost less"
         return f"optimal: keeping everything fits, and nothing can {less}"
     options, gap = solution.options, solution.overhead_gap
-    space = scope_words(solution.scope, paging=options.paging, remat=options.remat)
+    storage = solution.plan is None or solution.plan.problem.paging
+    space = scope_words(solution.scope, paging=options.paging, remat=options.remat, storage=storage)
     if gap is None:
         return f"no bound on what {space} could save"
     space += "" if solution.order is None else ", in the order of operators used"

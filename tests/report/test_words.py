@@ -37,13 +37,17 @@ def test_a_gap_is_never_called_optimal(status: Status, bound: float) -> None:
 
 def test_optimal_names_its_space() -> None:
     text = proof_words(solution(Status.OPTIMAL, 1.0, 1.0))
-    assert text == "optimal among schedules whose recomputation chains have at most 4 operators"
+    assert text == (
+        "optimal among schedules whose recomputation chains have at most 4 operators, with transfers between stages"
+    )
 
 
 @pytest.mark.parametrize("scope", ["depth<=4", "forward", "full"])
 def test_a_space_without_a_move_says_so(scope: str) -> None:
     assert scope_words(scope, remat=False) == "all schedules without recomputation"
-    assert scope_words(scope, paging=False) == scope_words(scope) + ", without paging"
+    bare = scope_words(scope, storage=False)
+    assert scope_words(scope, paging=False) == bare + ", without paging"
+    assert scope_words(scope) == bare + ("" if scope == "full" else ", with transfers between stages")
     paging_only = replace(solution(Status.OPTIMAL, 1.0, 1.0, scope), options=Options(ram_bytes=100, remat=False))
     assert proof_words(paging_only) == "optimal among all schedules without recomputation"
 
