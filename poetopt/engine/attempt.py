@@ -50,7 +50,8 @@ def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None,
         tighter = steps.ended(_attempt(run, chosen, scope, inner, tighter))
     run.until = until
     open_ = exact is not Ending.INFEASIBLE and not run.closed(run.options.gap)
-    if patience and open_ and chosen.gives_up is not None and (late or run.incumbent.best is None):
+    refused = late or run.incumbent.best is None or exact is Ending.REFUSED
+    if patience and open_ and chosen.gives_up is not None and refused:
         exact = _patient(run, chosen, scope, inner, exact, patience)
     return Proof(
         scope,

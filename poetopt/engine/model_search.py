@@ -160,7 +160,7 @@ class ModelSearch:
                 return Ending.REFUSED
             if refusal.arena_excess or not run.incumbent.hopeless(schedule):
                 self.exact = False
-            session.add([chosen.gives_up(model, schedule, values)])
+            session.add([chosen.gives_up(model, schedule, values, late=not refusal.arena_excess)])
         return Ending.FINISHED if self._closed() else Ending.STOPPED
 
     def _start(self) -> list[tuple[Any, Floats]] | None:

@@ -211,6 +211,12 @@ def _no_depth(scope: str) -> float:
     return math.inf
 
 
+class GivesUp(Protocol):
+    """See `Formulation.gives_up`."""
+
+    def __call__(self, model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
     """An ordered tuple of blocks over a space.
@@ -246,8 +252,8 @@ class Formulation:
     labels
         Optional: model -> a readable name of each entry of its variables, for model files.
     gives_up
-        Optional: (model, a schedule, its values as of `start`) -> a row that every schedule in time satisfies and that
-        one doesn't, where it has no plan in time.
+        Optional: (model, a schedule, its values as of `start`, late) -> a row that the schedule doesn't satisfy and
+        that every other one does; or, where it has no plan in time (`late`), every one that has.
     """
 
     name: str
@@ -263,7 +269,7 @@ class Formulation:
     strict: bool = False
     simulated: tuple[str, ...] = ()
     labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
-    gives_up: Callable[[Any, Schedule, list[tuple[Any, Floats]]], Row] | None = None
+    gives_up: GivesUp | None = None
 
     @property
     def judged(self) -> bool:

@@ -56,7 +56,7 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
             if not out_of_reach(plan, budget, deadline_s):
                 continue
             rows += 1
-            row = gives_up(model, schedule, own)
+            row = gives_up(model, schedule, own, late=True)
             assert _value(row, own) < row.lower
             for other, in_time, _ in found:
                 kept = values[in_time]
@@ -64,6 +64,27 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
         if rows > 40:
             break
     assert 0 < rows <= late
+
+
+@pytest.mark.parametrize("paging", [True, False])
+def test_a_schedule_without_a_layout_is_left_out_alone(paging: bool) -> None:
+    retention = formulation("retention")
+    rng = random.Random(5)
+    pairs = 0
+    for _ in range(40):
+        problem, budget = random_tight(rng, operators=5)
+        space = retention_space(problem, Limits(ram_bytes=budget), "full", paging, True)
+        if not 0 < sum(map(len, decisions(space))) <= MOST:
+            continue
+        model = retention.build(problem, ram_bytes=budget, scope="full", paging=paging)
+        starts = {schedule: retention.start(model, schedule) for schedule, _, _ in valid(space, budget)}
+        values = {schedule: kept for schedule, kept in starts.items() if kept is not None}
+        for schedule, own in values.items():
+            row = gives_up(model, schedule, own, late=False)
+            satisfied = {other for other, kept in values.items() if _value(row, kept) >= row.lower}
+            assert satisfied == values.keys() - {schedule}
+            pairs += len(satisfied)
+    assert pairs > 10
 
 
 def test_what_may_hide_is_a_row_between_both_kinds_of_device() -> None:

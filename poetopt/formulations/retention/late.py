@@ -1,4 +1,4 @@
-r"""What a schedule that comes late says of others: a row.
+r"""What a schedule that was refused says of others: a row.
 
 Let R, P and K be the recomputes, page-ins and kept intervals of a schedule of which no plan is over in time, and N the
 recomputes that write a tensor of P again before its first page-in (R has none of them). Every schedule in time that
@@ -12,6 +12,9 @@ for the first time, which it still is. Computes and transfers that are left out 
 latest end of those it waits for), and nothing takes more room. So it is in time as well, which none is.
 
 N matters because a page-out may belong to any stay of its tensor, and a recompute makes one more.
+
+A schedule that only the layout refuses says nothing of others, as less or more may well fit: the row is then over all
+recomputes and page-ins, and leaves out that one alone.
 """
 
 from __future__ import annotations
@@ -42,12 +45,26 @@ def writes_again(problem: Problem, schedule: Schedule) -> bool:
     )
 
 
-def gives_up(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> Row:
-    """The row of `schedule`, of which no plan is in time, and which has these values in the model."""
+def gives_up(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row:
+    """The row of `schedule`, which has these values in the model: no plan of it is in time, or none can be laid out."""
+    return _late(model, schedule, values) if late else _not_again(model, values)
+
+
+def _not_again(model: Any, values: list[tuple[Any, Floats]]) -> Row:
+    variables: list[Any] = []
+    signs: list[float] = []
+    for variable, array in values:
+        if variable is model.recompute.r or (model.space.paging and variable is model.paging.p):
+            variables += variable.values()
+            signs += np.where(array > 0.5, -1.0, 1.0).tolist()
+    return Row(variables, signs, 1.0 + sum(min(sign, 0.0) for sign in signs), math.inf, 1.0, "layout", core=True)
+
+
+def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> Row:
     space: RetentionSpace = model.space
     variables: list[Any] = []
     for variable, array in values:
-        if variable is model.paging.o:  # follows from the page-ins
+        if space.paging and variable is model.paging.o:  # follows from the page-ins
             continue
         entries = list(variable.values())
         variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
