@@ -135,6 +135,7 @@ def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
     match = _NUMBER.match(str(value))
     number = float(match[1]) if match else math.nan
     if match is None or not math.isfinite(number):
+        value = value if str(value).strip() else f"'{value}'"
         raise OptionError(f"{option} {value}: no finite number in it; examples: {examples}")
     if number < 0:
         raise OptionError(f"{option} {value}: must not be negative; examples: {examples}")

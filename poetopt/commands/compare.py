@@ -75,7 +75,7 @@ def compare(
         check_picture(out)
     if plans is not None:
         if not plans:
-            raise OptionError("--plans: the folder's name is empty; give one")
+            raise OptionError("--plans '': the name of the folder is empty; give one")
         if os.path.exists(plans) and not os.path.isdir(plans):
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         check_folder(plans)

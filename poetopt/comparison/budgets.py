@@ -16,6 +16,8 @@ def parse_budgets(text: str, *, option: str = "--ram") -> tuple[int | Share, ...
     """
     found: list[int | Share] = []
     for part in text.split(","):
+        if not part.strip():
+            raise OptionError(f"{option} '{text}': a budget in it is empty; give one, as in 40%, or several: 30%,50%")
         ends, _, count = part.partition("/")
         low_text, dots, high_text = ends.partition("..")
         if not dots:

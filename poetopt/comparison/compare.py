@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from poetopt.baselines import Baseline, method, names
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.checkmate import proportional
+from poetopt.baselines.poet import options
 from poetopt.comparison.findings import WITHIN_STAGE, Finding, moves_outside
 from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
+from poetopt.engine.limits import impossible
 from poetopt.engine.solution import Solution
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.assemble import schedule_of
@@ -135,9 +137,9 @@ class _Run:
 
     def one(self, found: Baseline, ram_bytes: int) -> None:
         self.told(found.name, ram_bytes)
-        if ram_bytes < self.problem.least_ram_bytes:
-            reason = f"every schedule needs at least {self.problem.least_ram_bytes:,} bytes"
-            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=reason)
+        refusal = impossible(self.problem, options(ram_bytes, self.settings))
+        if refusal is not None:
+            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal["reason"])
         elif found.solve is None:
             row = self._heuristic(found, ram_bytes)
         else:

@@ -39,7 +39,7 @@ def compare(
     ram
         Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
     methods
-        `"all"`, names with commas between them, or a sequence of names.
+        Names with commas between them, or a sequence of names; `"all"`, also beside others, is all of them.
     deadline
         Seconds, a time, or a multiple of one pass, that all plans keep.
     time_limit, gap, threads
@@ -61,7 +61,7 @@ def compare(
         threads=threads,
     )
     in_ram = in_bytes(budgets, store_all_bytes(problem))
-    return run(problem, in_ram, None if names == ["all"] else names, settings, told)
+    return run(problem, in_ram, None if "all" in names else names, settings, told)
 
 
 @overload

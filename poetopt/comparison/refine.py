@@ -99,14 +99,19 @@ class Refiner(ABC):
         return tuple(self.points[limit] for limit in sorted(self.points))
 
     def refine(self, points: int, time_limit_s: float) -> None:
-        """Solve until there are so many points, or none is worth it, or the time is up; then sharpen."""
+        """Solve until there are so many points, or none is worth it, or the time is up; then sharpen.
+
+        The search of the ends, and plans that keep more than was asked, may have left more points than that.
+        """
         while len(self.points) < points and time.monotonic() - self.begin < (1 - SHARPEN_SHARE) * time_limit_s:
             limit = self._widest()
             if limit is None:
                 break
             self.solve(limit, "refine")
         self.settle()
+        self._thin(points)
         self._sharpen(time_limit_s)
+        self._thin(points)
 
     def solve(self, limit: float, why: str, time_limit_s: float | None = None) -> Solution:
         """Solve at one limit, and keep its point where there is a plan."""
@@ -142,18 +147,29 @@ class Refiner(ABC):
     def _widest(self) -> float | None:
         """The middle of the largest rectangle that the front may lie in; None where none is left."""
         best, found = 0.0, None
-        scale = max((point.overhead_j for point in self.points.values()), default=0.0) or 1.0
         for left, right in itertools.pairwise(sorted(self.points)):
             middle = self.middle(left, right)
-            if middle is None:
-                continue
-            upper, lower = self.points[left].overhead_j, self.points[right].overhead_bound_j
-            # In logarithms as well, so that the small overheads at the right end are seen.
-            floor = max(lower, 1e-3 * scale)
-            fall = (upper - lower) / scale + 0.1 * math.log(max(upper, floor) / floor)
-            if (right - left) * fall > best:
-                best, found = (right - left) * fall, middle
+            area = 0.0 if middle is None else self._area(left, right)
+            if area > best:
+                best, found = area, middle
         return found
+
+    def _area(self, left: float, right: float) -> float:
+        """Of the rectangle between two points that the front may lie in."""
+        scale = max(point.overhead_j for point in self.points.values()) or 1.0
+        upper, lower = self.points[left].overhead_j, self.points[right].overhead_bound_j
+        # In logarithms as well, so that the small overheads at the right end are seen.
+        floor = max(lower, 1e-3 * scale)
+        fall = (upper - lower) / scale + 0.1 * math.log(max(upper, floor) / floor)
+        return (right - left) * fall
+
+    def _thin(self, points: int) -> None:
+        """Leave out points until there are so many: none of the ends, and those that tell least come first."""
+        while len(self.points) > max(points, 2):
+            ordered = sorted(self.points)
+            inner = zip(ordered, ordered[1:], ordered[2:], strict=False)
+            _, least = min((self._area(before, after), limit) for before, limit, after in inner)
+            del self.points[least]
 
     def _sharpen(self, time_limit_s: float) -> None:
         """Solve the points that are open by more than OPEN_GAP again, each once, the widest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 
 from poetopt.comparison.compare import Comparison
@@ -12,6 +13,8 @@ from poetopt.engine.solution import OPTIMAL_GAP
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
+SAME = 1e-9
+"""Relative: sums of the same joules in another order."""
 
 
 def comparison_csv(found: Comparison) -> str:
@@ -83,7 +86,25 @@ def _summary(found: Comparison) -> list[str]:
             else:
                 cells.append(f"{100 * row.overhead_j / (found.problem.baseline_energy_j or 1.0):.3g}")
         table.append((name, *cells))
-    return [*columns(table), "none: it has no plan there, by proof; failed: it found none, and one may exist"]
+    legend = "none: it has no plan there, by proof; failed: it found none, and one may exist"
+    same = [f"{name} = {other}" for name, other in coinciding(found).items()]
+    return [*columns(table), *([f"the same at every budget: {', '.join(same)}"] if same else []), legend]
+
+
+def coinciding(found: Comparison) -> dict[str, str]:
+    """Methods whose overheads are those of an earlier one at every budget, and that one; ones without any have none."""
+    cells = {(row.method, row.ram_budget_bytes): row.overhead_j for row in found.rows}
+    overheads = {name: [cells.get((name, budget)) for budget in found.budgets] for name in found.methods}
+    told = [name for name in found.methods if any(overheads[name])]
+    first = {name: next(other for other in told if _close(overheads[name], overheads[other])) for name in told}
+    return {name: other for name, other in first.items() if other != name}
+
+
+def _close(some: Sequence[float | None], others: Sequence[float | None]) -> bool:
+    return all(
+        one == other or (one is not None and other is not None and math.isclose(one, other, rel_tol=SAME))
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def share(part: float, whole: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from poetopt.comparison.deadlines import DeadlineFront
 from poetopt.comparison.pareto import Front
 from poetopt.comparison.refine import Point
@@ -11,6 +13,8 @@ from poetopt.report.comparison import columns, share
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
+MOST_DIGITS = 17
+"""Beyond them floats don't differ."""
 LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
 
 
@@ -41,10 +45,11 @@ def deadline_lines(front: DeadlineFront) -> list[str]:
     else:
         known = f"no schedule of scope {front.bound_scope} keeps {show_seconds(front.deadline_bound_s)}"
     table: list[tuple[str, ...]] = [("deadline", "of a pass", *HEADER)]
-    for point in front.points:
-        assert point.deadline_s is not None
-        passes = f"{point.deadline_s / problem.baseline_time_s:.5g}x" if problem.baseline_time_s else "-"
-        table.append((show_seconds(point.deadline_s), passes, *_cells(point, problem)))
+    deadlines = [point.deadline_s or 0.0 for point in front.points]
+    one_pass = problem.baseline_time_s
+    passes = told_apart([time / one_pass if one_pass else 0.0 for time in deadlines], "{:.{}g}x".format, 5)
+    for point, time, times in zip(front.points, told_apart(deadlines, _seconds, 3), passes, strict=True):
+        table.append((time, times if one_pass else "-", *_cells(point, problem)))
     return [
         f"{problem.name} on {problem.device} with {budget:,} B ({show_share(budget / front.store_all_peak_bytes)} of "
         f"store-all): {len(front.points)} points in {show_seconds(front.total_s)}",
@@ -53,6 +58,21 @@ def deadline_lines(front: DeadlineFront) -> list[str]:
         *columns(table),
         LEGEND,
     ]
+
+
+def told_apart(values: Sequence[float], show: Callable[[float, int], str], digits: int) -> list[str]:
+    """Each value with so many digits, or with as many more as tell different ones apart."""
+    while True:
+        shown = [show(value, digits) for value in values]
+        if len(set(shown)) == len(set(values)) or digits >= MOST_DIGITS:
+            return shown
+        digits += 1
+
+
+def _seconds(time: float, digits: int) -> str:
+    if digits <= 3:
+        return show_seconds(time)
+    return f"{time:.{digits}g} s" if time >= 1 else f"{1e3 * time:.{digits}g} ms"
 
 
 def _cells(point: Point, problem: Problem) -> tuple[str, ...]:

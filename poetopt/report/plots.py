@@ -20,6 +20,7 @@ from poetopt.comparison.refine import Point
 from poetopt.errors import BackendUnavailableError, OptionError
 from poetopt.files import replacing
 from poetopt.problem import Problem
+from poetopt.report.comparison import coinciding
 from poetopt.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
     peak, base = found.store_all_peak_bytes, found.problem.baseline_energy_j or 1.0
     shown = [name for name in found.methods if len(found.methods) <= 13 or name not in LEFT_OUT]
     spare = iter(OTHERS * len(shown))
+    same = coinciding(found)
     overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j and row.method in shown]
     _overhead_scale(axes, overheads)
     for budget in found.budgets:
@@ -103,11 +105,12 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
         rows = [row for row in found.rows if row.method == name and row.overhead_j is not None]
         colour, marker, line = STYLES[name] if name in STYLES else next(spare)
         heavy = name == "poet"
-        label = name
-        if not rows:
-            label += " (no plan)"
-        elif len(rows) < len(found.budgets):
-            label += f" (from {100 * rows[0].ram_budget_bytes / peak:.3g} %)"
+        notes = [] if rows else ["no plan"]
+        if 0 < len(rows) < len(found.budgets):
+            notes.append(f"from {100 * rows[0].ram_budget_bytes / peak:.3g} %")
+        if same.get(name) in shown:
+            notes.append(f"= {same[name]}")
+        label = name + (f" ({', '.join(notes)})" if notes else "")
         axes.plot(
             [100 * row.ram_budget_bytes / peak for row in rows],
             [100 * (row.overhead_j or 0.0) / base for row in rows],

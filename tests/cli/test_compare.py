@@ -37,7 +37,14 @@ def test_json_alone_on_stdout(run: Runner, problem: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "says"),
-    [("--methods", "dtrr", "no method"), ("--ram", "20%..100%", "how many"), ("-o", "a.doc", "a picture ends in")],
+    [
+        ("--methods", "dtrr", "no method"),
+        ("--ram", "20%..100%", "how many"),
+        ("-o", "a.doc", "a picture ends in"),
+        ("--ram", ",", "--ram ','"),
+        ("--plans", "", "--plans ''"),
+        ("--methods", "", "no method is called ''"),
+    ],
 )
 def test_bad_options(run: Runner, problem: Path, tmp_path: Path, option: str, value: str, says: str) -> None:
     out = str(tmp_path / value) if option == "-o" else value

@@ -25,7 +25,7 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
-from poetopt.report.comparison import comparison_csv, comparison_lines
+from poetopt.report.comparison import coinciding, comparison_csv, comparison_lines
 from poetopt.report.plots import LEFT_OUT, save_comparison
 from poetopt.schedule import Schedule
 from poetopt.units import Share
@@ -104,6 +104,17 @@ def test_plans_from_outside_the_proven_space_are_findings() -> None:
         if len(findings) >= 2:
             break
     assert findings
+
+
+@pytest.mark.parametrize("ram", [1, 30])
+def test_a_deadline_under_one_pass_is_impossible_for_every_method(ram: int) -> None:
+    problem = chain(5)
+    settings = replace(SETTINGS, deadline_s=0.5 * problem.baseline_time_s)
+    rows = compare(problem, (ram,), settings=settings).rows
+    assert [row.method for row in rows] == list(names())
+    assert {row.status for row in rows} == {"infeasible"}
+    (reason,) = {row.reason for row in rows}
+    assert "shorter than one pass" in reason
 
 
 @pytest.mark.parametrize(("scope", "status"), [("depth<=4", "failed"), ("forward", "failed"), ("full", "infeasible")])
@@ -185,6 +196,20 @@ def test_text_csv_and_json(found: Comparison) -> None:
     assert document["store_all_peak_bytes"] == found.store_all_peak_bytes
 
 
+def test_methods_that_coincide_are_named(found: Comparison, tmp_path: Path) -> None:
+    rows = tuple(replace(row, method="twin") for row in found.rows if row.method == "capuchin")
+    doubled = replace(found, methods=("capuchin", "revolve", "twin", "dtr"), rows=(*found.rows, *rows))
+    same = coinciding(doubled)
+    assert same["twin"] == "capuchin"
+    assert "capuchin" not in same
+    assert any("twin = capuchin" in line for line in comparison_lines(doubled))
+    dearer = tuple(replace(row, overhead_j=row.overhead_j and 1.001 * row.overhead_j) for row in rows)
+    assert "twin" not in coinciding(replace(doubled, rows=(*found.rows, *dearer)))
+    pytest.importorskip("matplotlib")
+    save_comparison(doubled, tmp_path / "a.svg")
+    assert "= capuchin)" in (tmp_path / "a.svg").read_text()
+
+
 def test_pictures(found: Comparison, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name in ("a.png", "a.svg"):
@@ -210,6 +235,7 @@ def test_interface() -> None:
     assert len(result.rows) == 4
     assert all(row.makespan_s is None or row.makespan_s <= 2 * problem.baseline_time_s for row in result.rows)
     assert po.compare(problem, ram=[7, "100%"], methods=["dtr"]).budgets == (7,)
+    assert po.compare(problem, ram=1, methods="dtr,all").methods == names()
     with pytest.raises(OptionError, match="no method is called 'revolver'"):
         po.compare(problem, methods="revolver")
 
@@ -240,4 +266,10 @@ def test_whole_percentages_are_whole_bytes() -> None:
 @pytest.mark.parametrize("text", ["20%..100%", "20%..100%/1", "20%..3MB/4", "20%/9", "a..b/3", "20%..100%/x", ""])
 def test_budgets_that_make_no_sense(text: str) -> None:
     with pytest.raises(OptionError, match="--ram"):
+        parse_budgets(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", "40%,", ",40%", "40%,,3MB"])
+def test_empty_budgets_are_called_empty(text: str) -> None:
+    with pytest.raises(OptionError, match=f"--ram '{text}': a budget in it is empty"):
         parse_budgets(text)

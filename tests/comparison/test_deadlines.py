@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import poetopt as po
 from poetopt.comparison.deadlines import DeadlineFront
 from poetopt.errors import InfeasibleError, OptionError
 from poetopt.plan.simulate import simulate
-from poetopt.report.fronts import deadline_lines
+from poetopt.report.fronts import deadline_lines, told_apart
 from poetopt.report.plots import save_front
 from tests.baselines.chains import chain
 from tests.bruteforce import plan_optimum
@@ -27,7 +28,7 @@ def front() -> DeadlineFront:
 
 
 def test_points_are_plans_with_bounds(front: DeadlineFront) -> None:
-    assert 3 <= len(front.points) <= 12
+    assert 3 <= len(front.points) <= 6
     deadlines = [point.deadline_s or 0.0 for point in front.points]
     assert deadlines == sorted(set(deadlines))
     overheads = [point.overhead_j for point in front.points]
@@ -39,6 +40,24 @@ def test_points_are_plans_with_bounds(front: DeadlineFront) -> None:
         assert found.overhead_j == point.overhead_j
         assert 0 <= point.overhead_bound_j <= point.overhead_j
         assert point.overhead_gap <= 0.1
+
+
+@pytest.mark.parametrize("points", [2, 3])
+def test_at_most_so_many_points_and_both_ends(front: DeadlineFront, points: int) -> None:
+    few = po.pareto(front.problem, against="deadline", ram=RAM, points=points, time_limit=30, gap=0.01, threads=1)
+    assert len(few.points) == points
+    ends = [few.points[k].deadline_s for k in (0, -1)]
+    assert ends == [front.points[k].deadline_s for k in (0, -1)]
+
+
+def test_as_many_digits_as_tell_points_apart(front: DeadlineFront) -> None:
+    assert told_apart([1.0, 2.0], "{:.{}g}".format, 3) == ["1", "2"]
+    assert told_apart([1.0, 1.0001], "{:.{}g}".format, 3) == ["1", "1.0001"]
+    deadlines = [10.0 + k / 4000 for k in range(len(front.points))]
+    points = tuple(replace(point, deadline_s=time) for point, time in zip(front.points, deadlines, strict=True))
+    table = [line.split() for line in deadline_lines(replace(front, points=points))[3 : 3 + len(points)]]
+    assert len({row[0] for row in table}) == len({row[2] for row in table}) == len(points)
+    assert {row[1] for row in table} == {"s"}
 
 
 def test_the_ends(front: DeadlineFront) -> None:
