@@ -25,6 +25,7 @@ from poetopt.frontends.roles import choose_trained, fill_constants, resolve_iden
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
 from poetopt.frontends.structure import tidy
+from poetopt.frontends.ties import tie_copies
 from poetopt.graph import Graph
 
 if TYPE_CHECKING:
@@ -81,8 +82,10 @@ def load_onnx(
     notes += separate_statistics(document, aliases)
     origin = origins(document)
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
+    ties = tie_copies(document, origin.copies, bool(origin.parameters))
+    aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
     roles = choose_trained(document, constants, aliases, train, origin.constants)
-    notes += (*roles.notes, *origin.notes)
+    notes += (*roles.notes, *origin.notes, *ties.notes)
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")

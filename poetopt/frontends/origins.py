@@ -18,6 +18,11 @@ from poetopt.frontends.read import Document
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _ENTRY = re.compile(r"^\s*\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR|BUFFER_MUTATION) target='([^']*)'", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^(?!(val|t|T|mT|numpy_T|permute|transpose|view|reshape|_unsafe_view|unsqueeze|squeeze|flatten|alias|clone|detach"
+    r"|contiguous|to|_to_copy|type_as|convert_element_type|lift_fresh_copy|expand)(_default)?(_\d+)?$)[A-Za-z_]\w*$"
+)
+"""Names of folded tensors, called after what made them, where that was no mere change of shape or type."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,13 @@ class Origins:
         Weights of the file that are no parameter and hold none: buffers, and what was folded of constants alone.
     names
         The module's name of a parameter -> the weight of the file that alone was folded from it.
+    copies
+        The module's name of a parameter -> the weights that were folded from it alone (those of one shape or its
+        permutation hold the same numbers), itself first if the file has it.
+    functions
+        The module's name of a parameter -> the weight that holds a function of it, by the name that the exporter gave.
+    parameters
+        All names of parameters, the file's own among them.
     mixed
         Weights that were folded from a parameter and more: their gradient is that of the result.
     frozen_statistics
@@ -36,6 +48,9 @@ class Origins:
 
     constants: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, list[str]] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
     mixed: tuple[str, ...] = ()
     frozen_statistics: bool = False
 
@@ -43,10 +58,16 @@ class Origins:
     def notes(self) -> tuple[str, ...]:
         """What people should know, one line each."""
         found = []
-        if self.names:
-            shown = ", ".join(f"{name} as {weight}" for name, weight in list(self.names.items())[:3])
-            more = ", ..." if len(self.names) > 3 else ""
-            found.append(f"{len(self.names)} parameters are stored transposed or under other names ({shown}{more})")
+        renamed = [f"{name} as {weight}" for name, weight in self.names.items() if name not in self.functions]
+        if renamed:
+            shown = ", ".join(renamed[:3]) + (", ..." if len(renamed) > 3 else "")
+            found.append(f"{len(renamed)} parameters are stored transposed or under other names ({shown})")
+        if self.functions:
+            shown = ", ".join(f"{weight} of {name}" for name, weight in self.functions.items())
+            found.append(
+                f"the file holds functions of parameters in their place ({shown}); "
+                "a gradient is that of the function's result, which is what can be trained here"
+            )
         if self.mixed:
             found.append(f"the exporter computed with parameters, their results are trained: {', '.join(self.mixed)}")
         if self.frozen_statistics:
@@ -69,6 +90,8 @@ def origins(document: Document) -> Origins:
         return Origins()
     constants = {name for kind in ("BUFFER", "CONSTANT_TENSOR") for name in targets.get(kind, ())} - parameters
     names: dict[str, str] = {}
+    copies: dict[str, list[str]] = {}
+    functions: dict[str, str] = {}
     mixed: list[str] = []
     for info in graph.value_info:
         sources = next((_listed(entry.value) for entry in info.metadata_props if entry.key == _FOLDED), None)
@@ -79,11 +102,20 @@ def origins(document: Document) -> Origins:
             constants.add(info.name)
         elif len(sources) > 1:
             mixed.append(info.name)
-        elif held[0] not in document.weights:
-            names[held[0]] = info.name
+        elif held[0] in document.weights:
+            # values will tell whether it is a copy
+            copies.setdefault(held[0], [held[0]]).append(info.name)
+            if _FUNCTION.match(info.name):
+                mixed.append(info.name)
+        elif _FUNCTION.match(info.name):
+            functions[held[0]] = names[held[0]] = info.name
+        else:
+            copies.setdefault(held[0], []).append(info.name)
+            names.setdefault(held[0], info.name)
     mutated = any(name.endswith("running_mean") for name in targets.get("BUFFER_MUTATION", ()))
     trains = any(_trains(node) for node in graph.node)
-    return Origins(frozenset(constants), names, tuple(mixed), mutated and not trains)
+    held_names = frozenset(parameters | set(names.values()))
+    return Origins(frozenset(constants), names, copies, functions, held_names, tuple(mixed), mutated and not trains)
 
 
 def _listed(text: str) -> list[str] | None:

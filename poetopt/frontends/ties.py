@@ -1,0 +1,172 @@
+"""One parameter for all copies that an exporter made of one weight.
+
+Exporters fold the transpose of a weight into a second one. Where the weight serves elsewhere too (an embedding that is
+the output layer's matrix, a layer that is used twice), the file then holds it twice, and trained apart each copy would
+get its own use's share of the gradient. The copies are found
+
+- by the metadata of PyTorch's newer exporter, which names what a tensor was folded from; the values must agree;
+- by value: a matrix that is another one's transpose, element for element, which no chance brings about. Tensors that
+  are equal as they stand prove nothing: exporters merge these themselves, or keep apart what the module keeps apart
+  (the layers of a fresh Transformer are copies of its first).
+
+A copy becomes a Transpose of the weight (or the weight itself), so that gradients add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from poetopt.frontends.read import Document, array_of
+from poetopt.frontends.roles import FLOATS, unique
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+_LEAST_VALUES = 16
+"""A matrix with fewer different values may equal another one by chance."""
+_MOST_AXES = 4
+
+
+@dataclass(frozen=True)
+class Ties:
+    """What was tied.
+
+    names
+        The copies' names -> the weight that stands for them.
+    notes
+        What people should know, one line each.
+    """
+
+    names: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: bool) -> Ties:
+    """Let one weight stand for all copies of it, in `document`.
+
+    sources
+        The module's name of a parameter -> the weights of the file that were folded from it alone, and itself if the
+        file has it.
+    known
+        Whether the file says what its weights come from; then a weight that was not folded is no copy.
+    """
+    graph = document.proto.graph
+    usable = {name for node in graph.node for name in node.input} - {info.name for info in graph.output}
+    roots: dict[str, str] = {}
+    perms: dict[str, tuple[int, ...]] = {}
+
+    def tie(copy: str, root: str, perm: tuple[int, ...]) -> None:
+        if root in roots:
+            perm = tuple(perms[root][axis] for axis in perm)
+            root = roots[root]
+        if copy not in roots and copy not in roots.values() and copy != root:
+            roots[copy], perms[copy] = root, perm
+
+    for group in sources.values():
+        first, *others = [name for name in group if name in usable] or [""]
+        for other in others:
+            order = _order(array_of(document, first), array_of(document, other))
+            if order is not None:
+                tie(other, first, order)
+    folded = {name for source, group in sources.items() for name in group if name != source}
+    for root, copy in _transposed_pairs(document, usable - roots.keys()):
+        if known and (root in folded) == (copy in folded):
+            continue
+        if known and root in folded:
+            root, copy = copy, root
+        value = array_of(document, root)
+        if _telling(value) and np.array_equal(value.T, array_of(document, copy)):
+            tie(copy, root, (1, 0))
+    if not roots:
+        return Ties({}, ())
+    _replace(document, roots, perms)
+    shown = ", ".join(f"{copy} of {root}" for copy, root in list(roots.items())[:3]) + (", ..." * (len(roots) > 3))
+    note = f"{len(roots)} tensors are copies of weights ({shown}); each weight is one parameter, its gradient a sum"
+    return Ties(roots, (note,))
+
+
+def _order(root: Array, copy: Array) -> tuple[int, ...] | None:
+    """The order of axes in which `root` is `copy`, if there is one."""
+    if root.dtype != copy.dtype or sorted(root.shape) != sorted(copy.shape) or root.ndim > _MOST_AXES:
+        return None
+    for perm in permutations(range(root.ndim)):
+        turned = root.transpose(perm)
+        if turned.shape == copy.shape and np.array_equal(turned, copy):
+            return perm
+    return None
+
+
+def _telling(value: Array) -> bool:
+    """Whether another matrix that is the transpose of `value` must be a copy of it."""
+    return not np.array_equal(value, value.T) and np.unique(value).size >= _LEAST_VALUES
+
+
+def _transposed_pairs(document: Document, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Matrices that may be each other's transposes: a weight and its copy, by corner elements, which stay in place.
+
+    Which is the copy is a guess: names of folded tensors are made up (`onnx::MatMul_17`).
+    """
+    wanted = set(names)
+    shapes = {
+        name: tuple(proto.dims)
+        for name, proto in document.weights.items()
+        if name in wanted and name not in document.fills and proto.data_type in FLOATS and len(proto.dims) == 2
+    }
+    turned = {shape[::-1] for shape in shapes.values()}
+    corners: dict[tuple[object, ...], list[str]] = {}
+    for name, shape in shapes.items():
+        if shape not in turned or math.prod(shape) < _LEAST_VALUES or _lone(shapes, name):
+            continue
+        value = array_of(document, name)
+        key = (min(shape), max(shape), value.dtype.name, value[0, 0].tobytes(), value[-1, -1].tobytes())
+        corners.setdefault(key, []).append(name)
+    pairs = []
+    for group in corners.values():
+        ranked = sorted(group, key=lambda name: "::" in name)
+        pairs += [
+            (root, copy)
+            for place, root in enumerate(ranked)
+            for copy in ranked[place + 1 :]
+            if shapes[root] == shapes[copy][::-1]
+        ]
+    return pairs
+
+
+def _lone(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
+    shape = shapes[name]
+    return shape[0] == shape[1] and sum(other == shape for other in shapes.values()) == 1
+
+
+def _replace(document: Document, roots: dict[str, str], perms: dict[str, tuple[int, ...]]) -> None:
+    """Let readers of each copy read the weight itself, or what a Transpose makes of it before the first of them."""
+    graph = document.proto.graph
+    taken = {*document.weights, *(name for node in graph.node for name in node.output)}
+    made: dict[tuple[str, tuple[int, ...]], str] = {}
+    kept: list[NodeProto] = []
+    for original in graph.node:
+        node = NodeProto()
+        node.CopyFrom(original)
+        for index, name in enumerate(node.input):
+            if name not in roots:
+                continue
+            root, perm = roots[name], perms[name]
+            if perm == tuple(range(len(perm))):
+                node.input[index] = root
+                continue
+            if (root, perm) not in made:
+                made[root, perm] = unique(f"{root}.transposed", taken)
+                taken.add(made[root, perm])
+                kept.append(helper.make_node("Transpose", [root], [made[root, perm]], perm=perm))
+            node.input[index] = made[root, perm]
+        kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+    for name in roots:
+        del document.weights[name]
