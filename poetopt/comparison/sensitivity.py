@@ -4,16 +4,18 @@ Three figures are changed, each for itself, by the factors of `FACTORS`: the sto
 the power of transfers, and the CPU's rate at the same power. A deadline that was given in passes stays the
 same multiple of one pass, any other stays what it is. The plan's decisions stay as they are, and its instructions too
 unless they come late: then its transfers are timed anew before it counts as late.
-The optimum is solved anew. Where one of two plain plans, made for the unchanged
+The optimum is solved anew, from all plans found before; of the plans and the bounds found for any device the best that
+holds on each counts. Where one of two plain plans, made for the unchanged
 device by paging alone or by recomputing alone, costs no more than the plan under some change, the plan's advantage is
 smaller than what is uncertain, and `Sensitivity.sentence` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from poetopt.comparison.bounds import Bound
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.engine.whole import solve_whole
@@ -47,7 +49,7 @@ class Change:
     loss
         (energy - optimum) / optimum.
     least_alternative_j
-        Energy there of the cheaper plain plan, where there is one.
+        Energy there of the cheaper plain plan that is in time, where there is one.
     deadline_s
         The deadline there, where there is one.
     retimed
@@ -69,6 +71,19 @@ class Change:
     retimed: bool = False
 
     @property
+    def most_loss(self) -> float | None:
+        """What the loss is at most: against the bound, where the best plan there may be better than the one found."""
+        return None if not self.bound_j else max(self.loss or 0.0, self.energy_j / self.bound_j - 1.0)
+
+    @property
+    def open_share(self) -> float | None:
+        """The part of the overhead of the best plan found there that a better one could save; None: not known."""
+        if self.optimum_j is None or self.bound_j is None:
+            return None
+        overhead_j = self.optimum_j - self.baseline_j
+        return min(max(0.0, (self.optimum_j - self.bound_j) / overhead_j), 1.0) if overhead_j > 0 else 0.0
+
+    @property
     def overtaken(self) -> bool:
         """Whether a plain plan costs no more than this one there, though it costs more here."""
         other = self.least_alternative_j
@@ -87,6 +102,12 @@ class Sensitivity:
         """The change under which the plan loses most, or None where no optimum is known."""
         known = [change for change in self.changes if change.loss is not None]
         return max(known, key=lambda change: change.loss or 0.0, default=None)
+
+    @property
+    def most_open(self) -> Change | None:
+        """The change whose best plan is proven least, or None where no bound is known."""
+        known = [change for change in self.changes if change.open_share is not None]
+        return max(known, key=lambda change: change.open_share or 0.0, default=None)
 
     @property
     def sentence(self) -> str:
@@ -113,7 +134,15 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
-        changes = [{**asdict(change), "overtaken": change.overtaken} for change in self.changes]
+        changes = [
+            {
+                **asdict(change),
+                "overtaken": change.overtaken,
+                "most_loss": change.most_loss,
+                "open_share": change.open_share,
+            }
+            for change in self.changes
+        ]
         return {"changes": changes, "advantage_j": self.advantage_j, "sentence": self.sentence}
 
 
@@ -225,22 +254,26 @@ def sensitivity(
                 others[name] = found
     least = min((simulate(other).energy_j for other in others.values()), default=None)
     changes: list[Change] = []
+    pool = [plan, *others.values()]  # every plan found: what is best on one device may be good on the next
+    devices: list[Problem] = []
     for parameter, factor in _changes(problem):
         same = next((change for change in changes if change.factor == factor == 1.0), None)
         if same is not None:  # the device as it is, whatever is changed by nothing
             changes.append(replace(same, parameter=parameter))
+            devices.append(problem)
             continue
         say(f"{parameter} x{factor:g}")
         moved = changed(problem, parameter, factor, storage_share=storage_share, latencies_s=latencies_s)
         deadline_s = _deadline_s(options, problem, moved) if relative_deadline else options.deadline_s
         there = simulate(replace(plan, problem=moved))
-        taken_s = there.compute_s if options.deadline_model is DeadlineModel.PAPER else there.makespan_s
-        in_time = deadline_s is None or taken_s <= deadline_s * (1 + RELATIVE_TOLERANCE)
+        in_time = _in_time(there, options, deadline_s)
         again = None if in_time else _retimed(moved, replace(short, deadline_s=deadline_s), plan)
         if again is not None:
             there, in_time = again, True
-        optimum, bound = _optimum(moved, replace(short, deadline_s=deadline_s), plan, there if in_time else None)
-        energies = {name: simulate(replace(other, problem=moved)).energy_j for name, other in others.items()}
+        optimum, bound = _optimum(moved, replace(short, deadline_s=deadline_s), pool, there if in_time else None)
+        devices.append(moved)
+        plain = {name: simulate(replace(other, problem=moved)) for name, other in others.items()}
+        energies = {name: run.energy_j for name, run in plain.items() if _in_time(run, options, deadline_s)}
         cheapest = min(energies, key=lambda name: energies[name], default="")
         changes.append(
             Change(
@@ -252,14 +285,51 @@ def sensitivity(
                 in_time,
                 optimum,
                 bound,
-                None if optimum is None or not optimum else max(0.0, there.energy_j / optimum - 1.0),
+                _loss(there.energy_j, optimum),
                 energies.get(cheapest),
                 cheapest,
                 deadline_s,
                 again is not None,
             )
         )
-    return Sensitivity(tuple(changes), None if least is None else least - here)
+    best = [_best(change, moved, pool, options) for change, moved in zip(changes, devices, strict=True)]
+    known = Bound(problem, options.deadline_s, solution.overhead_bound_j)
+    return Sensitivity(tuple(_bounded(best, devices, known)), None if least is None else least - here)
+
+
+def _bounded(changes: Sequence[Change], devices: Sequence[Problem], known: Bound) -> Iterator[Change]:
+    """The changes with the best bound that is proven for each, by its own search or by those for other devices."""
+    bounds = [known]
+    for change, moved in zip(changes, devices, strict=True):
+        if change.bound_j is not None:
+            bounds.append(Bound(moved, change.deadline_s, change.bound_j - moved.baseline_energy_j))
+    for change, moved in zip(changes, devices, strict=True):
+        most_j = moved.baseline_energy_j + max(bound.there(moved, change.deadline_s) for bound in bounds)
+        if change.optimum_j is None or (change.bound_j is not None and change.bound_j >= most_j):
+            yield change
+        else:
+            yield replace(change, bound_j=min(most_j, change.optimum_j))
+
+
+def _best(change: Change, problem: Problem, pool: Sequence[Plan], options: Options) -> Change:
+    """`change` with the best of all plans found, where that is in time and better than the one found for it."""
+    optimum = change.optimum_j
+    for plan in pool:
+        found = simulate(replace(plan, problem=problem))
+        if _in_time(found, options, change.deadline_s) and (optimum is None or found.energy_j < optimum):
+            optimum = found.energy_j
+    if optimum == change.optimum_j:
+        return change
+    return replace(change, optimum_j=optimum, loss=_loss(change.energy_j, optimum))
+
+
+def _in_time(run: Simulation, options: Options, deadline_s: float | None) -> bool:
+    taken_s = run.compute_s if options.deadline_model is DeadlineModel.PAPER else run.makespan_s
+    return deadline_s is None or taken_s <= deadline_s * (1 + RELATIVE_TOLERANCE)
+
+
+def _loss(energy_j: float, optimum_j: float | None) -> float | None:
+    return None if not optimum_j else max(0.0, energy_j / optimum_j - 1.0)
 
 
 def _retimed(problem: Problem, options: Options, plan: Plan) -> Simulation | None:
@@ -276,13 +346,18 @@ def _changes(problem: Problem) -> Iterator[tuple[str, float]]:
 
 
 def _optimum(
-    problem: Problem, options: Options, plan: Plan, known: Simulation | None
+    problem: Problem, options: Options, pool: list[Plan], known: Simulation | None
 ) -> tuple[float | None, float | None]:
-    """Energy of the best plan found on the changed device, which may be the plan itself, and the bound there."""
-    found = solve_whole(problem, options, starts=[schedule_of(plan)])
+    """Energy of the best plan found on the changed device, which may be the plan itself, and the bound there.
+
+    The search begins with the plans in `pool`, and what it finds is added there.
+    """
+    found = solve_whole(problem, options, starts=list(dict.fromkeys(map(schedule_of, pool))))
     energies = [] if known is None else [known.energy_j]
     if found.simulation is not None:
         energies.append(found.simulation.energy_j)
+    if found.plan is not None:
+        pool.append(found.plan)
     bound = found.overhead_bound_j
     return min(energies, default=None), None if bound is None else problem.baseline_energy_j + bound
 

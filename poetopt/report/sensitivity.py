@@ -17,18 +17,33 @@ STYLES = {
     "CPU rate": ("#000000", "o", ":", 4.5),
 }
 """Colour, marker, line and marker size: lines lie on each other where nothing is lost."""
+HEADING = ("changed", "factor", "overhead", "best there", "bound there", "loss of energy", "at most", "plain plan", "")
+OPEN = 0.01
+"""A part of the overhead that is open there, from which on it is told in words."""
 LEAST = 1e-4
 """Losses in percent below this are drawn as this: a logarithmic axis has no zero."""
 
 
 def sensitivity_text(found: Sensitivity) -> str:
     """A row for each parameter and factor, and what follows in a sentence."""
-    rows: list[tuple[str, ...]] = [("changed", "factor", "overhead", "best there", "loss of energy", "plain plan", "")]
+    rows: list[tuple[str, ...]] = [HEADING]
     here = next((change.deadline_s for change in found.changes if change.factor == 1.0), None)
     rows += [_row(change, here) for change in found.changes]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(["If the device's figures are off", *lines, found.sentence])
+    return "\n".join(["If the device's figures are off", *lines, found.sentence, *_open(found)])
+
+
+def _open(found: Sensitivity) -> list[str]:
+    """What the searches for the best plans have left open, where that is worth a line."""
+    widest = found.most_open
+    if widest is None or (widest.open_share or 0.0) <= OPEN:
+        return []
+    return [
+        f"The best there are what short searches found: with {widest.parameter} x{widest.factor:g} up to "
+        f"{show_share(widest.open_share or 0.0)} of",
+        "that overhead is open. 'At most' is the loss against the bound, below which no plan is there.",
+    ]
 
 
 def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
@@ -42,7 +57,9 @@ def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
         f"x{change.factor:g}",
         show_joules(change.energy_j - change.baseline_j),
         "-" if change.optimum_j is None else show_joules(max(0.0, change.optimum_j - change.baseline_j)),
+        "-" if change.bound_j is None else show_joules(max(0.0, change.bound_j - change.baseline_j)),
         loss,
+        "-" if change.most_loss is None else show_share(change.most_loss) if change.most_loss > 1e-9 else "none",
         "-" if change.least_alternative_j is None else show_joules(change.least_alternative_j - change.baseline_j),
         ", ".join(remarks),
     )

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import poetopt as po
 from poetopt.cli import app
+from poetopt.comparison.bounds import Bound
 from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity, changed, sensitivity
 from poetopt.devices.model import Device, Storage
 from poetopt.devices.profile import Profile, StorageProfile, save_profile
@@ -110,6 +111,43 @@ def test_the_sentence_says_what_matters_most() -> None:
     late = Sensitivity((change(1, 10, 10, None), change(0.25, 10, 10, None, in_time=False)), None)
     assert late.sentence == "The plan misses its deadline with storage power x0.25."
     assert Sensitivity((change(1, 10, 10, None),), None).sentence.startswith("The plan stays the best one known")
+
+
+def test_what_is_open_is_told() -> None:
+    proven = replace(change(1, 10, 10, None), bound_j=10.0)
+    loose = replace(change(4, 10, 9, None), bound_j=5.0)
+    assert (proven.open_share, proven.most_loss) == (0.0, 0.0)
+    assert loose.open_share == pytest.approx(4 / 8)
+    assert loose.most_loss == pytest.approx(1.0)
+    found = Sensitivity((proven, loose), None)
+    text = sensitivity_text(found)
+    assert "with storage power x4 up to 50 % of" in text
+    row = next(line for line in text.splitlines() if "x4 " in line)
+    assert row.split("  ")[1:] != text.splitlines()[2].split("  ")[1:]
+    assert all(figure in row for figure in ("8.00 J", "4.00 J", "11.1 %", "100 %"))
+    assert "is open" not in sensitivity_text(Sensitivity((proven,), None))
+    assert found.to_dict()["changes"][1]["open_share"] == loose.open_share  # type: ignore[index]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bound_of_one_device_holds_on_another(seed: int) -> None:
+    rng = random.Random(seed)
+    problem, ram_bytes = random_tight(rng, operators=4, training=True)
+    best = plan_optimum(problem, ram_bytes)
+    assert best is not None
+    here = best.overhead_j
+    for parameter in PARAMETERS:
+        for factor in FACTORS:
+            moved = changed(problem, parameter, factor)
+            there = plan_optimum(moved, ram_bytes)
+            assert there is not None
+            bound = Bound(problem, None, here).there(moved, None)
+            assert bound <= there.overhead_j + 1e-9
+            assert bound >= min(factor, 1 / factor) * here - 1e-9
+    late = Bound(problem, 5.0, 1.0)
+    assert late.there(changed(problem, "CPU rate", 2.0), 5.0) == 0
+    assert late.there(problem, 6.0) == 0
+    assert late.there(problem, 5.0) == 1
 
 
 def test_the_picture_is_always_the_same(tmp_path: Path) -> None:
