@@ -84,7 +84,7 @@ def load_onnx(
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
-    roles = choose_trained(document, constants, aliases, train, origin.constants)
+    roles = choose_trained(document, constants, aliases, train, origin.constants, origin.parameters)
     notes += (*roles.notes, *origin.notes, *ties.notes)
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     if fixed.changed:

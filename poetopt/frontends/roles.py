@@ -2,7 +2,8 @@
 
 Without `train`, every float initializer is trained that an operator reads where a gradient makes
 sense; running statistics, scalars, and operands like Clip's limits or Resize's scales are not. Tensors of Constant
-(or ConstantOfShape) nodes are trained only as the weight of a layer (some exporters store weights so).
+(or ConstantOfShape) nodes are trained only as the weight of a layer (some exporters store weights so). What the file
+calls a parameter is trained, scalar or not, wherever a gradient exists.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _NOT_TRAINED: Mapping[str, frozenset[int]] = {
     "Upsample": frozenset({1}),
 }
 """Operands (by index) that are settings or statistics rather than weights."""
+
+_LEARNABLE: Mapping[str, frozenset[int]] = {"Attention": frozenset({3})}
+"""Those of them that have a gradient all the same: trained where the file or `--train` says so."""
 
 _WEIGHTS: Mapping[str, frozenset[int]] = {
     "BatchNormalization": frozenset({1, 2}),
@@ -150,7 +154,8 @@ def fill_constants(document: Document) -> set[str]:
     Files without their weights (benchmark networks) are written so. The array is made when it is read.
     """
     graph = document.proto.graph
-    wanted = {node.input[i] for node in graph.node for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input)}
+    transposed = _transposed(document)
+    wanted = {node.input[i] for node in graph.node for i in _layer_operands(document, node, transposed)}
     kept: list[NodeProto] = []
     filled: set[str] = set()
     for node in graph.node:
@@ -172,12 +177,30 @@ def fill_constants(document: Document) -> set[str]:
     return filled
 
 
+def _transposed(document: Document) -> dict[str, str]:
+    """What each Transpose writes -> what it reads."""
+    return {n.output[0]: n.input[0] for n in document.proto.graph.node if n.op_type == "Transpose"}
+
+
+def _layer_operands(document: Document, node: NodeProto, transposed: Mapping[str, str]) -> frozenset[int]:
+    """Places of a layer's weights among the inputs of `node`.
+
+    What stands before a weight in a product is data, if constant data: the first state of an unrolled recurrent cell.
+    """
+    places = frozenset(i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input))
+    if node.op_type in ("Gemm", "MatMul") and len(node.input) > 1:
+        right = transposed.get(node.input[1], node.input[1])
+        return places - {0} if right in document.weights else places
+    return places
+
+
 def choose_trained(
     document: Document,
     constants: set[str],
     aliases: Mapping[str, str],
     train: str | Sequence[str] | None,
     fixed: Set[str] = frozenset(),
+    parameters: Set[str] = frozenset(),
 ) -> Roles:
     """The weights to train: those that match `train`, or those that the operators that read them suggest.
 
@@ -187,30 +210,49 @@ def choose_trained(
         Glob patterns, comma separated or in a sequence. Each must match a float weight, else `ModelError`.
     fixed
         Names of weights that the exporter calls buffers or constants: trained only where `train` says so.
+    parameters
+        Names of weights that the exporter calls parameters.
     """
     readable: dict[str, bool] = {}
+    settings: dict[str, str] = {}
+    learnable: set[str] = set()
+    transposed = _transposed(document)
     layer: dict[str, bool] = {}
     readers: dict[str, int] = {}
     for node in document.proto.graph.node:
         skipped = _NOT_TRAINED.get(node.op_type, frozenset())
-        weights = _WEIGHTS.get(node.op_type, frozenset())
+        weights = _layer_operands(document, node, transposed)
         for name in dict.fromkeys(node.input):
             readers[name] = readers.get(name, 0) + 1
         for index, name in enumerate(node.input):
             proto = document.weights.get(name)
             if proto is not None and proto.data_type in FLOATS:
                 readable[name] = readable.get(name, False) or index not in skipped
+                if index in _LEARNABLE.get(node.op_type, ()):
+                    learnable.add(name)
+                elif index in skipped:
+                    settings[name] = f"input {index} of {node.op_type} ({node.name or node.output[0]!r})"
                 layer[name] = layer.get(name, False) or index in weights
-    candidates = [name for name in document.weights if readable.get(name)]
+    named = learnable & (parameters if train is None else learnable)
+    candidates = [name for name in document.weights if readable.get(name) or name in named]
     if train is None:
         trained = tuple(
             name
             for name in candidates
-            if name not in fixed and (layer[name] or (name not in constants and document.weights[name].dims))
+            if name not in fixed
+            and (
+                layer[name]
+                or name in parameters
+                or (readable[name] and name not in constants and document.weights[name].dims)
+            )
         )
         notes = [f"{len(trained)} of {len(readable)} float tensors are trained (inferred; --train to choose)"]
+        single = [n for n in candidates if not document.weights[n].dims and n not in {*constants, *fixed, *trained}]
+        if single:
+            notes.append(f"scalars are not trained ({', '.join(single)}); --train names them where they are parameters")
     else:
-        trained = _matching(document.where, candidates, aliases, train)
+        hidden = {name for name in learnable if not readable.get(name)}
+        trained = _matching(document.where, candidates, aliases, train, settings, hidden)
         notes = [f"{len(trained)} of {len(readable)} float tensors are trained (--train)"]
     shared = [name for name in trained if readers[name] > 1]
     if shared:
@@ -223,8 +265,14 @@ def choose_trained(
 
 
 def _matching(
-    where: str, candidates: Sequence[str], aliases: Mapping[str, str], train: str | Sequence[str]
+    where: str,
+    candidates: Sequence[str],
+    aliases: Mapping[str, str],
+    train: str | Sequence[str],
+    settings: Mapping[str, str],
+    hidden: Set[str],
 ) -> tuple[str, ...]:
+    """The candidates that `train` names; `settings` says what other weights are, `hidden` ones are not meant by `*`."""
     texts = [train] if isinstance(train, str) else list(train)
     patterns = [pattern.strip() for text in texts for pattern in text.split(",") if pattern.strip()]
     if not patterns:
@@ -234,7 +282,15 @@ def _matching(
     chosen: set[str] = set()
     for pattern in patterns:
         found = {root for name, root in roots.items() if fnmatch.fnmatchcase(name, pattern)}
+        if not pattern.strip("*"):
+            found -= hidden
         if not found:
+            for name, root in (*((n, n) for n in settings), *aliases.items()):
+                if root in settings and fnmatch.fnmatchcase(name, pattern):
+                    raise ModelError(
+                        f"{where}: --train {pattern!r} names {name!r}, which is {settings[root]}: "
+                        "no gradient rule gives one for it; leave it out"
+                    )
             close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=4, cutoff=0.3) or list(roots)[:4]
             hint = f"the closest names are {', '.join(close)}" if close else "the model has no float weights"
             raise ModelError(f"{where}: --train {pattern!r} matches no weight; {hint}")

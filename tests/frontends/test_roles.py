@@ -1,0 +1,98 @@
+"""Which weights are trained: what the file says and what `--train` says go before what operators suggest."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from poetopt.autodiff import differentiate
+from poetopt.errors import ModelError
+from poetopt.frontends.onnx_file import load_onnx
+from tests.autodiff.oracle import run as run_graph
+from tests.frontends.support import floats, model_of
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+
+
+def attention(signature: str = "") -> onnx.ModelProto:
+    """Attention of x with itself under an additive bias, as torch's newer exporter writes it at opset 23."""
+    nodes = [
+        helper.make_node("Mul", ["x", "scale"], ["q"]),
+        helper.make_node("Attention", ["q", "q", "q", "bias"], ["a"], name="attend"),
+        helper.make_node("Clip", ["a", "low"], ["y"], name="cut"),
+    ]
+    weights = {"scale": floats(4), "bias": floats(1, 2, 3, 3, seed=2), "low": np.array(-9, np.float32)}
+    model = model_of(nodes, {"x": [2, 2, 3, 4]}, ["y"], weights, opset=23)
+    if signature:
+        model.graph.metadata_props.add(key=SIGNATURE, value=signature)
+    return model
+
+
+def test_a_mask_is_trained_where_the_file_or_the_user_says_so() -> None:
+    assert load_onnx(attention()).trained == ("scale",)
+    said = "p_scale: PARAMETER target='scale'\np_bias: PARAMETER target='bias'"
+    assert load_onnx(attention(said)).trained == ("scale", "bias")
+    assert load_onnx(attention(), train="bi*").trained == ("bias",)
+    assert load_onnx(attention(), train="*").trained == ("scale",)
+
+
+def test_the_gradient_of_a_learned_mask() -> None:
+    step = differentiate(load_onnx(attention(), train="bias"), loss="mse")
+    rng = np.random.default_rng(1)
+    labels = next(name for name in step.inputs if name != "x")
+    feeds = {name: rng.standard_normal(step.tensors[name].shape).astype(np.float32) for name in ("x", labels)}
+    found = run_graph(step, feeds)["bias.grad"]
+    queries = feeds["x"] * np.asarray(step.values["scale"], np.float32)
+    mask = np.asarray(step.values["bias"], np.float64)
+    direction = rng.standard_normal(mask.shape)
+
+    def loss(by: float) -> float:
+        scores = queries @ queries.swapaxes(-1, -2) / 2 + mask + by * direction
+        p = np.exp(scores)
+        return float(np.mean((p / p.sum(-1, keepdims=True) @ queries - feeds[labels]) ** 2))
+
+    assert np.sum(found * direction) == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, rel=1e-3)
+
+
+def test_a_setting_without_gradient_is_refused_as_such() -> None:
+    with pytest.raises(ModelError, match=r"names 'low', which is input 1 of Clip \('cut'\): no gradient rule"):
+        load_onnx(attention(), train="low")
+
+
+def scaled(signature: str = "") -> onnx.ModelProto:
+    """y = (x w) t, with a temperature."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "t"], ["y"])]
+    model = model_of(nodes, {"x": [2, 3]}, ["y"], {"w": floats(3, 4), "t": np.array(0.5, np.float32)}, opset=18)
+    if signature:
+        model.graph.metadata_props.add(key=SIGNATURE, value=signature)
+    return model
+
+
+def test_scalars_are_trained_where_the_file_calls_them_parameters_and_named_where_not() -> None:
+    silent = load_onnx(scaled())
+    assert silent.trained == ("w",)
+    assert any("scalars are not trained (t)" in note for note in silent.notes)
+    assert load_onnx(scaled("t: PARAMETER target='t'\nw: PARAMETER target='w'")).trained == ("w", "t")
+    buffer = load_onnx(scaled("t: BUFFER target='t'\nw: PARAMETER target='w'"))
+    assert buffer.trained == ("w",)
+    assert not any("scalars" in note for note in buffer.notes)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_first_state_of_an_unrolled_cell_is_no_weight(transposed: bool) -> None:
+    zero = helper.make_node("Constant", [], ["h0"], value=numpy_helper.from_array(np.zeros((2, 3), np.float32)))
+    right = [helper.make_node("Transpose", ["r"], ["rt"], perm=[1, 0])] if transposed else []
+    nodes = [
+        zero, *right, helper.make_node("MatMul", ["h0", "rt" if transposed else "r"], ["a"]),
+        helper.make_node("Add", ["a", "x"], ["h1"]), helper.make_node("MatMul", ["h1", "r"], ["y"]),
+    ]  # fmt: skip
+    graph = load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"], {"r": floats(3, 3)}))
+    assert graph.trained == ("r",)
+
+
+def test_a_constant_before_data_is_a_weight() -> None:
+    weight = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(floats(4, 3)))
+    graph = load_onnx(model_of([weight, helper.make_node("MatMul", ["w", "x"], ["y"])], {"x": [3, 2]}, ["y"], {}))
+    assert graph.trained == ("w",)
