@@ -220,7 +220,7 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
     entries: Mapping[str, str] = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
     relative = Path(location)
-    if not location or relative.is_absolute() or ".." in relative.parts:
+    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
         raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
     if document.folder is None:
         raise ModelError(

@@ -497,7 +497,7 @@ class TestExternalData:
         with pytest.raises(ModelError, match=r"weights\.bin' is truncated"):
             load_onnx(path, batch=2)
 
-    @pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname", ""])
+    @pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname", "", "weights\0.bin"])
     def test_other_folders_are_refused(self, tmp_path: Path, location: str) -> None:
         path = self._save(tmp_path)
         model = onnx.load(path, load_external_data=False)
