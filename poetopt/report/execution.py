@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from poetopt.backends.ort import Execution, TrainingRun
@@ -13,6 +14,8 @@ from poetopt.units import show_bytes, show_seconds
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
+    if not math.isfinite(execution.loss):
+        rows.append(("note", "the loss is no number: look at the data and the model's parameters"))
     if execution.bytes_paged:
         rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
     name = plan.problem.model_ref or plan.problem.name
@@ -23,6 +26,7 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
     """The summary of `poetopt run --steps`."""
     first, last = ended.losses[0], ended.losses[-1]
     tail = ended.losses[-max(1, ended.steps // 10) :]
+    lost = next((step for step, loss in enumerate(ended.losses, 1) if not math.isfinite(loss)), None)
     rows = [
         ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {_mean(tail):.6g}"),
         ("check", _training_sameness(ended)),
@@ -33,6 +37,15 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
             f"{show_seconds(ended.reference_step_s)}",
         ),
     ]
+    if lost is not None:
+        rows.insert(
+            1,
+            (
+                "note",
+                f"the loss is no number, first in step {lost}: nothing useful was learned, however equal the bits are; "
+                "look at the data, or take a smaller --lr",
+            ),
+        )
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {ended.steps} steps of training, lr {ended.lr:g}, momentum {ended.momentum:g}", rows)
 

@@ -20,6 +20,7 @@ from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
+from poetopt.report.execution import training_text
 from tests.backends.support import problem, store_all
 from tests.problems import random_plan
 
@@ -122,7 +123,10 @@ def test_data_that_don_t_fit_are_refused() -> None:
         Batches(graph, {**batch, "input": np.zeros((3, 5), np.float32)})
     labels = np.array([0, 1, 2, 3, 77, 1, 1, 1])
     with pytest.raises(ModelError, match="holds the label 77"):
-        train(store_all(problem("mlp")), 3, 0.1, data={**batch, "labels": labels})
+        train(store_all(problem("mlp")), 3, 0.1, data={"input": images[:8], "labels": labels})
+    for wrong in ({**batch, "labels": labels}, {**batch, "input": images}):
+        with pytest.raises(ModelError, match=r"only the 4 of one batch, which would be paired with .* rows too"):
+            Batches(graph, wrong)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,18 @@ def test_a_training_that_diverges_has_the_same_bits(tmp_path: Path) -> None:
     assert ended.bit_identical
     document = ended.to_dict()
     assert None in document["losses"] or max(ended.losses) > 1e6  # type: ignore[operator]
+
+
+def test_a_loss_that_is_no_number_is_told() -> None:
+    plan = store_all(problem("mlp"))
+    batch = dict(random_batch(graph_of("mlp")))
+    nowhere = np.full_like(batch["input"], np.nan)
+    calm, lost = train(plan, 2, 0.1, data=batch), train(plan, 2, 0.1, data={**batch, "input": nowhere})
+    assert lost.bit_identical
+    assert "the loss is no number, first in step 1: nothing useful was learned" in " ".join(
+        training_text(plan, lost).split()
+    )
+    assert "no number" not in training_text(plan, calm)
 
 
 def test_the_example_fine_tunes_inside_its_budget() -> None:

@@ -44,6 +44,10 @@ SLICE = 1 << 16
 """Elements that an update works on at once."""
 
 
+TARGETS = ("labels", "target")
+"""Inputs that a loss compares the output with, row by row."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(Checks):
     """What so many steps with a schedule showed.
@@ -114,7 +118,8 @@ class Batches:
 
     data
         Arrays by input name. One of exactly an input's shape is fed in every step; one that is longer along the first
-        axis is a data set, of which each step takes the next so many rows. All data sets have as many rows.
+        axis is a data set, of which each step takes the next so many rows. All data sets have as many rows, and where
+        there is one, no array has the rows of one batch alone.
 
     Raises ModelError for arrays that fit no input, or data sets of different lengths.
     """
@@ -136,7 +141,20 @@ class Batches:
         if uneven := [name for name, array in self._sets.items() if len(array) != self.rows]:
             lengths = ", ".join(f"{name!r} {len(array)}" for name, array in self._sets.items())
             raise ModelError(f"the data sets have different numbers of rows ({lengths}); cut {uneven[0]!r}")
+        for name in self._sets:
+            self._check_partners(name)
         self.get(0)
+
+    def _check_partners(self, name: str) -> None:
+        """Raise ModelError where an array has the rows of one batch, and would be paired with all rows of `name`."""
+        count = self.graph.tensors[name].shape[0]
+        for other, value in self._fixed.items():
+            # with batches of one row any constant looks like a batch
+            if np.asarray(value).shape[:1] == (count,) and (count > 1 or other in TARGETS):
+                raise ModelError(
+                    f"the data set {name!r} has {self.rows} rows, and {other!r} only the {count} of one batch, which "
+                    f"would be paired with each batch of the other; give {other!r} {self.rows} rows too"
+                )
 
     def get(self, step: int) -> Batch:
         """The batch of a step, from 0. Raises ModelError for values that the model can't take."""
