@@ -22,10 +22,8 @@ HEURISTICS_SHARE = 0.25
 """Share of the time limit after which no further target is tried, where there is a schedule."""
 GRACE_S = 1.0
 """They may go on for so long beyond it: a schedule is worth that however short the limit."""
-PLAIN_SHARE = 0.12
-"""Share of the time left that each solution without paging, or without recomputation, may take."""
-PLAIN_SCOPE = "depth:4"
-"""Where the scope is left open, they are looked for in this one."""
+PLAIN = ((False, True, 0.4), (True, False, 0.08))
+"""Solutions of plainer problems: whether they page, whether they recompute, and the share of the time left for each."""
 
 
 def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -> None:
@@ -68,11 +66,10 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
     options, problem = run.options, run.problem
     if not (problem.wake_j and problem.paging and options.paging and options.remat):
         return
-    for paging, remat in ((False, True), (True, False)):
-        limit = PLAIN_SHARE * max(run.remaining_s, 0.0)
-        scope = PLAIN_SCOPE if options.scope == "auto" else options.scope
+    for paging, remat, share in PLAIN:
+        limit = share * max(run.remaining_s, 0.0)
         with run.timed("plain schedules"):
-            found = solve(problem, replace(options, paging=paging, remat=remat, scope=scope, time_limit_s=limit))
+            found = solve(problem, replace(options, paging=paging, remat=remat, time_limit_s=limit))
         if found.plan is not None:
             _taken(run, run.incumbent, schedule_of(found.plan), "start", strict=False)
         if found.interrupted:

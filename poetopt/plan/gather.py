@@ -22,7 +22,7 @@ TRIALS = 4000
 EFFORT = 200_000
 """Events looked at in all, at most: long plans get fewer trials."""
 
-WAYS = 64
+WAYS = 4
 """Ways to dissolve a run of several transfers that are tried."""
 
 
