@@ -227,6 +227,7 @@ def _finished(builder: GraphBuilder, rename: Mapping[str, str], results: set[str
         outputs = [name for name in written if name in wanted]
         if draft.backward and outputs:
             kept.append((draft, outputs))
-            wanted.update(name for node in draft.nodes for name in node.inputs if name not in written)
+            inner = set(written)
+            wanted.update(name for node in draft.nodes for name in node.inputs if name not in inner)
     for draft, outputs in reversed(kept):
         yield finish(draft, outputs, rename)

@@ -155,6 +155,16 @@ ROWS: tuple[Spec, ...] = (
     *(
         Spec("Einsum", (normal(*a), normal(*b, seed=1)), (0, 1), lambda x, y, e=e: _t().einsum(e, x, y),
              {"equation": e}, label=e)
+        for e, a, b in (("bii,ij->bj", (2, 3, 3), (3, 4)), ("ij,bkkj->bik", (3, 4), (2, 5, 5, 4)),
+                        ("iii,i->i", (3, 3, 3), (3,)))
+    ),
+    *(
+        Spec("Einsum", (normal(*a),), (0,), lambda x, e=e: _t().einsum(e, x), {"equation": e}, label=e)
+        for e, a in (("...ii->...i", (2, 4, 3, 3)), ("ii->", (4, 4)), ("ijij->ji", (2, 3, 2, 3)))
+    ),
+    *(
+        Spec("Einsum", (normal(*a), normal(*b, seed=1)), (0, 1), lambda x, y, e=e: _t().einsum(e, x, y),
+             {"equation": e}, label=e)
         for e, a, b in EINSUMS
     ),
     Spec("Einsum", (normal(2, 3), normal(3, 4), normal(4, 2)), (0, 1, 2),

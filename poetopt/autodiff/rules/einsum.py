@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 import string
+from collections.abc import Sequence
+
+import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
@@ -17,7 +20,7 @@ from poetopt.graph import Tensor
 
 @register_vjp("Einsum", since=12)
 def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above. An operand with a repeated label (a diagonal) has no rule."""
+    """See above. An operand with a repeated label stands for its diagonal, and its gradient lies on it."""
     dy = op.only(cotangents)
     operands = [op.input(index) for index in range(len(op.inputs))]
     terms, result = labels(op.attr_text("equation", ""), [len(t.shape) for t in operands])
@@ -26,15 +29,17 @@ def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
         if not op.need(index):
             gradients.append(None)
             continue
-        if any(len(set(t)) < len(t) for t in (*terms, result)):
-            raise MissingVjpError(f"{op.where}: there is no gradient rule for repeated labels; take the diagonal first")
+        if len(set(result)) < len(result):
+            raise MissingVjpError(f"{op.where}: there is no gradient rule for repeated labels in the result")
         k = op.emit("grad_input")
         others = [pair for at, pair in enumerate(zip(operands, terms, strict=True)) if at != index]
         found, have = dy, result
         for at, (other, other_term) in enumerate(others):
             later = {label for _, t in others[at + 1 :] for label in t} | set(term)
-            found, have = contract(k, (found, have), (other, other_term), later)
-        gradients.append(_shaped(k, found, have, term, operand))
+            found, have = contract(k, (found, have), _diagonal(k, other, other_term), later)
+        once = "".join(dict.fromkeys(term))
+        shape = [operand.shape[term.index(label)] for label in once]
+        gradients.append(_on_diagonal(k, _shaped(k, found, have, once, shape), term))
     return tuple(gradients)
 
 
@@ -50,6 +55,33 @@ def labels(equation: str, ranks: list[int]) -> tuple[list[str], str]:
         once = sorted(c for c in set("".join(terms)) - {"."} if "".join(terms).count(c) == 1)
         right = ("..." if dots else "") + "".join(once)
     return spelt, right.replace("...", dots)
+
+
+def _diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:
+    """x where axes of one label have one index: masked, and summed over all of them but the first."""
+    for axis in reversed(range(len(term))):
+        first = term.index(term[axis])
+        if first != axis:
+            x = k.reduce_sum(k.mul(x, _same(k, x, len(term), first, axis)), [axis], keepdims=False)
+            term = term[:axis] + term[axis + 1 :]
+    return x, term
+
+
+def _on_diagonal(k: OperatorBuilder, x: Tensor, term: str) -> Tensor:
+    """The transpose of `_diagonal`: x, whose axes have each label once, with zeros around."""
+    for axis, label in enumerate(term):
+        first = term.index(label)
+        if first != axis:
+            wider = k.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+            x = k.mul(wider, _same(k, x, len(wider.shape), first, axis))
+    return x
+
+
+def _same(k: OperatorBuilder, x: Tensor, rank: int, first: int, axis: int) -> Tensor:
+    """1 where the indices of two axes are equal, else 0; to be broadcast to `rank` axes."""
+    length = x.shape[first]
+    shape = [length if place in (first, axis) else 1 for place in range(rank)]
+    return k.graph.constant(np.eye(length).reshape(shape).astype(x.dtype))
 
 
 def contract(
@@ -86,10 +118,10 @@ def _summed(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> t
     return k.reduce_sum(x, axes, keepdims=False), "".join(label for label in term if label in needed)
 
 
-def _shaped(k: OperatorBuilder, x: Tensor, have: str, term: str, like: Tensor) -> Tensor:
+def _shaped(k: OperatorBuilder, x: Tensor, have: str, term: str, shape: Sequence[int]) -> Tensor:
     """x in the axis order of `term`; labels that nothing else had are repeated, broadcast ones summed."""
     x = k.transpose(x, [have.index(label) for label in term if label in have])
     sizes = dict(zip((label for label in term if label in have), x.shape, strict=True))
     x = k.reshape(x, [sizes.get(label, 1) for label in term])
-    x = k.sum_to(x, [1 if d == 1 else x.shape[axis] for axis, d in enumerate(like.shape)])
-    return k.expand(x, like.shape)
+    x = k.sum_to(x, [1 if d == 1 else x.shape[axis] for axis, d in enumerate(shape)])
+    return k.expand(x, shape)

@@ -6,6 +6,8 @@ derivatives of the gates are prepared for all steps at once. Reads X, the weight
 four times the gates of all steps (LSTM: 16, GRU: 12 numbers for each element of Y). The two directions of a
 bidirectional layer follow one another; the second is the first on reversed sequences.
 
+Since every step is a few nodes, a layer of more than 2,048 steps is refused.
+
 No rule for sequence lengths, peepholes, clipping, other activations than the default ones, or layout 1.
 """
 
@@ -17,8 +19,11 @@ from dataclasses import dataclass
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.pieces import affine, column_sum
-from poetopt.errors import MissingVjpError
+from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Tensor
+
+_MOST_STEPS = 2048
+"""About 15 nodes a step and direction; a longer operator takes minutes to lay out."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,11 @@ def _refuse(op: Primal, activations: Sequence[str]) -> None:
     for reason, there in reasons.items():
         if there:
             raise MissingVjpError(f"{op.where}: there is no gradient rule for {reason}; train a plain layer instead")
+    if op.x.shape[0] > _MOST_STEPS:
+        raise ModelError(
+            f"{op.where}: a sequence of {op.x.shape[0]:,} steps; its backward pass is written out step by step, for "
+            f"at most {_MOST_STEPS:,}; export the model for shorter sequences (truncated backpropagation through time)"
+        )
 
 
 def _strings(value: object) -> list[str]:

@@ -1,0 +1,41 @@
+"""What rules refuse: one message with node, reason and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from poetopt.autodiff import differentiate
+from poetopt.errors import MissingVjpError, ModelError
+from poetopt.graph import Graph
+from tests.autodiff.build import Array, graph
+
+GATES = {"LSTM": 4, "GRU": 3}
+
+
+def layer(
+    op: str, steps: int, more: str = "", inputs: str = "x, w, r", extra: Mapping[str, Array] | None = None
+) -> Graph:
+    """A recurrent layer of width and state 2, one sequence."""
+    rng = np.random.default_rng(0)
+    w, r = (rng.standard_normal((1, GATES[op] * 2, 2)).astype(np.float32) for _ in range(2))
+    nodes = f"y = {op}<hidden_size=2{more}>({inputs})"
+    return graph(nodes, {"x": (steps, 1, 2)}, {"w": w, "r": r, **(extra or {})}, ["y"], train="w,r")
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_a_long_sequence_is_refused_at_once(op: str) -> None:
+    message = rf"node '{op.lower()}0' \({op}.*: a sequence of 1,048,576 steps; .* at most 2,048; .* shorter sequences"
+    with pytest.raises(ModelError, match=message):
+        differentiate(layer(op, 2**20), loss="mse")
+    assert differentiate(layer(op, 30), loss="mse").gradients
+
+
+def test_sequence_lengths_and_clipping_have_no_rule() -> None:
+    lengths = {"n": np.array([3], np.int32)}
+    with pytest.raises(MissingVjpError, match="no gradient rule for sequence lengths; train a plain layer"):
+        differentiate(layer("LSTM", 4, inputs="x, w, r, , n", extra=lengths), loss="mse")
+    with pytest.raises(MissingVjpError, match="no gradient rule for clipping"):
+        differentiate(layer("GRU", 4, more=";clip=1.0"), loss="mse")
