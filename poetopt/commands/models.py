@@ -68,9 +68,14 @@ def grad(
         {**summary(graph), "loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)},
         json,
     )
-    say(
+    lines = [
         f"{out}: {len(graph.operators)} operators; loss {graph.loss_kind}, {len(graph.gradients)} gradients, "
-        f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}",
-        unless=json,
-    )
+        f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}"
+    ]
+    if graph.states:
+        pairs = [f"{old} -> {new}" for old, new in graph.states.items()]
+        shown = ", ".join(pairs[:2]) + (f", ... ({len(pairs)} in --json)" if len(pairs) > 2 else "")
+        lines.append(f"  statistics  before -> after the step: {shown}")
+    lines += [f"  note        {note}" for note in graph.notes]
+    say("\n".join(lines), unless=json)
     return 0

@@ -120,6 +120,17 @@ def test_grad_writes_a_standard_model(run: Runner, tmp_path: Path) -> None:
     assert not any(name.startswith("conv") for name in outputs)
 
 
+def test_grad_says_which_statistic_becomes_which(run: Runner, tmp_path: Path) -> None:
+    place = tmp_path / "train.onnx"
+    told = run("grad", "resnet18-cifar", "-o", place).out
+    states = json.loads(run("grad", "resnet18-cifar", "-o", place, "--json", "-").out)["states"]
+    old, new = next(iter(states.items()))
+    assert f"{old} -> {new}" in told
+    assert f"({len(states)} in --json)" in told
+    assert {output.name for output in onnx.load(place).graph.output} >= set(states.values())
+    assert "are trained (inferred; --train to choose)" in told
+
+
 def test_zoo_lists_and_writes(run: Runner, tmp_path: Path) -> None:
     assert all(name in run("zoo").out for name in zoo.names())
     place = tmp_path / "mlp.onnx"
