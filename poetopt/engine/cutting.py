@@ -57,7 +57,7 @@ def cut(
         if relaxed.point is None or on_bound(relaxed.objective):
             break
         scale = overhead_j or abs(relaxed.objective)
-        steep = relaxed.objective - last > STEEP * (scale - relaxed.objective)
+        steep = overhead_j is not None and relaxed.objective - last > STEEP * (overhead_j - relaxed.objective)
         if time.monotonic() > (latest if steep else until):
             break
         if relaxed.objective - last < STALL_GAIN * scale:

@@ -72,11 +72,12 @@ class ModelSearch:
         if infeasible:
             return Ending.INFEASIBLE
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-        whole = self.exact and not self.patient and self.beyond is None
-        if whole and not run.closed(max(run.options.gap, IMPROVE_GAP)):
+        whole = self.beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP))
+        if whole or self.patient:
             with run.timed("neighbourhoods"):
                 until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
-                near_relaxation(run, self.chosen, self.model, session, until)
+                if self.exact and not self.patient:
+                    near_relaxation(run, self.chosen, self.model, session, until)
                 improve(run, self.chosen, self.model, session, until)
         with run.timed("search"):
             return self._integer()

@@ -16,8 +16,8 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
 DEPTHS follow while each is proven and pays."""
-WARM_UP_SHARE = (0.35, 0.7)
-"""Share of the remaining time that one of those may take, and one of the deeper ones."""
+WARM_UP_SHARE = (0.2, 0.35, 0.7)
+"""Share of the remaining time that each of those may take, and one of the deeper ones."""
 PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
@@ -47,7 +47,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             continue
         run.until = run.begin + run.options.time_limit_s
         if warm_up:
-            run.until = time.monotonic() + WARM_UP_SHARE[place >= len(WARM_UP)] * run.remaining_s
+            run.until = time.monotonic() + WARM_UP_SHARE[min(place, len(WARM_UP))] * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
         before = run.incumbent.value
