@@ -6,11 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
 from poetopt.errors import MissingVjpError, ModelError
+from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
 from tests.autodiff.build import Array, graph
+from tests.frontends.support import model_of
 
 GATES = {"LSTM": 4, "GRU": 3}
 
@@ -39,3 +42,11 @@ def test_sequence_lengths_and_clipping_have_no_rule() -> None:
         differentiate(layer("LSTM", 4, inputs="x, w, r, , n", extra=lengths), loss="mse")
     with pytest.raises(MissingVjpError, match="no gradient rule for clipping"):
         differentiate(layer("GRU", 4, more=";clip=1.0"), loss="mse")
+
+
+def test_an_axis_that_is_cut_away_has_nothing_to_repeat() -> None:
+    weights = {"w": np.ones((2, 3), np.float32), "p": np.array([0, -3, 0, 5])}
+    nodes = [make_node("Pad", ["w", "p"], ["y"], name="pad0", mode="wrap"), make_node("Mul", ["y", "x"], ["z"])]
+    cut = load_onnx(model_of(nodes, {"x": [2, 5]}, ["z"], weights, opset=19), train="w")
+    with pytest.raises(ModelError, match=r"node 'pad0' .*: cuts all of axis 1 away"):
+        differentiate(cut, loss="mse")

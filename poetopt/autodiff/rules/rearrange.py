@@ -43,6 +43,8 @@ def pad(op: Primal, cotangents: Cotangents) -> Gradients:
     if mode not in {"reflect", "edge", "wrap"}:
         raise ModelError(f"{op.where}: unknown mode {mode!r}")
     for axis in range(rank):
+        if min(before[axis], 0) + min(after[axis], 0) + x.shape[axis] <= 0:
+            raise ModelError(f"{op.where}: cuts all of axis {axis} away before it repeats anything; export it without")
         if before[axis] or after[axis]:
             dy = along(k, dy, axis, padding_matrix(x.shape[axis], before[axis], after[axis], mode))
     return dy, None
