@@ -11,9 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
+from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Role
+from tests.autodiff.oracle import run as run_graph
 from tests.frontends.support import floats, run
 
 torch = pytest.importorskip("torch")
@@ -159,3 +161,33 @@ def test_the_newer_exporter(make: Any) -> None:
     batch = torch.export.Dim("batch")
     graph = load_onnx(export(module, torch.zeros(shape), dynamo=True, dynamic_shapes=({0: batch},)), batch=4)
     same_outputs(graph, module, floats(4, *shape[1:]))
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_tied_output_layer_is_one_parameter(training: bool, dynamo: bool) -> None:
+    """Folded, the exporters store the embedding's transpose beside it; the gradient is torch's sum over both uses."""
+    if dynamo and (training or importlib.util.find_spec("onnxscript") is None):
+        pytest.skip("the newer exporter needs onnxscript, and folds in both modes")
+
+    class Tied(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.inner = nn.Embedding(40, 32), nn.Linear(32, 32)
+            self.head = nn.Linear(32, 40, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.head(torch.tanh(self.inner(self.words(x))))
+
+    torch.manual_seed(0)
+    module, ids = Tied(), torch.randint(0, 40, (2, 6))
+    step = differentiate(load_onnx(export(module, ids, training=training, dynamo=dynamo)), loss="mse")
+    assert sorted(step.tensors[name].shape for name in step.trained) == [(32,), (32, 32), (40, 32)]
+    labels = next(name for name in step.inputs if name != "x")
+    target = floats(*step.tensors[labels].shape, seed=5)
+    ((module(ids) - torch.from_numpy(target)) ** 2).mean().backward()
+    found = run_graph(step, {"x": ids.numpy(), labels: target})
+    (name,) = (name for name in step.trained if step.tensors[name].shape == (40, 32))
+    want = module.words.weight.grad.numpy()
+    assert np.linalg.norm(found[f"{name}.grad"] - want) <= 1e-5 * np.linalg.norm(want)
