@@ -122,7 +122,7 @@ def test_an_interrupt_without_a_plan_is_no_schedule(problem: po.Problem, monkeyp
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poetopt.engine.loop._first_schedules", interrupt)
+    monkeypatch.setattr("poetopt.engine.loop.first_schedules", interrupt)
     with pytest.raises(NoScheduleError, match=r"interrupted.*--time-limit") as raised:
         po.solve(problem, ram=problem.least_ram_bytes)
     assert raised.value.exit_code == 4
