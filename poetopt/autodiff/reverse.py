@@ -17,8 +17,17 @@ from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.order import low_memory_order
 from poetopt.autodiff.regions import compose
-from poetopt.autodiff.registry import Primal, blocked_inputs, downstream, find_rule, principal, rule_of
-from poetopt.errors import ModelError
+from poetopt.autodiff.registry import (
+    Cotangents,
+    Gradients,
+    Primal,
+    blocked_inputs,
+    downstream,
+    find_rule,
+    principal,
+    rule_of,
+)
+from poetopt.errors import ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 
 
@@ -131,7 +140,7 @@ class _Sweep:
                 continue
             first = len(self.builder.drafts)
             primal = Primal(operator, principal(operator), *self.signature(operator), needs, self.builder)
-            parts = rule_of(operator, self.builder.opset)(primal, tuple(cotangents))
+            parts = self.parts(primal, tuple(cotangents))
             for name, needed, part in zip(names, needs, parts, strict=False):
                 if needed and part is not None:
                     summed = self.unbroadcast(part, self.builder.tensors[name], primal, first)
@@ -139,6 +148,18 @@ class _Sweep:
         for name in list(self.contributions):
             self.total(name)
         return self.totals
+
+    def parts(self, primal: Primal, cotangents: Cotangents) -> Gradients:
+        """What the rule of an operator gives; ModelError where shapes that nothing compared before don't fit."""
+        try:
+            return rule_of(primal.operator, self.builder.opset)(primal, cotangents)
+        except PoetError:
+            raise
+        except (ValueError, IndexError) as error:
+            raise ModelError(
+                f"{primal.where}: its gradient can't be written: {error}; do the shapes of its operands fit? If they "
+                "do, please report it"
+            ) from error
 
     def signature(self, operator: Operator) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
         """Input and output tensors by position."""

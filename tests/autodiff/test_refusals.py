@@ -19,11 +19,16 @@ GATES = {"LSTM": 4, "GRU": 3}
 
 
 def layer(
-    op: str, steps: int, more: str = "", inputs: str = "x, w, r", extra: Mapping[str, Array] | None = None
+    op: str,
+    steps: int,
+    more: str = "",
+    inputs: str = "x, w, r",
+    extra: Mapping[str, Array] | None = None,
+    rows: int | None = None,
 ) -> Graph:
-    """A recurrent layer of width and state 2, one sequence."""
+    """A recurrent layer of width and state 2, one sequence; its weights have `rows`, or as many as they should."""
     rng = np.random.default_rng(0)
-    w, r = (rng.standard_normal((1, GATES[op] * 2, 2)).astype(np.float32) for _ in range(2))
+    w, r = (rng.standard_normal((1, rows or GATES[op] * 2, 2)).astype(np.float32) for _ in range(2))
     nodes = f"y = {op}<hidden_size=2{more}>({inputs})"
     return graph(nodes, {"x": (steps, 1, 2)}, {"w": w, "r": r, **(extra or {})}, ["y"], train="w,r")
 
@@ -42,6 +47,14 @@ def test_sequence_lengths_and_clipping_have_no_rule() -> None:
         differentiate(layer("LSTM", 4, inputs="x, w, r, , n", extra=lengths), loss="mse")
     with pytest.raises(MissingVjpError, match="no gradient rule for clipping"):
         differentiate(layer("GRU", 4, more=";clip=1.0"), loss="mse")
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_weights_of_another_size_are_refused(op: str) -> None:
+    with pytest.raises(
+        ModelError, match=rf"{op}.*input 1 has the shape \[1, 5, 2\], which should be .* 2 hidden"
+    ):
+        differentiate(layer(op, 3, rows=5), loss="mse")
 
 
 def test_an_axis_that_is_cut_away_has_nothing_to_repeat() -> None:

@@ -106,6 +106,31 @@ def _refuse(op: Primal, activations: Sequence[str]) -> None:
         )
 
 
+def _fits(op: Primal, gates: int) -> None:
+    """Raise ModelError where an operand hasn't the shape that the others imply: type inference doesn't compare them."""
+    _, batch, width = op.x.shape
+    hidden = op.input(2).shape[-1]
+    directions = 2 if op.attr_text("direction", "forward") == "bidirectional" else 1
+    state = (directions, batch, hidden)
+    wanted = {
+        1: (directions, gates * hidden, width),
+        2: (directions, gates * hidden, hidden),
+        3: (directions, 2 * gates * hidden),
+        5: state,
+        6: state,
+    }
+    for place, shape in wanted.items():
+        if op.has(place) and op.input(place).shape != shape:
+            raise ModelError(
+                f"{op.where}: input {place} has the shape {list(op.input(place).shape)}, which should be {list(shape)} "
+                f"for {hidden} hidden units and inputs of {width} at a batch of {batch}"
+            )
+    if op.attr_int("hidden_size", hidden) != hidden:
+        raise ModelError(
+            f"{op.where}: hidden_size is {op.attr_int('hidden_size', hidden)}, and the weights are for {hidden}"
+        )
+
+
 def _strings(value: object) -> list[str]:
     items = value if isinstance(value, (list, tuple)) else ()
     return [v.decode() if isinstance(v, bytes) else str(v) for v in items]
@@ -116,6 +141,7 @@ def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
     x, w, r = op.x, op.input(1), op.input(2)
     steps, batch, width = x.shape
     directions, _, hidden = r.shape
+    _fits(op, 4 if states == 2 else 3)
     y = _sequence(op, k, states)
     given = (*cotangents, None, None, None)[:3]
     found: list[Found] = []
