@@ -51,9 +51,7 @@ def test_sequence_lengths_and_clipping_have_no_rule() -> None:
 
 @pytest.mark.parametrize("op", GATES)
 def test_weights_of_another_size_are_refused(op: str) -> None:
-    with pytest.raises(
-        ModelError, match=rf"{op}.*input 1 has the shape \[1, 5, 2\], which should be .* 2 hidden"
-    ):
+    with pytest.raises(ModelError, match=rf"{op}.*input 1 has the shape \[1, 5, 2\], which should be .* 2 hidden"):
         differentiate(layer(op, 3, rows=5), loss="mse")
 
 
