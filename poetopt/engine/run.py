@@ -14,6 +14,11 @@ from poetopt.formulations import formulation
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+ENDING_SHARE = 0.1
+"""At most so much of the time limit is set aside for what comes after the search."""
+ENDING_S = 2e-5
+"""Seconds of it for each pair of operators: 4 where there are 457 of them."""
+
 
 @dataclass
 class Run:
@@ -40,7 +45,13 @@ class Run:
     def __post_init__(self) -> None:
         self.incumbent = Incumbent(self.problem, self.options)
         self.chosen = formulation(self.options.formulation)
-        self.until = self.begin + self.options.time_limit_s
+        self.until = self.latest
+
+    @property
+    def latest(self) -> float:
+        """The moment at which searching ends: what is left of the time limit is for the plan's transfers and layout."""
+        limit_s = self.options.time_limit_s
+        return self.begin + limit_s - min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
 
     @property
     def elapsed_s(self) -> float:

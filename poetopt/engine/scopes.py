@@ -45,7 +45,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         warm_up = not automatic and place < len(scopes) - 1
         if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.closed):
             continue
-        run.until = run.begin + run.options.time_limit_s
+        run.until = run.latest
         if warm_up:
             run.until = time.monotonic() + WARM_UP_SHARE[min(place, len(WARM_UP))] * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
