@@ -93,12 +93,12 @@ def progress_line(progress: Progress) -> str:
     """`12.3 s  search, depth<=4: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
     from poetopt.units import show_joules, show_seconds, show_share
 
-    shown = show_seconds if progress.unit == "s" else show_joules
+    show = show_seconds if progress.unit == "s" else show_joules
     text = f"{progress.elapsed_s:.1f} s  {progress.phase}, {progress.scope}: "
     overhead, bound = progress.overhead_j, progress.overhead_bound_j
-    text += "no schedule yet" if overhead is None else f"overhead {shown(overhead)}"
+    text += "no schedule yet" if overhead is None else f"overhead {show(overhead)}"
     if bound:
-        text += f", bound {shown(bound)}"
+        text += f", bound {show(bound)}"
         if overhead:
             text += f", gap {show_share(max(0.0, (overhead - bound) / overhead))}"
     return text

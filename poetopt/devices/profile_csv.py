@@ -12,14 +12,12 @@ from pathlib import Path
 from statistics import median
 
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
-from poetopt.devices.sanity import LONGEST_S, RANGES
+from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 from poetopt.devices.signature import signatures
 from poetopt.errors import DeviceError
 from poetopt.graph import Graph
 
 COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
-LIMITS = {"time_s": (0.0, 1e6), "energy_j": (0.0, 1e9), "workspace_bytes": (0.0, 2.0**50), "bytes": (0.0, 2.0**50)}
-"""What a number may be: as in a profile's file."""
 PAGE_IN, PAGE_OUT = "page_in", "page_out"
 
 
@@ -205,7 +203,7 @@ def _number(text: str, column: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    least, most = LIMITS[column]
+    least, most = MEASURED[column]
     if not (least < value if column == "time_s" else least <= value):
         more = "more than" if column == "time_s" else "at least"
         raise DeviceError(f"{where}: {column} is {text!r}; it must be a number of {more} {least:g}")

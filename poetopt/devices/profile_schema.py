@@ -7,16 +7,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
-from poetopt.devices.sanity import LONGEST_S
+from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 
-Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)]
-"""Of an operator: more than none, and under a fortnight."""
-Spread = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, strict=True)]
+_TIME_S = MEASURED["time_s"][1]
+_RATE_LEAST, _RATE_MOST = RANGES["page_in_bytes_per_s"]
+
+Seconds = Annotated[float, Field(gt=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
+"""Of an operator: more than none."""
+Spread = Annotated[float, Field(ge=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
 Latency = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False, strict=True)]
-Joules = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]
-Watts = Annotated[float, Field(ge=0, le=1e5, allow_inf_nan=False, strict=True)]
-Rate = Annotated[float, Field(ge=0.1, le=1e13, allow_inf_nan=False, strict=True)]
-Bytes = Annotated[int, Field(ge=0, le=2**50, strict=True)]
+Joules = Annotated[float, Field(ge=0, le=MEASURED["energy_j"][1], allow_inf_nan=False, strict=True)]
+Watts = Annotated[float, Field(ge=0, le=RANGES["active_power_w"][1], allow_inf_nan=False, strict=True)]
+Rate = Annotated[float, Field(ge=_RATE_LEAST, le=_RATE_MOST, allow_inf_nan=False, strict=True)]
+Bytes = Annotated[int, Field(ge=0, le=int(MEASURED["workspace_bytes"][1]), strict=True)]
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 

@@ -38,6 +38,13 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "storage_bus_bytes_per_s": (0.1, 1e13),
 }
 """What no machine goes below or beyond, with room to spare: a figure outside has the wrong unit."""
+MEASURED: Mapping[str, tuple[float, float]] = {
+    "time_s": (0, 1e6),
+    "energy_j": (0, 1e9),
+    "workspace_bytes": (0, 2**50),
+    "bytes": (0, 2**50),
+}
+"""The same for what is measured of one operator or one transfer: under a fortnight, for one."""
 WHOLE = ("ram_bytes", "storage_bytes", "storage_block_bytes")
 """Figures that count bytes."""
 
