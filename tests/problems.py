@@ -199,3 +199,11 @@ def random_tight(
         problem = random_problem(rng, operators=operators, training=training, paging=paging, dma=dma)
         if problem.least_ram_bytes < simulate(store_all(problem)).peak_bytes:
             return problem, random_budget(rng, problem)
+
+
+def random_few(rng: random.Random) -> tuple[Problem, int]:
+    """A tight training problem of at most seven tensors: all plans of it can be searched."""
+    while True:
+        problem, ram_bytes = random_tight(rng, operators=5, training=True)
+        if len(problem.tensors) <= 7:
+            return problem, ram_bytes

@@ -22,7 +22,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.schedule import Schedule
 from tests.cheapest import least_cost
-from tests.problems import random_tight
+from tests.problems import random_few
 
 State = tuple[int, frozenset[int], frozenset[int]]
 """Operators done, what is in RAM, what was ever written to storage."""
@@ -57,11 +57,9 @@ def least_overhead_j(problem: Problem, ram_bytes: int, *, remat: bool = True) ->
 def small_storage(seed: int) -> tuple[Problem, int]:
     """A tight problem on a storage of a few blocks."""
     rng = random.Random(seed)
-    while True:
-        problem, ram_bytes = random_tight(rng, operators=5, training=True)
-        if len(problem.tensors) <= 7:
-            block = rng.choice((1, 2, 4))
-            return replace(problem, storage_bytes=rng.randint(0, 8), storage_block_bytes=block), ram_bytes
+    problem, ram_bytes = random_few(rng)
+    block = rng.choice((1, 2, 4))
+    return replace(problem, storage_bytes=rng.randint(0, 8), storage_block_bytes=block), ram_bytes
 
 
 def test_plans_and_bounds_against_exhaustive_search() -> None:

@@ -17,7 +17,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from tests.cheapest import least_cost
-from tests.problems import random_plan, random_problem, random_tight
+from tests.problems import random_few, random_plan, random_problem
 
 State = tuple[int, frozenset[int], frozenset[int], bool]
 """Operators done, what is in RAM, what is on storage, and whether the storage is awake."""
@@ -53,11 +53,9 @@ def least_overhead_j(problem: Problem, ram_bytes: int) -> float | None:
 def waking(seed: int) -> tuple[Problem, int]:
     """A tight problem of few tensors on a device whose storage costs energy to wake."""
     rng = random.Random(seed)
-    while True:
-        problem, ram_bytes = random_tight(rng, operators=5, training=True)
-        if len(problem.tensors) <= 7:
-            times = tuple(replace(operator, time_s=max(operator.time_s, 0.5)) for operator in problem.operators)
-            return replace(problem, operators=times, wake_j=rng.choice((0.5, 1.0, 3.0))), ram_bytes
+    problem, ram_bytes = random_few(rng)
+    times = tuple(replace(operator, time_s=max(operator.time_s, 0.5)) for operator in problem.operators)
+    return replace(problem, operators=times, wake_j=rng.choice((0.5, 1.0, 3.0))), ram_bytes
 
 
 def test_plans_and_bounds_against_exhaustive_search() -> None:
