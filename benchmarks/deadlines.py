@@ -120,11 +120,12 @@ def main() -> None:
     parser.add_argument("--scope", default="depth:4", help="which recomputations exist")
     parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
     arguments = parser.parse_args()
+    command = f"python -m benchmarks.deadlines --limit {arguments.limit:g} --scope {arguments.scope}"
     lines = [
         f"# Deadlines: {NETWORK} at {SHARE:.0%}, scope {arguments.scope}, {arguments.limit:.0f} s a solve",
         "",
-        "Made by `python -m benchmarks.deadlines`. `hidden` is the part of the transfers' seconds during which the CPU",
-        "computes; `models solved` is 1 where no repair was needed.",
+        f"Made by `{command}`. `hidden` is the part of the transfers' seconds",
+        "during which the CPU computes; `models solved` is 1 where no repair was needed.",
         "",
         HEADING,
         "|---" * HEADING.count("| ") + "|",
