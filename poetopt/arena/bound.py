@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 
 def lower_bound(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int], alignment: int = 1) -> int:
@@ -15,15 +16,18 @@ def lower_bound(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
         + [(ends[k], 0, k) for k in range(len(sizes)) if sizes[k] and starts[k] < ends[k]]
     )
     rounded = [-(-size // alignment) * alignment for size in sizes]
-    live: set[int] = set()
+    # the most that rounding adds to a live buffer: on top of a heap, from which the dead go when they surface
+    added = [(sizes[k] - rounded[k], ends[k]) for k in range(len(sizes))]
+    live: list[tuple[int, int]] = []
     level = bound = 0
-    for _, begins, k in events:
+    for time, begins, k in events:
         if not begins:
-            live.discard(k)
             level -= rounded[k]
             continue
-        live.add(k)
+        heappush(live, added[k])
         level += rounded[k]
         if level > bound:
-            bound = max(bound, level - max(rounded[j] - sizes[j] for j in live))
+            while live[0][1] <= time:
+                heappop(live)
+            bound = max(bound, level + live[0][0])
     return bound

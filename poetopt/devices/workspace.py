@@ -11,6 +11,7 @@ says also where in a larger workspace it would fit, for a runtime that can be to
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,10 +92,8 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
         alignment,
     )
     at = dict(zip(names, offsets, strict=True))
-    places: list[int] = []
-    for k, need in enumerate(kernels):
-        alive = sorted((at[name], at[name] + tensors[name].nbytes) for name in names if first[name] <= k <= last[name])
-        places.append(_gap(alive, need, alignment))
+    spans = [(at[name], at[name] + tensors[name].nbytes, first[name], last[name]) for name in names]
+    places = _places(kernels, spans, alignment)
     return InnerLayout(
         storage=group,
         offsets={**at, **{name: at[root] for name, root in group.items() if root in at}},
@@ -103,6 +102,24 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
         kernel_offsets=tuple(places),
         total_bytes=max([size, *(place + need for place, need in zip(places, kernels, strict=True))]),
     )
+
+
+def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
+    """For each node, where what its kernel takes fits between the temporaries alive: start, end, first node, last."""
+    begins: dict[int, list[tuple[int, int]]] = {}
+    ends: dict[int, list[tuple[int, int]]] = {}
+    for start, end, begin, last in spans:
+        begins.setdefault(begin, []).append((start, end))
+        ends.setdefault(last, []).append((start, end))
+    alive: list[tuple[int, int]] = []
+    places: list[int] = []
+    for k, need in enumerate(kernels):
+        for span in begins.get(k, ()):
+            insort(alive, span)
+        places.append(_gap(alive, need, alignment) if need else 0)
+        for span in ends.get(k, ()):
+            del alive[bisect_left(alive, span)]
+    return places
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,39 +136,48 @@ def shared_storage(operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping
     The result maps a tensor to the one that names its storage: an output or an input of the operator where the
     group has one, else a temporary. Inputs are never written over.
     """
-    group = dict(inner_storage(operator))
+    link = dict(inner_storage(operator))
+
+    def root_of(name: str) -> str:
+        top = name
+        while top in link:
+            top = link[top]
+        while name != top:
+            link[name], name = top, link[name]
+        return top
+
+    read = set(operator.inputs)
     outside = {*operator.inputs, *operator.outputs}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for k, node in enumerate(operator.nodes):
         for name in filter(None, (*node.inputs, *node.outputs)):
-            root = group.get(name, name)
+            root = root_of(name)
             first.setdefault(root, k)
             last[root] = k
     for k, node in enumerate(operator.nodes):
         if node.domain or len(node.outputs) != 1 or node.op_type not in IN_PLACE:
             continue
-        written = group.get(node.outputs[0], node.outputs[0])
-        if written in operator.inputs or first[written] != k:
+        written = root_of(node.outputs[0])
+        if written in read or first[written] != k:
             continue
         size = find(operator, node, node.outputs[0], tensors).nbytes
         for index in IN_PLACE[node.op_type]:
             name = node.inputs[index] if index < len(node.inputs) else ""
-            root = group.get(name, name)
+            root = root_of(name)
             if not name or root in outside or last[root] != k or root == written:
                 continue
             if find(operator, node, name, tensors).nbytes == size == tensors[written].nbytes == tensors[root].nbytes:
-                group.update({member: written for member, of in group.items() if of == root})
-                group[root] = written
+                link[root] = written
                 first[written] = first[root]
                 break
-    return group
+    return {name: root_of(name) for name in link}
 
 
 def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
     place = 0
     for start, end in alive:
-        if not need or start - place >= need:
+        if start - place >= need:
             break
         place = max(place, -(-end // alignment) * alignment)
     return place
