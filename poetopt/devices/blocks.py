@@ -26,7 +26,7 @@ GRANULARITIES = ("operator", "block")
 """One scheduled operator for each ONNX op or gradient, or chains of cheap ones together."""
 
 HEAVY = frozenset(
-    {"Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool"}
+    {"Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool", "RNN"}
 )
 """Ops that are never part of a block, however small."""
 

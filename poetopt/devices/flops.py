@@ -33,6 +33,7 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | Attention | a score 2 (width of a key + of a value) + 6 + exp |
 | RotaryEmbedding | 3 x |
 | LSTM, GRU | a step and gate: 2 (inputs + hidden) + 2; a state 6 + 5 exp, or 6 + 3 exp |
+| RNN | a step and unit: 2 (inputs + hidden) + 2, and the activation |
 | Resize | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = scaled axes |
 | moving data (`MOVES`) | 0 |
 | anything else | n: one an element |
@@ -296,6 +297,14 @@ def _recurrent(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return directions * steps * batch * (gates * (2 * (width + hidden) + 2) + state)
 
 
+def _rnn(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    (steps, batch), (directions, hidden, width) = inputs[0][:2], inputs[1]
+    given = node.attributes.get("activations", ())
+    names = [str(name) for name in given] if isinstance(given, Sequence) else []
+    bent = sum(ELEMENTWISE.get(name, _T) for name in (*names, *["Tanh"] * (directions - len(names))))
+    return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + bent)
+
+
 def _softmax(node: Node, inputs: Shapes, n: int, x: int) -> int:
     shape = inputs[0]
     length = shape[_integer(node, "axis", -1)] if shape else 1
@@ -356,6 +365,7 @@ _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "Attention": _attention,
     "LSTM": _recurrent,
     "GRU": _recurrent,
+    "RNN": _rnn,
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "SoftmaxCrossEntropyLoss": _cross_entropy,

@@ -22,6 +22,7 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | HardSwish, Mish, Swish | the output | expanded into others |
 | Attention | the scores of all heads; causal adds one mask | they are written out |
 | LSTM, GRU | the gates of all steps; a reversed direction adds what it reads and writes | inputs times weights |
+| RNN | one direction's Y, and all of Y where nobody asks for it | inputs times weights |
 | Dropout without its mask | 1 an element | *heap*: the mask |
 | Resize | a position along each axis: 8 (nearest), 16 or 24 (linear), 256 (cubic) | *heap*: positions, weights |
 | anything else | 0 | |
@@ -203,6 +204,13 @@ def _recurrent(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     return directions * _round(4 * rows * gates) + again + states
 
 
+def _rnn(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    # the second direction takes the first one's room
+    directions, hidden, _ = _shape(inputs, 2)
+    whole = _round(4 * math.prod(_shape(inputs, 0)[:-1]) * hidden)
+    return whole + (0 if node.outputs and node.outputs[0] else directions * whole)
+
+
 def _dropout(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     # a mask that nobody asked for is made all the same
     return 0 if len(outputs) > 1 else _round(outputs[0].size)
@@ -249,6 +257,7 @@ _RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
     "Attention": _attention,
     "LSTM": _recurrent,
     "GRU": _recurrent,
+    "RNN": _rnn,
     "GroupNormalization": _group_normalization,
     "MeanVarianceNormalization": _mean_variance,
     "Dropout": _dropout,

@@ -41,5 +41,5 @@ def graph(
 
 def _value(text: str) -> Any:
     if text.startswith("["):
-        return [int(v) for v in text.strip("[]").split()]
+        return [v if v.isalpha() else int(v) for v in text.strip("[]").split()]
     return float(text) if "." in text else int(text)

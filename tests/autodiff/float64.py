@@ -125,10 +125,25 @@ def gru_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attrib
     return [(1 - z) * candidate + z * h]
 
 
-def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | None, first: list[Array | None],
-             attributes: dict[str, Any]) -> tuple[Array, ...]:  # fmt: skip
-    """Y and the last states of a recurrent layer with `count` states."""
+def rnn_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attributes: dict[str, Any]) -> list[Array]:
+    """One step of an RNN: the state is h."""
+    wb, rb = np.split(b, 2)
+    total = x @ w.T + states[0] @ r.T + wb + rb
+    return [np.tanh(total) if attributes["activation"] == "Tanh" else np.maximum(total, 0)]
+
+
+def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
+             first: list[Array | None], attributes: dict[str, Any]) -> tuple[Array, ...]:  # fmt: skip
+    """Y and the last states of a recurrent layer with `count` states, one sequence of the batch after the other."""
+    if lengths is not None:
+        parts = []
+        for n, length in enumerate(lengths.tolist()):
+            start = [None if s is None else s[:, n : n + 1] for s in first]
+            y, *last = unrolled(step, count, x[:length, n : n + 1], w, r, b, None, start, attributes)
+            parts.append((np.pad(y, ((0, x.shape[0] - length), *[(0, 0)] * 3)), *last))
+        return tuple(np.concatenate(each, -2) for each in zip(*parts, strict=True))
     sequences, lasts = [], []
+    activations = [*(attributes.get("activations") or ()), "Tanh", "Tanh"]
     for d in range(r.shape[0]):
         turned = d == 1 or attributes["direction"] == "reverse"
         zeros = np.zeros((x.shape[1], r.shape[2]), x.dtype)
@@ -136,7 +151,7 @@ def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | Non
         bias = np.zeros(2 * r.shape[1], x.dtype) if b is None else b[d]
         found = []
         for piece in x[::-1] if turned else x:
-            states = step(piece, states, w[d], r[d], bias, attributes)
+            states = step(piece, states, w[d], r[d], bias, {**attributes, "activation": activations[d]})
             found.append(states[0])
         sequences.append(np.stack(found[::-1] if turned else found))
         lasts.append(states)
@@ -149,8 +164,8 @@ class LSTM(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        b, _, h, c = (*rest, None, None, None, None)[:4]
-        return unrolled(lstm_step, 2, x, w, r, b, [h, c], attributes)
+        b, lengths, h, c = (*rest, None, None, None, None)[:4]
+        return unrolled(lstm_step, 2, x, w, r, b, lengths, [h, c], attributes)
 
 
 class GRU(OpRun):
@@ -159,8 +174,18 @@ class GRU(OpRun):
     op_domain = ""
 
     def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        b, _, h = (*rest, None, None, None)[:3]
-        return unrolled(gru_step, 1, x, w, r, b, [h], attributes)
+        b, lengths, h = (*rest, None, None, None)[:3]
+        return unrolled(gru_step, 1, x, w, r, b, lengths, [h], attributes)
+
+
+class RNN(OpRun):
+    """Replaces the evaluator's own, which has one direction."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        b, lengths, h = (*rest, None, None, None)[:3]
+        return unrolled(rnn_step, 1, x, w, r, b, lengths, [h], attributes)
 
 
 @lru_cache(maxsize=32)
@@ -194,4 +219,4 @@ class Resize(OpRun):
 
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GRU, LRN, LSTM, Resize]
+NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GRU, LRN, LSTM, Resize, RNN]

@@ -152,8 +152,14 @@ def _recurrent(op: str, gates: int) -> Drawn:
         d = 2 if direction == "bidirectional" else 1
         inputs = (normal(steps, batch, width), normal(d, gates * hidden, width, seed=1),
                   normal(d, gates * hidden, hidden, seed=2), normal(d, 2 * gates * hidden, seed=3))  # fmt: skip
-        more = {"linear_before_reset": _int(draw, 0, 1)} if op == "GRU" else {}
-        return Spec(op, inputs, (0, 1, 2, 3), outputs=3 if op == "LSTM" else 2,
+        more: dict[str, object] = {"linear_before_reset": _int(draw, 0, 1)} if op == "GRU" else {}
+        if op == "RNN":
+            more["activations"] = [draw(st.sampled_from(["Tanh", "Relu"])) for _ in range(d)]
+        ended = draw(st.booleans())
+        rest = (np.array([_int(draw, 1, steps) for _ in range(batch)], np.int32) if ended else None,
+                *(normal(d, batch, hidden, seed=4 + s) for s in range(2 if op == "LSTM" else 1)))  # fmt: skip
+        given = rest if draw(st.booleans()) else rest[: int(ended)]
+        return Spec(op, (*inputs, *given), (0, 1, 2, 3, *range(5, 4 + len(given))), outputs=3 if op == "LSTM" else 2,
                     attributes={"hidden_size": hidden, "direction": direction, **more})  # fmt: skip
 
     return draw_spec
@@ -182,4 +188,5 @@ NETWORKS: dict[str, Drawn] = {
     **{op: _loss(op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
     "BatchNormalization": _batch_norm, "LRN": _lrn, "Dropout": _dropout, "Resize": _resize, "Einsum": _einsum,
     "Attention": _attention, "RotaryEmbedding": _rotary, "LSTM": _recurrent("LSTM", 4), "GRU": _recurrent("GRU", 3),
+    "RNN": _recurrent("RNN", 1),
 }  # fmt: skip

@@ -73,6 +73,34 @@ def _gru(x: Any, w: Any, r: Any, b: Any) -> Any:
     return t.stack(found)[:, None], h[None]
 
 
+def _rnn(x: Any, w: Any, r: Any, b: Any, _: Any = None, h: Any = None) -> Any:
+    t = _t()
+    h = t.zeros(x.shape[1], r.shape[2], dtype=x.dtype) if h is None else h[0]
+    found = []
+    for step in x:
+        h = t.rnn_tanh_cell(step, h, w[0], r[0], *b[0].chunk(2))
+        found.append(h)
+    return t.stack(found)[:, None], h[None]
+
+
+def _short(layer: Any, steps: tuple[int, ...]) -> Any:
+    """The layer on a batch whose sequences end early: each by itself, with zeros behind."""
+
+    def batch(x: Any, w: Any, r: Any, b: Any, _: Any, *first: Any) -> Any:
+        parts = [
+            layer(x[:length, n : n + 1], w, r, b, None, *(s[:, n : n + 1] for s in first))
+            for n, length in enumerate(steps)
+        ]
+        longer = [(_t().nn.functional.pad(y, (0, 0) * 3 + (0, x.shape[0] - len(y))), *last) for y, *last in parts]
+        return [_t().cat(each, -2) for each in zip(*longer, strict=True)]
+
+    return batch
+
+
+def _early(*steps: int) -> np.ndarray[Any, Any]:
+    return np.array(steps, np.int32)
+
+
 EINSUMS = (
     ("ij,jk->ik", (3, 4), (4, 5)), ("bhqd,bhkd->bhqk", (2, 2, 3, 4), (2, 2, 5, 4)),
     ("bqhd,bkhd->bhqk", (2, 3, 2, 4), (2, 5, 2, 4)), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 2)),
@@ -204,6 +232,23 @@ ROWS: tuple[Spec, ...] = (
     Spec("GRU", (normal(4, 2, 3), normal(2, 6, 3), normal(2, 6, 2), normal(2, 12)), (0, 1, 2, 3), None,
          {"hidden_size": 2, "direction": "bidirectional", "linear_before_reset": 1}, outputs=2, ignored=(0,),
          label="bidirectional-last"),
+    Spec("RNN", (normal(4, 2, 3), normal(1, 5, 3), normal(1, 5, 5), normal(1, 10), None, normal(1, 2, 5)),
+         (0, 1, 2, 3, 5), _rnn, {"hidden_size": 5}, outputs=2),
+    Spec("RNN", (normal(4, 2, 3), normal(2, 2, 3), normal(2, 2, 2), normal(2, 4)), (0, 1, 2, 3), None,
+         {"hidden_size": 2, "direction": "bidirectional", "activations": ["Relu", "Tanh"]}, outputs=2,
+         label="bidirectional"),
+    Spec("LSTM", (normal(4, 3, 3), normal(1, 8, 3), normal(1, 8, 2), normal(1, 16), _early(2, 4, 1), normal(1, 3, 2),
+                  normal(1, 3, 2, seed=1)),
+         (0, 1, 2, 3, 5, 6), _short(_lstm, (2, 4, 1)), {"hidden_size": 2}, outputs=3, label="lengths"),
+    Spec("LSTM", (normal(4, 3, 3), normal(2, 8, 3), normal(2, 8, 2), normal(2, 16), _early(2, 4, 1)), (0, 1, 2, 3),
+         None, {"hidden_size": 2, "direction": "bidirectional"}, outputs=3, ignored=(0, 1), label="lengths-cell"),
+    Spec("GRU", (normal(4, 3, 3), normal(1, 6, 3), normal(1, 6, 2), normal(1, 12), _early(3, 1, 2)), (0, 1, 2, 3),
+         _short(lambda *a: _gru(*a[:4]), (3, 1, 2)), {"hidden_size": 2, "linear_before_reset": 1}, outputs=2,
+         label="lengths"),
+    Spec("RNN", (normal(4, 3, 3), normal(1, 2, 3), normal(1, 2, 2), normal(1, 4), _early(4, 1, 2), normal(1, 3, 2)),
+         (0, 1, 2, 3, 5), _short(_rnn, (4, 1, 2)), {"hidden_size": 2}, outputs=2, label="lengths"),
+    Spec("RNN", (normal(4, 3, 3), normal(1, 2, 3), normal(1, 2, 2), normal(1, 4), _early(3, 1, 4)), (0, 1, 2, 3),
+         None, {"hidden_size": 2, "direction": "reverse", "activations": ["Relu"]}, outputs=2, label="lengths-reverse"),
     # functions
     Spec("Tan", (_grid((3, 4)),), torch=lambda x: x.tan()),
     Spec("Sinh", (normal(3, 4),), torch=lambda x: x.sinh()),

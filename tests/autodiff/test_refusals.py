@@ -15,7 +15,7 @@ from poetopt.graph import Graph
 from tests.autodiff.build import Array, graph
 from tests.frontends.support import model_of
 
-GATES = {"LSTM": 4, "GRU": 3}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def layer(
@@ -41,12 +41,22 @@ def test_a_long_sequence_is_refused_at_once(op: str) -> None:
     assert differentiate(layer(op, 30), loss="mse").gradients
 
 
-def test_sequence_lengths_and_clipping_have_no_rule() -> None:
-    lengths = {"n": np.array([3], np.int32)}
-    with pytest.raises(MissingVjpError, match="no gradient rule for sequence lengths; train a plain layer"):
-        differentiate(layer("LSTM", 4, inputs="x, w, r, , n", extra=lengths), loss="mse")
-    with pytest.raises(MissingVjpError, match="no gradient rule for clipping"):
+def test_clipping_and_other_activations_have_no_rule() -> None:
+    with pytest.raises(MissingVjpError, match="no gradient rule for clipping; train a plain layer"):
         differentiate(layer("GRU", 4, more=";clip=1.0"), loss="mse")
+    with pytest.raises(MissingVjpError, match="no gradient rule for layout 1"):
+        differentiate(layer("LSTM", 1, more=";layout=1"), loss="mse")
+    for op, names in (("LSTM", "[Tanh Sigmoid Tanh]"), ("GRU", "[Sigmoid Relu]"), ("RNN", "[Sigmoid]")):
+        with pytest.raises(MissingVjpError, match="no gradient rule for other activations"):
+            differentiate(layer(op, 4, more=f";activations={names}"), loss="mse")
+    usual = layer("LSTM", 4, more=";activations=[Sigmoid Tanh Tanh]")
+    assert differentiate(usual, loss="mse").gradients
+
+
+def test_lengths_of_another_batch_are_refused() -> None:
+    lengths = {"n": np.array([3, 2], np.int32)}
+    with pytest.raises(ModelError, match=r"LSTM.*input 4 has the shape \[2\], which should be \[1\]"):
+        differentiate(layer("LSTM", 4, inputs="x, w, r, , n", extra=lengths), loss="mse")
 
 
 @pytest.mark.parametrize("op", GATES)

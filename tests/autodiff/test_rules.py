@@ -40,7 +40,7 @@ def evaluator(graph: Graph, outputs: tuple[str, ...]) -> Callable[[Mapping[str, 
     kinds = {node.op_type for operator in graph.operators for node in operator.nodes}
     double = any(t.dtype == "float64" for t in graph.tensors.values())
     try:
-        if double and kinds & {"GRU", "LSTM"}:
+        if double and kinds & {"GRU", "LSTM", "RNN"}:
             raise ort.capi.onnxruntime_pybind11_state.NotImplemented  # it says so only when it runs
         fixed = None if "RandomUniform" in kinds else ort.InferenceSession(model.SerializeToString(), options)
     except (ort.capi.onnxruntime_pybind11_state.NotImplemented, ort.capi.onnxruntime_pybind11_state.InvalidGraph):

@@ -187,3 +187,16 @@ def test_published_multiply_adds_of_whole_networks(network: str, giga_macs: floa
     assert isinstance(model, Graph)
     products = sum(flops(o, model.tensors) for o in model.operators if o.kind in ("Conv", "Gemm", "MatMul"))
     assert products / 2e9 == pytest.approx(giga_macs, rel=0.02)
+
+
+def test_an_rnn_counts_its_products_and_activations() -> None:
+    steps, batch, width, hidden = 3, 2, 5, 4
+    shapes = [(steps, batch, width), (2, hidden, width), (2, hidden, hidden), (2, 2 * hidden)]
+    layer = node("RNN", "x w r b", "y", direction="bidirectional", activations=["Relu", "Tanh"])
+    count = 0
+    for activation in ("Relu", "Tanh"):
+        for _ in product(range(steps), range(batch), range(hidden)):
+            count += 2 * width + 2 * hidden + 2 + ELEMENTWISE[activation]
+    assert node_flops(layer, shapes, [(steps, 2, batch, hidden)]) == count
+    plain = node("RNN", "x w r", "y")
+    assert node_flops(plain, [(1, 1, 1), (1, 1, 1), (1, 1, 1)], [(1, 1, 1, 1)]) == 6 + ELEMENTWISE["Tanh"]

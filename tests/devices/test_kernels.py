@@ -176,6 +176,12 @@ CASES = [
         [((64, 2, 32, 256), F), ((2, 32, 256), F)],
         {"hidden_size": 256, "direction": "bidirectional", "linear_before_reset": 1},
     ),
+    Case(
+        "RNN",
+        [*floats((64, 32, 64), (2, 512, 64), (2, 512, 512), (2, 1024)), ((32,), "int32", 64)],
+        [((64, 2, 32, 512), F), ((2, 32, 512), F)],
+        {"hidden_size": 512, "direction": "bidirectional"},
+    ),
     Case("Gather", [*floats((30_000, 256)), ((4096,), L, 30_000)], [((4096, 256), F)]),
     Case("RMSNormalization", floats((4096, 512), (512,)), [((4096, 512), F)]),
 ]

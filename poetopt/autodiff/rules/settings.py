@@ -9,6 +9,7 @@ for _op, _inputs in {
     "GatherElements": (1,),
     "GatherND": (1,),
     "LSTM": (4,),
+    "RNN": (4,),
     "ReduceL1": (1,),
     "ReduceL2": (1,),
     "ReduceLogSum": (1,),

@@ -1,0 +1,265 @@
+"""The steps of recurrent layers backwards: one direction of an LSTM, a GRU or an RNN.
+
+Only what truly depends on the next step is unrolled, a few small nodes a step; products and derivatives are
+taken for all steps at once, before and after. What many steps leave is joined in runs (`Pile`), so that
+few small buffers are alive at any time, and laying them out takes time in proportion to the steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.rules.pieces import affine, column_sum, positive
+from poetopt.errors import MissingVjpError
+from poetopt.graph import Tensor
+
+FEW, RUN = 256, 32
+"""So few steps are joined at once; more in runs of so many, each of which is there twice while it is joined."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One direction: tensors with their time axis in the order of the steps, steps and batch merged where possible.
+
+    x, y
+        [steps batch, inputs] and [steps batch, hidden].
+    dy
+        The gradient that reaches the state of each step from outside, [steps batch, hidden], or None. Where sequences
+        end early, it is zero behind their end, and has the gradient of the last state.
+    before
+        States before each step, [steps batch, hidden].
+    w, r
+        [gates hidden, inputs] and [gates hidden, hidden].
+    wb, rb
+        Biases [gates hidden], or None.
+    last
+        Gradient of the last state, [batch, hidden], or None.
+    """
+
+    steps: int
+    batch: int
+    x: Tensor
+    y: Tensor
+    dy: Tensor | None
+    before: Tensor
+    w: Tensor
+    r: Tensor
+    wb: Tensor | None
+    rb: Tensor | None
+    last: Tensor | None
+
+    @property
+    def hidden(self) -> int:
+        """Width of the state."""
+        return self.r.shape[1]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What an LSTM has beside its state.
+
+    first
+        The cell before the first step, [batch, hidden].
+    last
+        Gradient of the last cell, [batch, hidden], or None.
+    ends
+        Where sequences end early, the same at the last step of each and zero elsewhere, [steps batch, hidden]; or None.
+    """
+
+    first: Tensor
+    last: Tensor | None
+    ends: Tensor | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Gradients of one direction: dx [steps batch, inputs], the weights', and the initial states'."""
+
+    dx: Tensor
+    dw: Tensor
+    dr: Tensor
+    dwb: Tensor
+    drb: Tensor
+    states: tuple[Tensor, ...]
+
+
+class Pile:
+    """Tensors of all steps, one after the other along the first axis; `backwards` where the last step comes first."""
+
+    def __init__(self, k: OperatorBuilder, steps: int, *, backwards: bool) -> None:
+        self._k, self._backwards = k, backwards
+        self._run = steps if steps <= FEW else RUN
+        self._loose: list[Tensor] = []
+        self._runs: list[Tensor] = []
+
+    def add(self, tensor: Tensor) -> None:
+        """One more step."""
+        self._loose.append(tensor)
+        if len(self._loose) == self._run:
+            self._runs.append(self._joined(self._loose))
+            self._loose = []
+
+    def whole(self) -> Tensor:
+        """All steps in their order in time."""
+        return self._joined(self._runs + ([self._joined(self._loose)] if self._loose else []))
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return self._k.concat(parts[::-1] if self._backwards else parts, 0)
+
+
+def _product(k: OperatorBuilder, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """x w' + bias."""
+    return k.gemm(x, w, bias, trans_b=True)
+
+
+def _gate(k: OperatorBuilder, x: Tensor, index: int, hidden: int) -> Tensor:
+    return k.slice(x, [index * hidden], [(index + 1) * hidden], [1])
+
+
+def _step(k: OperatorBuilder, x: Tensor, t: int, batch: int) -> Tensor:
+    return k.slice(x, [t * batch], [(t + 1) * batch], [0])
+
+
+def _slope(k: OperatorBuilder, s: Tensor) -> Tensor:
+    """s (1 - s)."""
+    return k.mul(s, affine(k, s, -1.0, 1.0))
+
+
+def _arriving(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) -> Tensor:
+    """The gradient of the state after step t: from Y, and from the next step (or from the last state)."""
+    parts = [] if layer.dy is None else [_step(k, layer.dy, t, layer.batch)]
+    if later is not None:
+        parts.append(later)
+    if not parts:
+        return k.zeros((layer.batch, layer.hidden), layer.x.dtype)
+    return parts[0] if len(parts) == 1 else k.add(parts[0], parts[1])
+
+
+def shifted(k: OperatorBuilder, first: Tensor, each: Tensor) -> Tensor:
+    """What stood before each step, where `each` stands after it and `first` before the first."""
+    rows, batch = each.shape[0], first.shape[0]
+    return first if rows == batch else k.concat([first, k.slice(each, [0], [rows - batch], [0])], 0)
+
+
+def _weights(
+    k: OperatorBuilder, layer: Layer, inputs: Tensor, recurrent: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dx, dw, dr, dwb, drb from the gradients of both products."""
+    dwb = column_sum(k, inputs)
+    return (
+        k.gemm(inputs, layer.w),
+        k.gemm(inputs, layer.x, trans_a=True),
+        k.gemm(recurrent, layer.before, trans_a=True),
+        dwb,
+        dwb if inputs is recurrent else column_sum(k, recurrent),
+    )
+
+
+def _ended(k: OperatorBuilder, state: Tensor | None) -> Tensor:
+    if state is None:
+        raise MissingVjpError(f"{k.name}: a sequence of no steps has no gradient")
+    return state
+
+
+def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> Found:
+    """All of one direction of an LSTM, backwards."""
+    steps, batch, hidden = layer.steps, layer.batch, layer.hidden
+    sums = k.add(_product(k, layer.x, layer.w, layer.wb), _product(k, layer.before, layer.r, layer.rb))
+    i, o, f = (k.unary("Sigmoid", _gate(k, sums, index, hidden)) for index in range(3))
+    g = k.unary("Tanh", _gate(k, sums, 3, hidden))
+    added, now, cells = k.mul(i, g), inner.first, Pile(k, layer.steps, backwards=False)
+    for t in range(steps):
+        now = k.add(k.mul(_step(k, f, t, batch), now), _step(k, added, t, batch))
+        cells.add(now)
+    later = cells.whole()
+    early = shifted(k, inner.first, later)
+    bent = k.unary("Tanh", later)
+    through = k.mul(o, affine(k, k.mul(bent, bent), -1.0, 1.0))
+    factors = k.concat(
+        [
+            k.mul(g, _slope(k, i)),
+            k.mul(bent, _slope(k, o)),
+            k.mul(early, _slope(k, f)),
+            k.mul(i, affine(k, k.mul(g, g), -1.0, 1.0)),
+        ],
+        1,
+    )
+    state, cell = layer.last, inner.last
+    gates = Pile(k, layer.steps, backwards=True)
+    for t in reversed(range(steps)):
+        arriving = _arriving(k, layer, t, state)
+        parts = [k.mul(arriving, _step(k, through, t, batch)), cell]
+        parts.append(None if inner.ends is None else _step(k, inner.ends, t, batch))
+        cell = functools.reduce(k.add, [part for part in parts if part is not None])
+        gate = k.mul(k.concat([cell, arriving, cell, cell], 1), _step(k, factors, t, batch))
+        gates.add(gate)
+        state = k.gemm(gate, layer.r)
+        cell = k.mul(cell, _step(k, f, t, batch))
+    ended = (_ended(k, state), _ended(k, cell))
+    whole = gates.whole()
+    return Found(*_weights(k, layer, whole, whole), ended)
+
+
+def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> Found:
+    """All of one direction of a GRU, backwards; `linear_first` where the reset gate acts after the product."""
+    steps, batch, hidden = layer.steps, layer.batch, layer.hidden
+    both = 2 * hidden
+    left = _product(k, layer.x, layer.w, layer.wb)
+    head = k.slice(layer.r, [0], [both], [0])
+    tail = k.slice(layer.r, [both], [3 * hidden], [0])
+    bias = (None, None) if layer.rb is None else (
+        k.slice(layer.rb, [0], [both], [0]), k.slice(layer.rb, [both], [3 * hidden], [0]),
+    )  # fmt: skip
+    sums = k.add(k.slice(left, [0], [both], [1]), _product(k, layer.before, head, bias[0]))
+    z, r = (k.unary("Sigmoid", _gate(k, sums, index, hidden)) for index in range(2))
+    candidate = _gate(k, left, 2, hidden)
+    if linear_first:
+        q = _product(k, layer.before, tail, bias[1])
+        h = k.unary("Tanh", k.add(candidate, k.mul(r, q)))
+    else:
+        q = k.mul(r, layer.before)
+        h = k.unary("Tanh", k.add(candidate, _product(k, q, tail, bias[1])))
+    to_z = k.mul(k.sub(layer.before, h), _slope(k, z))
+    to_h = k.mul(affine(k, z, -1.0, 1.0), affine(k, k.mul(h, h), -1.0, 1.0))
+    to_r = k.mul(q if linear_first else layer.before, _slope(k, r))
+    state = layer.last
+    inputs = Pile(k, layer.steps, backwards=True)
+    for t in reversed(range(steps)):
+        arriving = _arriving(k, layer, t, state)
+        dz, dh = (k.mul(arriving, _step(k, factor, t, batch)) for factor in (to_z, to_h))
+        reset = _step(k, r, t, batch)
+        back = dh if linear_first else k.gemm(dh, tail)
+        dr = k.mul(back, _step(k, to_r, t, batch))
+        inputs.add(k.concat([dz, dr, dh], 1))
+        kept = k.mul(arriving, _step(k, z, t, batch))
+        if linear_first:
+            state = k.gemm(k.concat([dz, dr, k.mul(dh, reset)], 1), layer.r, kept)
+        else:
+            state = k.add(k.gemm(k.concat([dz, dr], 1), head, kept), k.mul(back, reset))
+    ended = _ended(k, state)
+    whole = inputs.whole()
+    if linear_first:
+        turned = k.concat([k.slice(whole, [0], [both], [1]), k.mul(_gate(k, whole, 2, hidden), r)], 1)
+        dx, dw, dr_all, dwb, drb = _weights(k, layer, whole, turned)
+    else:
+        dx, dw = k.gemm(whole, layer.w), k.gemm(whole, layer.x, trans_a=True)
+        dwb = drb = column_sum(k, whole)
+        upper = k.gemm(k.slice(whole, [0], [both], [1]), layer.before, trans_a=True)
+        dr_all = k.concat([upper, k.gemm(_gate(k, whole, 2, hidden), q, trans_a=True)], 0)
+    return Found(dx, dw, dr_all, dwb, drb, (ended,))
+
+
+def rnn_steps(k: OperatorBuilder, layer: Layer, activation: str) -> Found:
+    """All of one direction of an RNN, backwards: its activation's derivative is found from Y alone."""
+    slope = positive(k, layer.y) if activation == "Relu" else affine(k, k.mul(layer.y, layer.y), -1.0, 1.0)
+    state, sums = layer.last, Pile(k, layer.steps, backwards=True)
+    for t in reversed(range(layer.steps)):
+        total = k.mul(_arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
+        sums.add(total)
+        state = k.gemm(total, layer.r)
+    ended = _ended(k, state)
+    whole = sums.whole()
+    return Found(*_weights(k, layer, whole, whole), (ended,))
