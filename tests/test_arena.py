@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from poetopt.arena import lower_bound, pack
 from poetopt.arena.ejection import fit, tighten
 from poetopt.arena.greedy import place
-from poetopt.arena.instance import Instance
+from poetopt.arena.instance import Instance, _compared, _swept
 from poetopt.arena.repair import repair
 
 Buffers = tuple[list[int], list[int], list[int]]
@@ -145,3 +145,11 @@ def test_what_is_found_without_a_target_is_found_with_it(seed: int) -> None:
 def test_nothing_takes_no_room() -> None:
     assert pack([], [], []) == ((), 0)
     assert pack([0, 5], [0, 3], [4, 3]) == ((0, 0), 0)
+
+
+@given(buffers())
+def test_neighbours_are_the_same_by_sweeping(case: Buffers) -> None:
+    _, starts, ends = case
+    for compared, swept in zip(_compared(starts, ends), _swept(starts, ends), strict=True):
+        assert compared.dtype == swept.dtype
+        assert compared.tolist() == swept.tolist()

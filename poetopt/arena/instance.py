@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from poetopt.arena.bound import lower_bound
 
 Ints = NDArray[np.int64]
+
+FEW = 4096
+"""So few buffers are compared with one another, which is simpler and as quick."""
 
 UNPLACED = np.iinfo(np.int64).max // 4
 """The offset of a buffer without one: above all others, and a size can be added to it."""
@@ -41,14 +45,37 @@ class Instance:
     def of(cls, sizes: list[int], starts: list[int], ends: list[int], alignment: int) -> Instance:
         """The instance of these buffers."""
         size = np.array(sizes, dtype=np.int64)
-        begin, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
-        near = []
-        for k in range(len(sizes)):
-            together = (begin < end[k]) & (begin[k] < end)
-            together[k] = False
-            near.append(np.flatnonzero(together))
+        near = _compared(starts, ends) if len(sizes) <= FEW else _swept(starts, ends)
         rounded = -(-size // alignment) * alignment
         return cls(sizes, starts, ends, alignment, rounded, near, lower_bound(sizes, starts, ends, alignment))
+
+
+def _compared(starts: list[int], ends: list[int]) -> list[Ints]:
+    """Each against all."""
+    begin, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    near = []
+    for k in range(len(starts)):
+        together = (begin < end[k]) & (begin[k] < end)
+        together[k] = False
+        near.append(np.flatnonzero(together))
+    return near
+
+
+def _swept(starts: list[int], ends: list[int]) -> list[Ints]:
+    """The same in time in proportion to the pairs: those alive when a buffer begins, and those that begin later."""
+    order = np.argsort(np.array(starts, dtype=np.int64), kind="stable")
+    later = np.searchsorted(np.array(starts, dtype=np.int64)[order], ends).tolist()
+    near: list[Ints] = [order[:0]] * len(starts)
+    alive: dict[int, None] = {}
+    dying: list[tuple[int, int]] = []
+    for place, k in enumerate(order.tolist()):
+        while dying and dying[0][0] <= starts[k]:
+            del alive[heappop(dying)[1]]
+        before = np.fromiter(alive, np.int64, len(alive))
+        near[k] = np.sort(np.concatenate((before, order[place + 1 : later[k]])))
+        alive[k] = None
+        heappush(dying, (ends[k], k))
+    return near
 
 
 @dataclass(frozen=True, eq=False)

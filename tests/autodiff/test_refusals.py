@@ -35,7 +35,7 @@ def layer(
 
 @pytest.mark.parametrize("op", GATES)
 def test_a_long_sequence_is_refused_at_once(op: str) -> None:
-    message = rf"node '{op.lower()}0' \({op}.*: a sequence of 1,048,576 steps; .* at most 2,048; .* shorter sequences"
+    message = rf"node '{op.lower()}0' \({op}.*: a sequence of 1,048,576 steps; .* at most 4,096; .* shorter sequences"
     with pytest.raises(ModelError, match=message):
         differentiate(layer(op, 2**20), loss="mse")
     assert differentiate(layer(op, 30), loss="mse").gradients

@@ -11,7 +11,7 @@ Where sequences of a batch end early (`sequence_lens`), their gradient starts at
 behind the end, and that of the last state is added there. All steps behind then only pass on zeros, so that the
 weights get nothing from them. The second direction reverses each sequence by itself.
 
-Since every step is a few nodes, a layer of more than 2,048 steps is refused.
+Since every step is a few nodes, a layer of more than 4,096 steps is refused.
 
 No rule for peepholes, clipping, other activations than the default ones (RNN: Tanh and Relu), or layout 1.
 """
@@ -29,8 +29,8 @@ from poetopt.autodiff.rules.recurrent_steps import Cell, Found, Layer, gru_steps
 from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Tensor
 
-_MOST_STEPS = 2048
-"""About 15 nodes a step and direction."""
+_MOST_STEPS = 4096
+"""About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
