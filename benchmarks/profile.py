@@ -3,7 +3,7 @@
     python -m benchmarks.profile [--model resnet18-cifar] [--ram 40%] [--output FILE.md]
 
 Profiles twice, solves under each profile, and runs the first plan and the store-all plan in arenas of their own, in
-turns, nine times. Run it on an idle machine: whatever else runs is measured too.
+turns, nine times. Waiting for a processor that others have is not counted, and told.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statistics import median
 
 import poetopt as po
 from poetopt.backends.ort.batch import Batch, random_batch
+from poetopt.backends.ort.clock import Clock, told
 from poetopt.backends.ort.executor import paged_bytes
 from poetopt.backends.ort.measure import alternate
 from poetopt.backends.ort.memory import Block
@@ -59,12 +60,15 @@ def main() -> None:
         rows.append(row("the other profile's plan under this profile", "", "", f"{more:+.3%}", "2 %"))
     plan, store_all = plans[0], lay_out(plan_of(problems[0], Schedule()))
     predicted = [simulate(found).makespan_s for found in (plan, store_all)]
-    measured, moved_s = measure([plan, store_all])
+    with Clock() as clock:
+        measured, moved_s = measure([plan, store_all], clock)
     for name, paper, real in zip(("scheduled", "store-all"), predicted, measured, strict=True):
         rows.append(compared(f"{name} step", paper, real, " s", "15 %"))
     rows.append(compared("scheduled / store-all", predicted[0] / predicted[1], measured[0] / measured[1], "", "10 %"))
     if transfer_s := simulate(plan).transfer_s:
         rows.append(compared("transfers", transfer_s, moved_s, " s", "20 %"))
+    for what, word in (("profiles", profiles[0].about["load"]), ("steps", told(clock.share) or "free")):
+        rows.append(row(f"processors, meanwhile ({what})", "", word, "", ""))
     head = row("of " + options.model + " at " + options.ram, "predicted", "measured", "off by", "wanted, at most")
     table = "\n".join([head, "|---" * 5 + "|", *rows])
     print(table)
@@ -83,7 +87,7 @@ def compared(name: str, predicted: float, measured: float, unit: str, wanted: st
     return row(name, *figures, wanted)
 
 
-def measure(plans: Sequence[Plan]) -> tuple[list[float], float]:
+def measure(plans: Sequence[Plan], clock: Clock) -> tuple[list[float], float]:
     """Median seconds of a step of each plan, and of the first one's transfers."""
     graph = plans[0].problem.graph
     assert graph is not None
@@ -111,20 +115,19 @@ def measure(plans: Sequence[Plan]) -> tuple[list[float], float]:
         for program in programs:
             program.run_checked(batch)
         steps = {str(k): prepared(program) for k, program in enumerate(programs)}
-        found = alternate(steps, seconds=60.0, least=RUNS, most=RUNS)
-        moved = [transfers(programs[0], batch) for _ in range(RUNS)]
+        found = alternate(steps, seconds=60.0, least=RUNS, most=RUNS, clock=clock)
+        moved = [transfers(programs[0], batch, clock) for _ in range(RUNS)]
     return [found[str(k)] for k in range(len(plans))], median(moved)
 
 
-def transfers(program: Program, batch: Batch) -> float:
+def transfers(program: Program, batch: Batch, clock: Clock) -> float:
     """Seconds of all transfers of one step."""
     program.load(batch)
     total = 0.0
     for call in program.calls:
-        begin = time.perf_counter()
-        call.act()
+        taken_s = clock.time(call.act)
         if program.plan.instructions[call.number].action in (Action.PAGE_IN, Action.PAGE_OUT):
-            total += time.perf_counter() - begin
+            total += taken_s
     return total
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from poetopt.backends.ort import Execution, TrainingRun
+from poetopt.backends.ort.clock import told
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
@@ -34,7 +35,7 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         (
             "time",
             f"{show_seconds(ended.step_s)} a step here; without the schedule, node by node, "
-            f"{show_seconds(ended.reference_step_s)}",
+            f"{show_seconds(ended.reference_step_s)}{_told(ended.waited_share)}",
         ),
     ]
     if lost is not None:
@@ -93,4 +94,8 @@ def _time(execution: Execution) -> str:
     text = f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}"
     if execution.fused_step_s is not None:
         text += f", as one onnxruntime session {show_seconds(execution.fused_step_s)}"
-    return text
+    return text + _told(execution.waited_share)
+
+
+def _told(waited_share: float) -> str:
+    return f" ({words})" if (words := told(waited_share)) else ""

@@ -13,6 +13,7 @@ import pytest
 
 from poetopt.backends.ort import Execution, execute, random_batch, save_results
 from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.executor import paged_bytes, store_all_program
 from poetopt.backends.ort.memory import Block
 from poetopt.backends.ort.places import Region
 from poetopt.backends.ort.program import Program
@@ -43,6 +44,22 @@ def passed(execution: Execution) -> None:
     assert execution.max_abs_diff == 0
     assert execution.different == ()
     assert math.isfinite(execution.loss)
+
+
+def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() -> None:
+    found = problem("residual")
+    graph = found.graph
+    assert graph is not None
+    plan = lay_out(random_plan(random.Random(5), found))
+    sessions, region, batch = Sessions(graph), Region.of(graph), random_batch(graph)
+    names = (graph.loss, *graph.gradients.values(), *graph.states.values())
+    with PageFile(paged_bytes(plan)) as pages:
+        compared = store_all_program(Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages))
+    assert compared.arena.nbytes == store_all_bytes(found) - found.reserve_bytes
+    assert {step.action for step in compared.plan.instructions} == {Action.COMPUTE, Action.FREE}
+    compared.run_checked(batch)
+    theirs = NodeByNode(graph, sessions, region.given, names).run(batch)
+    assert compare({name: compared.result(name) for name in names}, theirs, names).identical
 
 
 @pytest.mark.parametrize("name", NETWORKS)

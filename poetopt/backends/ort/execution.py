@@ -41,8 +41,10 @@ class Execution(Checks):
     store_all_peak_bytes
         What the same order takes when nothing is recomputed or paged.
     step_s, store_all_step_s, fused_step_s
-        Median seconds of the scheduled step, of the unscheduled graph node by node, and of the graph as one
+        Median seconds of the scheduled step, of the unscheduled one in an arena of its own, and of the graph as one
         session.
+    waited_share
+        The share of the time of measuring for which others had the processors; it is not in those seconds.
     bytes_paged
         Bytes moved to and from storage in one step.
     fused_bit_identical
@@ -70,6 +72,7 @@ class Execution(Checks):
     step_s: float
     store_all_step_s: float
     fused_step_s: float
+    waited_share: float
     bytes_paged: int
     fused_bit_identical: bool
     loss: float

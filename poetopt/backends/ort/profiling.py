@@ -2,7 +2,8 @@
 
 Each operator is timed within whole training steps in an arena, as the executor runs them, so that what it reads is
 where it would be (in the cache or not) and holds what it would hold. Operators of one signature are one sample; what
-whole steps take beyond the sum of those samples' medians is spread over them.
+whole steps take beyond the sum of those samples' medians is spread over them. Waiting for a processor that others have
+is in no figure.
 Energy is RAPL's counter over the steps less idling, where the system lets it be read; it is too coarse for single
 operators, which get their time x that power.
 """
@@ -22,6 +23,7 @@ from statistics import median
 import numpy as np
 
 from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.ort.clock import Clock, told
 from poetopt.backends.ort.measure import beside_each_bytes
 from poetopt.backends.ort.memory import Block
 from poetopt.backends.ort.places import Region
@@ -76,7 +78,9 @@ def profile(
     Takes the memory of the whole step, and one thread. Raises ExecutionError where a kernel or the storage fails.
     """
     keys = signatures(graph)
-    times, spaces, watts = _operators(graph, seconds, steps, seed)
+    with Clock() as clock:
+        times, spaces, watts = _operators(graph, seconds, steps, seed, clock)
+        transfers = storage(workdir, clock=clock)
     samples: dict[str, list[float]] = {}
     workspace: dict[str, int] = {}
     for name, found in times.items():
@@ -94,10 +98,10 @@ def profile(
         for key, found in samples.items()
     }
     return Profile(
-        about=_about(watts, power_w),
+        about=_about(watts, power_w, clock.share),
         power_w=power_w if watts is None else watts,
         operators=operators,
-        storage=storage(workdir),
+        storage=transfers,
     )
 
 
@@ -121,11 +125,16 @@ def typical_seconds(times: Mapping[str, Sequence[float]], keys: Mapping[str, str
     return {key: value * whole / together for key, value in medians.items()} if together > 0 else medians
 
 
-def storage(workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9) -> StorageProfile:
+def storage(
+    workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9, clock: Clock | None = None
+) -> StorageProfile:
     """Latency and rate of transfers to and from a file, as the executor makes them (checksums included).
 
     Raises ExecutionError where the storage fails.
     """
+    if clock is None:
+        with Clock() as own:
+            return storage(workdir, rounds=rounds, clock=own)
     ways: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
     # Buffers and slots take turns over more memory than caches hold, as tensors of a step do.
     memory = np.random.default_rng(0).integers(0, 256, SPREAD_BYTES, np.uint8)
@@ -138,9 +147,9 @@ def storage(workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9) -
             for turn in range(max(rounds, len(names)) + len(names)):
                 place = turn % len(names)
                 name, start = names[place], place * apart
-                out_s = _timed(partial(pages.write, name, memory[start : start + nbytes]))
+                out_s = clock.time(partial(pages.write, name, memory[start : start + nbytes]))
                 back = SPREAD_BYTES // 2 + (place * 7 % len(names)) * apart
-                in_s = _timed(partial(pages.read, name, memory[back : back + nbytes]))
+                in_s = clock.time(partial(pages.read, name, memory[back : back + nbytes]))
                 if turn >= len(names):
                     # before, the file's blocks were new
                     taken["out"].append(out_s)
@@ -155,7 +164,7 @@ def storage(workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9) -
 
 
 def _operators(
-    graph: TrainingGraph, seconds: float, steps: int, seed: int
+    graph: TrainingGraph, seconds: float, steps: int, seed: int, clock: Clock
 ) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None]:
     """Seconds of each operator in each step, bytes that its kernels allocate, and watts over idling where known."""
     problem = cost(graph, device(SAME_BYTES))
@@ -174,9 +183,9 @@ def _operators(
         for turn in range(max(steps, 2)):
             program.load(batch)
             acts = program.acts
-            before = counter.joules() if counter else 0.0
-            found = _walk(acts)
-            busy_s += sum(found)
+            before, begin = counter.joules() if counter else 0.0, time.perf_counter()
+            found = _walk(acts, clock)
+            busy_s += time.perf_counter() - begin
             joules += counter.joules() - before if counter else 0.0
             sums = dict.fromkeys(names, 0.0)
             for owner, taken in zip(owners, found, strict=True):
@@ -194,20 +203,18 @@ def _operators(
     return times, spaces, watts if watts is not None and watts > 0 else None
 
 
-def _walk(acts: Sequence[Callable[[], object]]) -> list[float]:
+def _walk(acts: Sequence[Callable[[], object]], clock: Clock) -> list[float]:
     """Seconds of each act of a step."""
-    now = time.perf_counter
-    moments = [now()]
+    now, waited = time.perf_counter, clock.waited
+    start = waited()
+    taken: list[tuple[float, float]] = []
     for act in acts:
+        begin = now()
         act()
-        moments.append(now())
-    return [after - before for before, after in pairwise(moments)]
-
-
-def _timed(act: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    act()
-    return time.perf_counter() - begin
+        # what the clock takes itself is between the acts
+        taken.append((now() - begin, waited()))
+    waits = [after - before for before, after in pairwise((start, *(after for _, after in taken)))]
+    return [clock.timed(wall_s, waited_s) for (wall_s, _), waited_s in zip(taken, waits, strict=True)]
 
 
 class Counter:
@@ -242,7 +249,7 @@ class Counter:
         return (self.joules() - before) / (time.perf_counter() - start)
 
 
-def _about(watts: float | None, power_w: float | None) -> Mapping[str, str]:
+def _about(watts: float | None, power_w: float | None, waited_share: float) -> Mapping[str, str]:
     if watts is not None:
         energy = "package power by RAPL over the steps, less idling"
     elif power_w is not None:
@@ -253,6 +260,7 @@ def _about(watts: float | None, power_w: float | None) -> Mapping[str, str]:
         "machine": f"{_processor()}, {platform.system()} {platform.machine()}",
         "runtime": f"onnxruntime {onnxruntime().__version__}, 1 thread",
         "energy": energy,
+        "load": told(waited_share) or "the processors were free",
     }
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import numpy as np
 
 from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
 from poetopt.backends.ort.checks import Checks
+from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.backends.ort.executor import graph_of, paged_bytes, taken_bytes
@@ -67,7 +68,9 @@ class TrainingRun(Checks):
     optimizer_bytes
         The momentum, in the resident region.
     step_s, reference_step_s
-        Median seconds of a step without the update.
+        Median seconds of a step without the update: with the schedule, and node by node in memory of the runtime's.
+    waited_share
+        As in `Execution`.
     bytes_paged
         In one step.
     values
@@ -89,6 +92,7 @@ class TrainingRun(Checks):
     optimizer_bytes: int
     step_s: float
     reference_step_s: float
+    waited_share: float
     bytes_paged: int
     values: Mapping[str, Array] = field(repr=False, compare=False)
 
@@ -252,6 +256,7 @@ def train(
     losses: list[Array] = []
     reference_losses: list[Array] = []
     with ExitStack() as stack:
+        clock = stack.enter_context(Clock())
         pages = stack.enter_context(PageFile(paged_bytes(plan), None if workdir is None else Path(workdir)))
         arena = Block(arena_bytes(plan))
         region = Region.of(chosen)
@@ -263,12 +268,9 @@ def train(
         for step in range(steps):
             batch = batches.get(step)
             program.load(batch, redraw=step == 0)
-            begin = time.perf_counter()
-            program.run()
-            between = time.perf_counter()
-            found = reference.run(batch)
-            times.append(between - begin)
-            reference_times.append(time.perf_counter() - between)
+            times.append(clock.time(program.run))
+            found, taken_s = clock.call(partial(reference.run, batch))
+            reference_times.append(taken_s)
             losses.append(program.result(chosen.loss).copy())
             reference_losses.append(found[chosen.loss].copy())
             mine.learn({name: program.result(name) for name in names})
@@ -296,6 +298,7 @@ def train(
         optimizer_bytes=mine.optimizer.nbytes,
         step_s=median(times),
         reference_step_s=median(reference_times),
+        waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
         values=mine.changing,
     )
