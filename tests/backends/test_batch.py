@@ -10,7 +10,7 @@ import pytest
 from poetopt.backends.ort import check_batch, load_batch, random_batch
 from poetopt.errors import ModelError, OptionError
 from poetopt.frontends import load
-from poetopt.graph import TrainingGraph
+from poetopt.graph import Graph, Node, Operator, Role, Tensor, TrainingGraph
 from tests.backends.support import embedding, problem_of
 
 
@@ -99,3 +99,21 @@ def test_files(graph: TrainingGraph, tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", input=np.array([{}], object))
     with pytest.raises(ModelError, match="plain arrays"):
         load_batch(tmp_path / "objects.npz")
+
+
+def test_lengths_of_sequences_are_lengths() -> None:
+    shapes = {"x": (5, 3, 2), "w": (1, 2, 2), "r": (1, 2, 2), "y": (5, 1, 3, 2)}
+    tensors = {name: Tensor(name, shape, "float32", Role.INPUT) for name, shape in shapes.items()}
+    tensors |= {name: Tensor(name, (3,), kind, Role.INPUT) for name, kind in (("n", "int64"), ("m", "int32"))}
+    cast = Operator("cast", "Cast", (Node("Cast", ("n",), ("m",), {"to": 6}),), ("n",), ("m",))
+    layer = Operator("rnn", "RNN", (Node("RNN", ("x", "w", "r", "", "m"), ("y",)),), ("x", "w", "r", "m"), ("y",))
+    graph = Graph(
+        name="g", tensors=tensors, operators=(cast, layer), inputs=("x", "n"), outputs=("y",), values={}, trained=(),
+        opset=18,
+    )  # fmt: skip
+    drawn = np.concatenate([random_batch(graph, seed)["n"] for seed in range(40)])
+    assert (drawn.min(), drawn.max()) == (1, 5)
+    assert drawn.dtype == np.int64
+    for wrong in (6, -1):
+        with pytest.raises(ModelError, match=r"'n' holds lengths of sequences, which must lie in 0\.\.5"):
+            check_batch(graph, {**random_batch(graph), "n": np.array([1, wrong, 2])})

@@ -22,13 +22,17 @@ Batch = Mapping[str, "Array"]
 
 _INDEX_OPS = frozenset({"Gather", "GatherElements", "ScatterElements"})
 _LABEL_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
+_RECURRENT_OPS = frozenset({"GRU", "LSTM", "RNN"})
+_LENGTHS = 4
+"""Which operand of a recurrent layer has the lengths of the sequences."""
 _SHOWN = 8
 
 
 def random_batch(graph: Graph, seed: int = 0) -> Batch:
     """A batch drawn with `seed`: floats are standard normal, labels and indices within what they choose from.
 
-    Booleans are drawn evenly; integers that nothing bounds are 1 (a mask that hides nothing).
+    Lengths of sequences are drawn from one step to all, booleans evenly; integers that nothing bounds are 1 (a mask
+    that hides nothing).
     Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a negative seed.
     """
     if seed < 0:
@@ -41,7 +45,10 @@ def random_batch(graph: Graph, seed: int = 0) -> Batch:
         if tensor.dtype == "bool":
             drawn: Array = rng.integers(0, 2, tensor.shape).astype(dtype)
         elif dtype.kind in "iu":
-            count = _choices(graph, name)
+            count, steps = _choices(graph, name), _steps(graph, name)
+            if count is None and steps is not None:
+                batch[name] = aligned_copy(rng.integers(1, steps + 1, tensor.shape).astype(dtype))
+                continue
             drawn = (np.ones(tensor.shape) if count is None else rng.integers(0, count, tensor.shape)).astype(dtype)
         elif "float" in tensor.dtype:
             drawn = rng.standard_normal(tensor.shape).astype(dtype)
@@ -111,6 +118,9 @@ def _described(tensor: Tensor) -> str:
 
 def _check_range(graph: Graph, name: str, array: Array) -> None:
     """Labels and indices must be within what they choose from."""
+    steps = _steps(graph, name)
+    if steps is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) <= steps:
+        raise ModelError(f"the data's {name!r} holds lengths of sequences, which must lie in 0..{steps}")
     count = _choices(graph, name)
     if count is None or array.dtype.kind not in "iu" or not array.size:
         return
@@ -130,6 +140,20 @@ def _check_range(graph: Graph, name: str, array: Array) -> None:
 def _choices(graph: Graph, name: str) -> int | None:
     """Of how many things an integer input chooses one: classes, rows of a table. None where nothing says."""
     return min((count for _, count, _ in _readers(graph, name)), default=None)
+
+
+def _steps(graph: Graph, name: str) -> int | None:
+    """The most steps that a sequence may have, where an input has their lengths. None where it is something else."""
+    names, found = {name}, []
+    for operator in graph.operators:
+        for node in operator.nodes:
+            if node.domain or not names.intersection(node.inputs):
+                continue
+            if node.inputs[0] in names and (node.op_type in VIEW_OPS or node.op_type == "Cast"):
+                names.add(node.outputs[0])
+            elif node.op_type in _RECURRENT_OPS and names.intersection(node.inputs[_LENGTHS : _LENGTHS + 1]):
+                found.append(graph.tensors[node.inputs[0]].shape[0])
+    return min(found, default=None)
 
 
 def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
