@@ -54,4 +54,6 @@ def test_seconds_and_waiting_are_what_passed(spans: list[tuple[float, float]]) -
 
 def test_only_much_waiting_is_told() -> None:
     assert told(0.0) == told(BUSY - 1e-9) == ""
-    assert "62%" in told(0.62)
+    assert "12%" in told(0.12)
+    assert "again" not in told(0.12)
+    assert "again" in told(0.62)

@@ -19,6 +19,9 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 BUSY = 0.05
 """From this share of waiting on, people are told."""
 
+FULL = 0.5
+"""From this share on, what the others leave in the caches is felt in the seconds that do count (up to a fifth)."""
+
 T = TypeVar("T")
 
 
@@ -80,4 +83,7 @@ class Clock:
 
 def told(share: float) -> str:
     """That share in words; empty where it is too small to be felt."""
-    return f"others had the processors for {share:.0%} of that time, not counted" if share >= BUSY else ""
+    if share < BUSY:
+        return ""
+    words = f"others had the processors for {share:.0%} of that time, not counted"
+    return words if share < FULL else f"{words}; caches suffer too, so measure again on a freer machine"
