@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.attend import Attendant
+from poetopt.backends.highs_nodes import HighsNodes
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
@@ -210,6 +211,11 @@ class HighsSession(MatrixSession):
             ended = start is None and objective >= cutoff
             self._bound = max(self._bound, cutoff if ended else min(cutoff, objective - gap * abs(objective)))
         return Search(outcome, found, objective, self._bound)
+
+    def nodes(self) -> HighsNodes:
+        """The relaxation as it stands, in another object of HiGHS."""
+        bounds = self._lower, self._upper
+        return HighsNodes(self._fresh(), self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale)
 
     def _run(self, solver: highspy.Highs, deadline: float | None = None) -> bool:
         """Run `solver`; whether it was interrupted."""

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.matrix import compile_model
+from poetopt.backends.nodes import Nodes
 from poetopt.backends.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
-from poetopt.errors import OptionError, PoetError
+from poetopt.errors import FormulationError, OptionError, PoetError
 from poetopt.formulations.language import Row
 
 SLACK = 1e-6
@@ -171,6 +172,10 @@ class MatrixSession:
         down = self._matrix.integer & (self._last < 1e-9) & (self._reduced > slack)
         up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
         return down, up
+
+    def nodes(self) -> Nodes:
+        """The relaxation as it stands, for a tree; see the contract."""
+        raise FormulationError("this backend has no relaxations for a tree of branches (Capability.NODES)")
 
     def dual_proof(self) -> DualProof:
         """The relaxation as it stands, with the multipliers of its last solve."""

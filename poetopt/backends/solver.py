@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt import plugins
+from poetopt.backends.nodes import Nodes
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.language import Row
@@ -50,6 +51,8 @@ class Capability(StrEnum):
     """`search` passes over solutions that aren't better than a cutoff."""
     THREADS = "threads"
     """`threads` is obeyed; without it a backend uses one."""
+    NODES = "nodes"
+    """`nodes` gives the relaxation for a tree of ours, beside the solver's own search."""
 
 
 class Outcome(StrEnum):
@@ -220,6 +223,13 @@ class Session(Protocol):
     @property
     def incumbent_bound(self) -> float:
         """The best bound proven in this session, also after an interrupt."""
+        ...
+
+    def nodes(self) -> Nodes:
+        """The relaxation as it stands, once more and on its own.
+
+        Raises FormulationError in a backend that isn't capable of NODES.
+        """
         ...
 
 

@@ -100,12 +100,13 @@ def _attempt(
             return Ending.INFEASIBLE
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
+    search = ModelSearch(run, chosen, model, session, beyond, exact, patient)
     try:
-        ending = ModelSearch(run, chosen, model, session, beyond, exact, patient).search()
+        ending = search.search()
     finally:
         run.ceiling = math.inf
     if exact:
-        run.sources = session.sources if inner is None or beyond is None else session.sources | inner.sources
+        run.sources = search.sources if inner is None or beyond is None else search.sources | inner.sources
     if ending is Ending.INFEASIBLE and inner is not None and beyond is not None:
         return _nothing_beyond(run, inner)
     return ending

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Point, Session
+from poetopt.engine.beside import Beside
 from poetopt.engine.cutting import cut
 from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending
@@ -50,6 +51,8 @@ class ModelSearch:
     beyond: Row | None
     exact: bool
     patient: bool
+    tree: Beside | None = None
+    """What grows beside the integer search, where the model is what was asked."""
 
     def search(self) -> Ending:
         """Cut, search, simulate, repeat. Says how it ended."""
@@ -71,9 +74,27 @@ class ModelSearch:
         run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
         if infeasible:
             return Ending.INFEASIBLE
+        if self._closed():
+            return Ending.FINISHED
+        if not self.exact or self.patient:
+            return self._whole()
+        with Beside(run, self.chosen, self.model, session) as self.tree:
+            ending = self._whole()
+        found = [(row.block, row.key) for row in self.tree.rows if row.key is not None]
+        run.pool = list(dict.fromkeys([*run.pool, *found]))
+        return Ending.INFEASIBLE if self.tree.infeasible else ending
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The blocks whose late rows the bound may rest on."""
+        return self.session.sources | (self.tree.sources if self.tree is not None else frozenset())
+
+    def _whole(self) -> Ending:
+        """Neighbourhoods first where that may pay, then the integer search."""
+        run, session = self.run, self.session
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-        whole = self.beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP))
-        if whole or self.patient:
+        wide = self.beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP))
+        if wide or self.patient:
             with run.timed("neighbourhoods"):
                 until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
                 if self.exact and not self.patient:
@@ -91,7 +112,8 @@ class ModelSearch:
         return self.run.closed(self.run.options.gap)
 
     def _closed(self) -> bool:
-        return self.exact and self.run.closed(self.run.options.gap)
+        infeasible = self.tree is not None and self.tree.infeasible
+        return self.exact and (infeasible or self.run.closed(self.run.options.gap))
 
     def _integer(self) -> Ending:
         """The integer search, again for as long as its answer breaks rows that come late.
@@ -110,7 +132,7 @@ class ModelSearch:
             nonlocal broken_s
             schedule = chosen.schedule(model, point)
             run.offer(schedule, "search")
-            rows = [row for row in chosen.separate(model, point) if row.core]
+            rows = [row for row in run.separate(model, point) if row.core]
             found_late.extend(rows)
             broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
 
@@ -146,7 +168,7 @@ class ModelSearch:
             self._bound(found.bound if best is None else _proven(found.bound, cutoff, best.value), "search")
             if found.point is None or self._closed():
                 break
-            rows = [row for row in chosen.separate(model, found.point) if row.core]
+            rows = [row for row in run.separate(model, found.point) if row.core]
             schedule = chosen.schedule(model, found.point)
             refusal = run.incumbent.refused(schedule)
             late += refusal is not None and refusal.late_s > 0

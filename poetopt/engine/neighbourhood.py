@@ -107,6 +107,7 @@ def _search(
         on_bound=lambda _: None,
         frozen=frozen,
         cutoff=cutoff,
+        enough=lambda: run.closed(run.options.gap),
     )
     if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
-        session.add([row for row in chosen.separate(model, found.point) if row.core])
+        session.add([row for row in run.separate(model, found.point) if row.core])

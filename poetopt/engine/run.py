@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
+from poetopt.formulations.language import PointLike, Row
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -41,6 +44,8 @@ class Run:
     sources: frozenset[str] = frozenset()
     """The blocks whose late rows the bound may rest on."""
     interrupted: bool = False
+    guard: threading.RLock = field(default_factory=threading.RLock)
+    """Held by whoever changes any of this, or the blocks' separators: two searches may be at work."""
 
     def __post_init__(self) -> None:
         self.incumbent = Incumbent(self.problem, self.options)
@@ -79,14 +84,21 @@ class Run:
             self.listener(progress)
 
     def offer(self, schedule: Schedule, phase: str) -> None:
-        if self.incumbent.offer(schedule):
-            self.say(phase)
+        with self.guard:
+            if self.incumbent.offer(schedule):
+                self.say(phase)
+
+    def separate(self, model: Any, point: PointLike) -> list[Row]:
+        """The rows of all blocks that `point` breaks."""
+        with self.guard:
+            return self.chosen.separate(model, point)
 
     def raise_bound(self, bound: float, phase: str) -> None:
-        bound = min(bound, self.ceiling)
-        if bound > self.bound:
-            self.bound = bound
-            self.say(phase)
+        with self.guard:
+            bound = min(bound, self.ceiling)
+            if bound > self.bound:
+                self.bound = bound
+                self.say(phase)
 
     def closed(self, gap: float) -> bool:
         """Whether the incumbent is proven to within `gap` in the present scope."""

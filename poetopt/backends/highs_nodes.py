@@ -1,0 +1,126 @@
+"""Trees of relaxations in HiGHS: one more Highs object, whose bounds and basis are set before each solve."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.backends.matrix import Matrix
+from poetopt.backends.nodes import Floats, StoppedError, Vertex
+from poetopt.backends.solver import Point
+from poetopt.formulations.language import Row
+
+PROBE_ITERATIONS = 300
+"""Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
+_NO_LIMIT = 2**31 - 1
+_NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
+
+
+class HighsNodes:
+    """See `poetopt.backends.nodes.Nodes`."""
+
+    def __init__(
+        self,
+        solver: highspy.Highs,
+        lp: highspy.HighsLp,
+        basis: highspy.HighsBasis,
+        matrix: Matrix,
+        bounds: tuple[Floats, Floats],
+        scale: float,
+    ) -> None:
+        """Take over `solver`, which is fresh.
+
+        lp, basis
+            The relaxation and where its last solve ended.
+        matrix
+            The model that it came from; `bounds`, (n,) each, may be tighter than its own.
+        scale
+            What the objective was multiplied by.
+        """
+        self._matrix, self._scale = matrix, scale
+        self.integer, self.costs = matrix.integer, matrix.costs
+        self.lower, self.upper = bounds[0].copy(), bounds[1].copy()
+        self._at = self.lower, self.upper
+        self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
+        self._stop = threading.Event()
+        self._lp = solver
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("presolve", "off")  # every solve begins from a basis
+        solver.cbSimplexInterrupt += lambda event: event.interrupt() if self._stop.is_set() else None
+        solver.passModel(lp)
+        solver.setBasis(basis)
+
+    def enter(self, lower: Floats, upper: Floats) -> None:
+        """Go to the node with these bounds."""
+        self._at = lower, upper
+        self._lp.changeColsBounds(len(self._columns), self._columns, lower, upper)
+
+    def solve(self, basis: object, cutoff: float) -> Vertex | None:
+        """The relaxation at this node."""
+        status = self._run(basis, cutoff, _NO_LIMIT)
+        if status in _NOTHING:
+            return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise StoppedError  # nothing is proven of this node, so that nothing would be of the tree
+        found = self._lp.getSolution()
+        return Vertex(
+            self._objective(),
+            np.array(found.col_value),
+            np.array(found.col_dual) / self._scale,
+            self._lp.getBasis(),
+        )
+
+    def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
+        """What the objective comes to with other bounds of one column."""
+        self._lp.changeColBounds(column, lower, upper)
+        try:
+            status = self._run(basis, cutoff, PROBE_ITERATIONS)
+            objective = self._objective()  # before the bounds change again: HiGHS forgets it then
+        finally:
+            self._lp.changeColBounds(column, self._at[0][column], self._at[1][column])
+        if status in _NOTHING:
+            return math.inf, True
+        # at its limit the method may have moved the costs a little: a figure to go by, and no bound
+        return objective, status == highspy.HighsModelStatus.kOptimal
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows found by separators."""
+        starts, indices, values = self._matrix.columns.compress(rows)
+        lower = np.array([row.lower for row in rows], dtype=float)
+        upper = np.array([row.upper for row in rows], dtype=float)
+        self._lp.addRows(len(rows), lower, upper, len(indices), starts, indices, values)
+
+    def point(self, vertex: Vertex, integral: bool) -> Point:
+        """The vertex by Pyomo component."""
+        return Point(vertex.values, self._matrix.columns.of, integral)
+
+    def stop(self) -> None:
+        """End the solve at work, and refuse all others."""
+        self._stop.set()
+
+    def _objective(self) -> float:
+        value: float = self._lp.getInfo().objective_function_value
+        return value / self._scale + self._matrix.constant
+
+    def _run(self, basis: object, cutoff: float, iterations: int) -> highspy.HighsModelStatus:
+        """Solve from `basis`, which may be older than the last rows. Raises StoppedError."""
+        if self._stop.is_set():
+            raise StoppedError
+        solver = self._lp
+        if isinstance(basis, highspy.HighsBasis):
+            missing = solver.getNumRow() - len(basis.row_status)
+            if missing:
+                basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
+            solver.setBasis(basis)
+        solver.setOptionValue("simplex_iteration_limit", iterations)
+        solver.setOptionValue("objective_bound", (cutoff - self._matrix.constant) * self._scale)
+        solver.run()
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInterrupt:
+            raise StoppedError
+        return status

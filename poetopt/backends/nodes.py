@@ -1,0 +1,99 @@
+"""The contract for trees of relaxations: one model's relaxation, on its own, within bounds that change node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.formulations.language import Row
+
+if TYPE_CHECKING:
+    from poetopt.backends.solver import Point
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """The optimum of a relaxation; figures in the model's own units.
+
+    values, reduced
+        (n,) by column: the point, and its reduced costs.
+    basis
+        What a solve of a child begins from; only the nodes that gave it know what it is.
+    """
+
+    objective: float
+    values: Floats
+    reduced: Floats
+    basis: object
+
+
+class Nodes(Protocol):
+    """The relaxation of a session at one moment. Its rows only grow, and hold for all nodes alike.
+
+    The session goes on without it; both may be used at once, from different threads.
+    """
+
+    @property
+    def integer(self) -> NDArray[np.bool_]:
+        """(n,) which columns are integers."""
+        ...
+
+    @property
+    def costs(self) -> Floats:
+        """(n,) of the columns."""
+        ...
+
+    @property
+    def lower(self) -> Floats:
+        """(n,) bounds of the columns, at the root."""
+        ...
+
+    @property
+    def upper(self) -> Floats:
+        """(n,) bounds of the columns, at the root."""
+        ...
+
+    def enter(self, lower: Floats, upper: Floats) -> None:
+        """Go to the node with these bounds, (n,) each."""
+        ...
+
+    def solve(self, basis: object, cutoff: float) -> Vertex | None:
+        """The relaxation at this node, or None where it has nothing below `cutoff`.
+
+        basis
+            Of a vertex, where rows may have come since; None: where the last solve ended.
+
+        Raises StoppedError once `stop` was called, or where the solver can't tell.
+        """
+        ...
+
+    def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
+        """What the objective comes to with other bounds of one column, in a limited effort; and whether that is proven.
+
+        inf, proven, where nothing below `cutoff` is left. The node is as before afterwards.
+
+        Raises StoppedError once `stop` was called.
+        """
+        ...
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows found by separators."""
+        ...
+
+    def point(self, vertex: Vertex, integral: bool) -> Point:
+        """The vertex by Pyomo component."""
+        ...
+
+    def stop(self) -> None:
+        """End the solve at work, and refuse all others. May be called from any thread."""
+        ...
+
+
+class StoppedError(Exception):
+    """A solve was told to stop: no answer, and no error that a user sees."""

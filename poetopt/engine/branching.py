@@ -1,0 +1,282 @@
+"""Branch and cut: a tree of relaxations in which rows are separated at every node.
+
+A solver's own search takes the rows that were found before it began, and branches on what they left open. But what is
+open after a branching is open for other reasons, and a few cuts there close most of it: a tree of some ten nodes proves
+here what takes a solver thousands of its own. It finds solutions only where a relaxation happens to be whole, so that
+it is at its best beside a search that finds them.
+
+Which variable: a child's relaxation is solved a few iterations far for as long as that brings a better one to branch
+on (strong branching), and what was learned of a variable serves later nodes (its pseudocosts).
+
+Source: Achterberg, Koch and Martin, "Branching rules revisited", Operations Research Letters 33 (2005).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.backends.nodes import Floats, Nodes, Vertex
+from poetopt.backends.solver import Point
+from poetopt.formulations.language import Row
+
+WHOLE = 1e-6
+"""An integer is whole within this."""
+ROUNDS = 5
+"""At most so many rounds of separation at a node below the root."""
+ROUND_GAIN = 2e-3
+"""A round that closes less than this share of what is open at a node is its last, but for the first one."""
+LOOK = (60, 40)
+"""At most so many variables are probed at the root, and at other nodes."""
+LOOK_ON = (15, 10)
+"""Probing ends after so many in a row that were no better than the best."""
+LEAST = 1e-5
+"""A child that is no better than its parent counts as better by this share of what is open."""
+
+
+@dataclass(order=True)
+class _Open:
+    """A node to be explored: the least bound first, of equal ones the deepest. Bounds of the columns are (n,)."""
+
+    bound: float
+    order: int
+    lower: Floats = field(compare=False)
+    upper: Floats = field(compare=False)
+    basis: object = field(compare=False)
+
+
+@dataclass
+class _Pseudocosts:
+    """What branching on a column brought: sums and counts by column and side, per unit of what it moved."""
+
+    sums: Floats
+    counts: Floats
+
+    @classmethod
+    def of(cls, columns: int) -> _Pseudocosts:
+        return cls(np.zeros((columns, 2)), np.zeros((columns, 2)))
+
+    def learn(self, column: int, side: int, gain: float) -> None:
+        self.sums[column, side] += gain
+        self.counts[column, side] += 1
+
+    def gains(self, columns: NDArray[np.int64]) -> Floats:
+        """(m, 2) of columns; the mean of all where there is nothing of one."""
+        mean = self.sums.sum(axis=0) / np.maximum(self.counts.sum(axis=0), 1)
+        own = self.sums[columns] / np.maximum(self.counts[columns], 1)
+        return np.where(self.counts[columns] > 0, own, mean)
+
+
+class BranchAndCut:
+    """The tree of one model.
+
+    nodes
+        Its relaxation.
+    separate
+        The rows that a vertex breaks.
+    judge
+        Told each point that is whole; the rows of the model that it breaks, or nothing where it was taken for what it
+        is worth.
+    cutoff
+        The value of the best solution known anywhere; inf.
+    on_bound
+        Told what is proven as it rises (inf: that there is no solution), and says whether that is enough.
+    gap
+        Nothing is looked for that is better than the best solution by less than this share of it.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        *,
+        separate: Callable[[Point], list[Row]],
+        judge: Callable[[Point], list[Row]],
+        cutoff: Callable[[], float],
+        on_bound: Callable[[float], bool],
+        gap: float,
+    ) -> None:
+        self._nodes = nodes
+        self._separate, self._judge, self._cutoff, self._on_bound = separate, judge, cutoff, on_bound
+        self._gap = gap
+        self._learned = _Pseudocosts.of(len(nodes.lower))
+        self._taken = math.inf
+        """The least value of a point that was whole and broke nothing, whatever became of it."""
+        self._explored = 0
+
+    @property
+    def explored(self) -> int:
+        """Nodes so far."""
+        return self._explored
+
+    def run(self) -> None:
+        """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
+        nodes = self._nodes
+        queue = [_Open(-math.inf, 0, nodes.lower, nodes.upper, None)]
+        count = 0
+        while queue:
+            least = min(queue[0].bound, self._taken)
+            if self._told(least) or queue[0].bound >= self._taken:
+                return
+            for child in self._children(heapq.heappop(queue)):
+                count -= 1
+                child.order = count
+                heapq.heappush(queue, child)
+        self._told(self._taken)
+
+    def _limit(self) -> float:
+        """Nodes from here on are of no interest."""
+        cutoff = self._cutoff()
+        return cutoff - self._gap * abs(cutoff) if math.isfinite(cutoff) else cutoff
+
+    def _told(self, bound: float) -> bool:
+        """Tell what is proven: what was passed over is no better than the limit."""
+        return self._on_bound(min(bound, self._limit()))
+
+    def _children(self, node: _Open) -> list[_Open]:
+        nodes = self._nodes
+        if node.bound >= self._limit():
+            return []
+        self._explored += 1
+        nodes.enter(node.lower, node.upper)
+        vertex = self._cut(nodes.solve(node.basis, self._limit()))
+        if vertex is None or vertex.objective >= self._limit():
+            return []
+        open_ = self._fractional(vertex)
+        if not len(open_):
+            self._taken = min(self._taken, vertex.objective)
+            return []
+        lower, upper = self._fixed(vertex, node)
+        nodes.enter(lower, upper)
+        return self._branch(vertex, open_, lower, upper)
+
+    def _fractional(self, vertex: Vertex) -> NDArray[np.int64]:
+        away = np.abs(vertex.values - np.round(vertex.values))
+        return np.flatnonzero(self._nodes.integer & (away > WHOLE))
+
+    def _cut(self, vertex: Vertex | None) -> Vertex | None:
+        """The vertex once the rows that it breaks are there; None where nothing of interest is left."""
+        rounds = 0
+        while vertex is not None:
+            whole = not len(self._fractional(vertex))
+            point = self._nodes.point(vertex, whole)
+            rows = self._judge(point) if whole else self._separate(point)
+            if not rows:
+                break
+            before = vertex
+            self._nodes.add(rows)
+            rounds += 1
+            vertex = self._nodes.solve(None, self._limit())
+            if vertex is None or whole:
+                continue  # a point that breaks rows of the model can't stay
+            little = vertex.objective - before.objective < ROUND_GAIN * (self._limit() - vertex.objective)
+            last = (little and rounds > 1) or (rounds >= ROUNDS and self._explored > 1)
+            if last and len(self._fractional(vertex)):
+                break
+        return vertex
+
+    def _fixed(self, vertex: Vertex, node: _Open) -> tuple[Floats, Floats]:
+        """The node's bounds without what only solutions of no interest have, by the reduced costs."""
+        lower, upper = node.lower.copy(), node.upper.copy()
+        limit = self._limit()
+        if math.isfinite(limit):
+            slack = limit - vertex.objective + 1e-6 * abs(limit)
+            stays = self._nodes.integer & (np.abs(vertex.reduced) > slack)
+            down = stays & (vertex.reduced > 0) & (vertex.values - lower < WHOLE)
+            up = stays & (vertex.reduced < 0) & (upper - vertex.values < WHOLE)
+            upper[down] = lower[down]
+            lower[up] = upper[up]
+        return lower, upper
+
+    def _branch(self, vertex: Vertex, open_: NDArray[np.int64], lower: Floats, upper: Floats) -> list[_Open]:
+        """The two children of the node that is entered, by the best of the columns `open_`; fewer where one is void."""
+        best: tuple[float, int, tuple[float, float]] | None = None
+        since = 0
+        root = self._explored == 1
+        most, patience = (LOOK[0], LOOK_ON[0]) if root else (LOOK[1], LOOK_ON[1])
+        for column in self._promising(vertex, open_)[:most].tolist():
+            known = not root and bool(self._learned.counts[column].min() > 0)
+            if known:
+                gains = self._expected(vertex, column)
+                bounds = vertex.objective, vertex.objective
+            else:
+                gains, bounds = self._probed(vertex, column, lower, upper)
+            if math.isinf(bounds[0]) and math.isinf(bounds[1]):
+                return []
+            floor = math.floor(vertex.values[column])
+            if math.isinf(bounds[0]):
+                lower[column] = floor + 1
+            if math.isinf(bounds[1]):
+                upper[column] = floor
+            if math.inf in bounds:
+                self._nodes.enter(lower, upper)
+            score = self._score(vertex, gains)
+            if best is None or score > best[0] * 1.001:
+                best, since = (score, column, bounds), 0
+            else:
+                since += 1
+                if since >= patience:
+                    break
+        assert best is not None
+        return self._halves(vertex, best[1], best[2], lower, upper)
+
+    def _halves(
+        self, vertex: Vertex, column: int, bounds: tuple[float, float], lower: Floats, upper: Floats
+    ) -> list[_Open]:
+        floor = math.floor(vertex.values[column])
+        children = []
+        for side in (0, 1):
+            if math.isinf(bounds[side]):
+                continue
+            below, above = lower.copy(), upper.copy()
+            if side == 0:
+                above[column] = floor
+            else:
+                below[column] = floor + 1
+            children.append(_Open(max(bounds[side], vertex.objective), 0, below, above, vertex.basis))
+        return children
+
+    def _promising(self, vertex: Vertex, open_: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The columns in the order in which they are looked at."""
+        part = vertex.values[open_] - np.floor(vertex.values[open_])
+        if not self._learned.counts.any():
+            costs = np.abs(self._nodes.costs)
+            scores = np.minimum(part, 1 - part) * (1 + costs[open_] / max(float(costs.max()), 1e-300))
+        else:
+            gains = self._learned.gains(open_)
+            least = self._least(vertex)
+            scores = np.maximum(gains[:, 0] * part, least) * np.maximum(gains[:, 1] * (1 - part), least)
+        return open_[np.argsort(-scores, kind="stable")]
+
+    def _expected(self, vertex: Vertex, column: int) -> tuple[float, float]:
+        part = vertex.values[column] - math.floor(vertex.values[column])
+        (down, up) = self._learned.gains(np.array([column]))[0]
+        return float(down * part), float(up * (1 - part))
+
+    def _probed(
+        self, vertex: Vertex, column: int, lower: Floats, upper: Floats
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """What branching on a column gains on both sides, and what is proven of each."""
+        value = float(vertex.values[column])
+        floor = math.floor(value)
+        limit = self._limit()
+        sides = ((float(lower[column]), float(floor)), (float(floor + 1), float(upper[column])))
+        found = [self._nodes.probe(column, *side, vertex.basis, limit) for side in sides]
+        most = limit if math.isfinite(limit) else vertex.objective + abs(vertex.objective) + 1.0
+        gains = [max(0.0, min(objective, most) - vertex.objective) for objective, _ in found]
+        self._learned.learn(column, 0, gains[0] / (value - floor))
+        self._learned.learn(column, 1, gains[1] / (floor + 1 - value))
+        bounds = [objective if proven else vertex.objective for objective, proven in found]
+        return (gains[0], gains[1]), (bounds[0], bounds[1])
+
+    def _score(self, vertex: Vertex, gains: tuple[float, float]) -> float:
+        least = self._least(vertex)
+        return max(gains[0], least) * max(gains[1], least)
+
+    def _least(self, vertex: Vertex) -> float:
+        limit = self._limit()
+        return LEAST * ((limit - vertex.objective) if math.isfinite(limit) else abs(vertex.objective)) + 1e-300
