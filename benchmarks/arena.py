@@ -50,10 +50,12 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=20.0, help="time limit of each solve in seconds")
     parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
     arguments = parser.parse_args()
+    command = f"python -m benchmarks.arena --device {arguments.device} --limit {arguments.limit:g}"
     lines = [
         f"# The arena against the peak, on {arguments.device}, {arguments.limit:.0f} s a solve",
         "",
-        "Made by `python -m benchmarks.arena`. Peak and arena are without what kernels allocate beside the arena.",
+        f"Made by `{command}`.",
+        "Peak and arena are without what kernels allocate beside the arena.",
         "",
         HEADING,
         "|---" * (HEADING.count("|") - 1) + "|",
