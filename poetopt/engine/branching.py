@@ -31,6 +31,8 @@ ROUNDS = 5
 """At most so many rounds of separation at a node below the root."""
 ROUND_GAIN = 2e-3
 """A round that closes less than this share of what is open at a node is its last, but for the first one."""
+NEAR = 0.2
+"""In a dive all variables may be held at once that are nearer to whole than this."""
 LOOK = (60, 40)
 """At most so many variables are probed at the root, and at other nodes."""
 LOOK_ON = (15, 10)
@@ -107,6 +109,7 @@ class BranchAndCut:
         self._taken = math.inf
         """The least value of a point that was whole and broke nothing, whatever became of it."""
         self._explored = 0
+        self._next_dive = 1
 
     @property
     def explored(self) -> int:
@@ -151,8 +154,46 @@ class BranchAndCut:
             self._taken = min(self._taken, vertex.objective)
             return []
         lower, upper = self._fixed(vertex, node)
+        if self._explored >= self._next_dive:
+            self._next_dive = 2 * self._explored
+            self._dive(vertex, lower, upper)
         nodes.enter(lower, upper)
         return self._branch(vertex, open_, lower, upper)
+
+    def _dive(self, vertex: Vertex, lower: Floats, upper: Floats) -> None:
+        """Look for a solution below a node: hold what is nearly whole, solve, and again."""
+        found: Vertex | None = vertex
+        lower, upper = lower.copy(), upper.copy()
+        flipped = False
+        while found is not None:
+            open_ = self._fractional(found)
+            if not len(open_):
+                rows = self._judge(self._nodes.point(found, True))
+                if not rows:
+                    return
+                self._nodes.add(rows)
+                found = self._nodes.solve(None, self._limit())
+                continue
+            away = np.abs(found.values[open_] - np.round(found.values[open_]))
+            order = np.argsort(away, kind="stable")
+            near = int(np.searchsorted(away[order], NEAR))
+            held = open_[order[: max(1, min(near, len(open_) // 5))]]
+            before = lower.copy(), upper.copy()
+            lower[held] = upper[held] = np.round(found.values[held])
+            self._nodes.enter(lower, upper)
+            basis = found.basis
+            values = found.values
+            found = self._nodes.solve(basis, self._limit())
+            if found is None and not flipped:
+                flipped = True
+                lower, upper = before
+                first = held[:1]
+                other = 1 - np.round(values[first])
+                lower[first] = upper[first] = np.clip(other, lower[first], upper[first])
+                self._nodes.enter(lower, upper)
+                found = self._nodes.solve(basis, self._limit())
+            elif found is not None:
+                flipped = False
 
     def _fractional(self, vertex: Vertex) -> NDArray[np.int64]:
         away = np.abs(vertex.values - np.round(vertex.values))
