@@ -50,6 +50,9 @@ def attach(
     y = builder.tensors[_chosen(graph, output)]
     if not is_float(y):
         raise ModelError(f"output {y.name!r} has type {y.dtype}, on which no loss can be; name another with --output")
+    if not y.size:
+        at = next((f"{o.where if hasattr(o, 'where') else o.name}" for o in forward if y.name in o.outputs), graph.name)
+        raise ModelError("")
     kind = _kind(y) if loss == "auto" else loss
     how = "chosen by the output's shape" if loss == "auto" else "as asked"
     shape = "x".join(map(str, y.shape)) or "scalar"

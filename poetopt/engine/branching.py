@@ -33,9 +33,9 @@ ROUND_GAIN = 2e-3
 """A round that closes less than this share of what is open at a node is its last, but for the first one."""
 NEAR = 0.2
 """In a dive all variables may be held at once that are nearer to whole than this."""
-LOOK = (60, 40)
+LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
-LOOK_ON = (15, 10)
+LOOK_ON = (15, 5)
 """Probing ends after so many in a row that were no better than the best."""
 LEAST = 1e-5
 """A child that is no better than its parent counts as better by this share of what is open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,11 +20,15 @@ Search = Callable[[Problem, Options], Solution]
 """A whole solve: the plan that it finds, if any, has been simulated and laid out."""
 
 SEARCH_S = 8.0
-"""Seconds that searching for the least budget may take."""
+"""Seconds that searching for the least budget and the shortest deadline may take together."""
+HEURISTICS_SHARE = 0.5
+"""Share of each that heuristics may take, where a search is to follow."""
 STEP_S = 2.5
 """Seconds of each solve in it."""
+LEAST_STEP_S = 0.2
+"""Nothing is solved in less."""
 RESOLUTION = 500
-"""Bisection stops at this fraction of the budget."""
+"""Bisection stops at this fraction of the budget or the deadline."""
 
 
 Seen = Callable[[Candidate], None]
@@ -52,14 +57,22 @@ def remedies(
 ) -> Remedies:
     """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known.
 
+    seconds
+        What both may take together; what is known by then is the answer.
+
     After an interrupt: what was known by then.
     """
+    begin = time.monotonic()
+    one_pass, asked_s = problem.baseline_time_s, options.deadline_s
+    timed = asked_s is not None and asked_s >= one_pass
     found = Remedies(ram_bound_bytes=problem.least_ram_bytes)
     try:
-        found["least_ram_bytes"] = least_ram(problem, options, search, seconds, seen)
-        if options.deadline_s is not None:
-            one_pass = problem.baseline_time_s
-            found["least_deadline_s"] = one_pass if options.deadline_s < one_pass else _shortest(problem, options, seen)
+        until = begin + (seconds / 2 if timed else seconds)
+        found["least_ram_bytes"] = least_ram(problem, options, search, until, seen)
+        if timed:
+            found["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, seen)
+        elif asked_s is not None:
+            found["least_deadline_s"] = one_pass
     except Interrupted as stop:
         found |= Remedies(least_ram_bytes=stop.known, interrupted=True)
     except KeyboardInterrupt:
@@ -71,15 +84,17 @@ def least_ram(
     problem: Problem,
     options: Options,
     search: Search | None = None,
-    seconds: float = SEARCH_S,
+    until: float = math.inf,
     seen: Seen | None = None,
 ) -> int | None:
     """The smallest budget in bytes at which a schedule was found, at the deadline of `options`; None if there is none.
 
     It lies between `problem.least_ram_bytes`, which no schedule undercuts, and what ordinary training takes.
 
-    search, seconds
-        What decides where the heuristics give up, and about how long it may take; without it they are all there is.
+    search
+        What decides where the heuristics give up; without it they are all there is.
+    until
+        The moment (of `time.monotonic`) by which to answer with what is known.
 
     Raises Interrupted, a KeyboardInterrupt, at Ctrl-C.
     """
@@ -88,23 +103,64 @@ def least_ram(
     chosen = formulation(options.formulation)
     if chosen.impossible(problem) is not None or not chosen.judged:
         return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
-    until = time.monotonic() + seconds
-    low = problem.least_ram_bytes
-    high = _bisect(low, store_all_bytes(problem), lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, seen))
+    low, high = problem.least_ram_bytes, store_all_bytes(problem)
+    enough = until if search is None else _for_heuristics(until)
+    high = _bisect(low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen))
     if search is None:
         return high
-    solving = replace(options, gap=1.0)
 
     def fits(ram_bytes: int) -> bool:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        found = search(problem, replace(solving, ram_bytes=ram_bytes, time_limit_s=min(STEP_S, left)))
-        if found.interrupted:
-            raise KeyboardInterrupt
-        return found.plan is not None
+        return _solved(problem, replace(options, ram_bytes=ram_bytes), search, until).plan is not None
 
     return _bisect(low, high, fits)
+
+
+def least_deadline(
+    problem: Problem, options: Options, search: Search, until: float, seen: Seen | None = None
+) -> float | None:
+    """Seconds of the quickest schedule that is found within the budget by the moment `until`, or None.
+
+    Heuristics first, then any schedule at deadlines between theirs and the one of `options`: those that leave room are
+    solved in a fraction of a second, where the quickest of all is searched for long.
+    """
+    asked_s, quickest = options.deadline_s, _shortest(problem, options, _for_heuristics(until), seen)
+    if asked_s is None or options.deadline_model is DeadlineModel.PAPER or not formulation(options.formulation).judged:
+        return quickest
+    low = asked_s
+    try:
+        if quickest is None:
+            quickest = _makespan_s(_solved(problem, replace(options, deadline_s=None), search, until))
+        while quickest is not None and quickest - low > quickest / RESOLUTION:
+            middle = (low + quickest) / 2
+            found_s = _makespan_s(_solved(problem, replace(options, deadline_s=middle), search, until))
+            if found_s is None:
+                low = middle
+            else:
+                quickest = min(quickest, found_s)
+    except TimeoutError:
+        pass
+    return quickest
+
+
+def _solved(problem: Problem, options: Options, search: Search, until: float) -> Solution:
+    """Any schedule, in a step's time. Raises TimeoutError at `until`, and KeyboardInterrupt."""
+    left = until - time.monotonic()
+    if left < LEAST_STEP_S:
+        raise TimeoutError
+    found = search(problem, replace(options, gap=1.0, time_limit_s=min(STEP_S, left)))
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def _makespan_s(found: Solution) -> float | None:
+    return None if found.simulation is None else found.simulation.makespan_s
+
+
+def _for_heuristics(until: float) -> float:
+    """The moment at which they leave the rest of the time to a search."""
+    now = time.monotonic()
+    return now + HEURISTICS_SHARE * max(0.0, until - now)
 
 
 def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
@@ -125,8 +181,8 @@ def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
     return high
 
 
-def _shortest(problem: Problem, options: Options, seen: Seen | None) -> float | None:
-    """Seconds of the quickest schedule that the heuristics find within the budget, or None."""
+def _shortest(problem: Problem, options: Options, until: float, seen: Seen | None) -> float | None:
+    """Seconds of the quickest schedule that the heuristics find within the budget, or None; one is tried at least."""
     quickest: float | None = None
     for schedule in heuristic(problem, options, options.ram_bytes):
         trial = Incumbent(problem, replace(options, deadline_s=None))
@@ -137,6 +193,8 @@ def _shortest(problem: Problem, options: Options, seen: Seen | None) -> float | 
             simulation = trial.best.simulation
             time_s = simulation.compute_s if paper else simulation.makespan_s
             quickest = time_s if quickest is None else min(quickest, time_s)
+        if time.monotonic() > until:
+            break
     return quickest
 
 
@@ -149,9 +207,12 @@ def heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Sc
                 yield schedule
 
 
-def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, seen: Seen | None) -> bool:
+def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, until: float, seen: Seen | None) -> bool:
+    """Whether the heuristics find a schedule for a budget. Raises TimeoutError where they didn't by `until`."""
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
     for schedule in heuristic(problem, options, ram_bytes):
+        if time.monotonic() > until:
+            raise TimeoutError
         if trial.offer(schedule) and trial.best is not None:
             if seen is not None:
                 seen(trial.best)

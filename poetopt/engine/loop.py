@@ -24,6 +24,9 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+OVER_SHARE, OVER_S = 0.1, 1.0
+"""What is looked for beside a schedule ends by this share of the time limit, and so many seconds, after it."""
+
 
 def solve(
     problem: Problem, options: Options, listener: Listener | None = None, *, starts: Sequence[Schedule] = ()
@@ -64,14 +67,14 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
 
     # What would help is worth a few seconds, but not the limit that was asked for. Where a block limits something, more
     # RAM is only half of it.
-    spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
+    latest = begin + (1 + OVER_SHARE) * options.time_limit_s + OVER_S
+    spare = latest - time.monotonic()
     limited = any(block.limits is not None for block in formulation_of(options.formulation).blocks)
     for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
     helped = replace(solution, **remedies(problem, options, watched, for_ram, seen))
     if helped.interrupted:
         return helped
-    spare = 1.0 + 1.05 * options.time_limit_s - (time.monotonic() - begin)
-    why = explain(problem, options, helped, watched, min(WHY_S, max(0.0, spare)))
+    why = explain(problem, options, helped, watched, min(WHY_S, max(0.0, latest - time.monotonic())))
     if helped.status is Status.UNKNOWN and (why.ram_bound_bytes or 0) > options.ram_bytes:
         reason = (
             f"the budget of {options.ram_bytes:,} bytes is below the {why.ram_bound_bytes:,} that any schedule needs"

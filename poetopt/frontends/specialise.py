@@ -16,6 +16,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError, UnsupportedOpError
+from poetopt.frontends.attributes import check_attributes, check_window
 from poetopt.frontends.batch import Shape
 from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
 from poetopt.frontends.proto import dtype_name, elem_type
@@ -94,10 +95,14 @@ def specialise(
         node = _plain(draft, original)
         if rebatch is not None:
             _rewrite(draft, node, rebatch)
+        shapes = [draft.types[name][1] if name else None for name in node.input]
+        at = describe(where, node, opset)
+        check_attributes(at, node, shapes, draft.constants)
         if _fold(draft, node, declared):
             draft.folded += 1
             continue
         draft.types.update(_infer(draft, node, declared))
+        check_window(at, node, shapes[0] if shapes and shapes[0] else (), draft.types[node.output[0]][1])
         _check_view(draft, node)
         draft.nodes.append(node)
     return draft
