@@ -67,9 +67,11 @@ class HighsNodes:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise StoppedError  # nothing is proven of this node, so that nothing would be of the tree
-        found = self._lp.getSolution()
+        found, objective = self._lp.getSolution(), self._objective()
+        if objective >= cutoff:
+            return None
         return Vertex(
-            self._objective(),
+            objective,
             np.array(found.col_value),
             np.array(found.col_dual) / self._scale,
             self._lp.getBasis(),
@@ -83,7 +85,7 @@ class HighsNodes:
             objective = self._objective()  # before the bounds change again: HiGHS forgets it then
         finally:
             self._lp.changeColBounds(column, self._at[0][column], self._at[1][column])
-        if status in _NOTHING:
+        if status in _NOTHING or (status == highspy.HighsModelStatus.kOptimal and objective >= cutoff):
             return math.inf, True
         # at its limit the method may have moved the costs a little: a figure to go by, and no bound
         return objective, status == highspy.HighsModelStatus.kOptimal

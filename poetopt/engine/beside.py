@@ -68,10 +68,9 @@ class Beside:
             if error is None:
                 self._future.result()
 
-    def _grow(self, nodes: Nodes) -> None:
-        if self._ended.wait(GRACE_S):
-            return
-        tree = BranchAndCut(
+    def tree(self, nodes: Nodes) -> BranchAndCut:
+        """The tree from `nodes`, which tells the run what it finds."""
+        return BranchAndCut(
             nodes,
             separate=self._rows,
             judge=self._judged,
@@ -79,8 +78,12 @@ class Beside:
             on_bound=self._told,
             gap=self.run.options.gap / 2,
         )
+
+    def _grow(self, nodes: Nodes) -> None:
+        if self._ended.wait(GRACE_S):
+            return
         try:
-            tree.run()
+            self.tree(nodes).run()
         except StoppedError:
             return
 

@@ -147,7 +147,7 @@ class BranchAndCut:
         self._explored += 1
         nodes.enter(node.lower, node.upper)
         vertex = self._cut(nodes.solve(node.basis, self._limit()))
-        if vertex is None or vertex.objective >= self._limit():
+        if vertex is None:
             return []
         open_ = self._fractional(vertex)
         if not len(open_):

@@ -24,6 +24,7 @@ from poetopt.errors import FormulationError, OptionError, PoetError
 from poetopt.formulations.language import Row
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError, require
+from poetopt.testing.nodes import check_nodes
 from poetopt.testing.problems import tight
 
 TOLERANCE = 1e-6
@@ -69,7 +70,7 @@ def check_backend(
     optima, points, bounds; rows that come late, and purging; frozen parts and warm starts; the time limit, which leaves
     an incumbent and a bound (a search that goes on for long after it is given up, and goes on in a thread of its own);
     an interrupt (the process sends itself one SIGINT), after which the session goes on;
-    multipliers; options and the log.
+    multipliers; nodes of a tree; options and the log.
 
     Raises ContractError for what is broken, BackendUnavailableError where the solver isn't there.
     """
@@ -205,6 +206,8 @@ class _Suite:
         self.need(relaxed.point is not None, "the relaxation of a small problem has no point")
         self.need(relaxed.objective <= best + TOLERANCE, f"the relaxation, {relaxed.objective}, is above {best}")
         self._duals(session, relaxed.objective, best)
+        if self.can(Capability.NODES):
+            check_nodes(session, problem, self.rng, self.need)
         self._frozen(session, problem)
         told: list[float] = []
 

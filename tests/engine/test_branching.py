@@ -1,0 +1,122 @@
+"""The tree of relaxations finds and proves what trying everything, and the solver's own search, do."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from poetopt.backends.nodes import StoppedError
+from poetopt.backends.solver import Point, backend
+from poetopt.engine.beside import Beside
+from poetopt.engine.branching import BranchAndCut
+from poetopt.engine.loop import solve
+from poetopt.engine.model import model_of, session_of
+from poetopt.engine.run import Run
+from poetopt.engine.solution import Options, Status
+from poetopt.formulations import formulation
+from poetopt.formulations.language import Row
+from poetopt.testing import milp
+from poetopt.testing.problems import tight
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("late", [False, True])
+def test_as_trying_everything(seed: int, late: bool) -> None:
+    rng = random.Random(seed)
+    problem = milp.covering(rng, n=10, m=6)
+    n = len(problem.costs)
+    weights = np.array([float(rng.randint(0, 3)) for _ in range(n)])
+    side = float(weights.sum() * 0.6)
+    row = Row(list(problem.model.x.values()), weights.tolist(), side, math.inf, 1.0, "late", core=True)
+    session = backend("highs").open(problem.model, threads=1, scale=100.0)
+    session.relax(60.0)
+    best = [math.inf]
+    bounds: list[float] = []
+
+    def broken(point: Point) -> list[Row]:
+        return [row] if late and weights @ point[problem.model.x] < side - 1e-6 else []
+
+    def judge(point: Point) -> list[Row]:
+        rows = broken(point)
+        if not rows:
+            best[0] = min(best[0], float(problem.costs @ np.round(point[problem.model.x])) + problem.constant)
+        return rows
+
+    def told(bound: float) -> bool:
+        bounds.append(bound)
+        return False
+
+    tree = BranchAndCut(session.nodes(), separate=broken, judge=judge, cutoff=lambda: best[0], on_bound=told, gap=0.0)
+    tree.run()
+    known = problem.best(extra=(weights, side) if late else None)
+    assert known is not None
+    assert best[0] == pytest.approx(known)
+    assert bounds[-1] == pytest.approx(known)
+    assert max(bounds) <= known + 1e-6
+
+
+def test_where_there_is_nothing() -> None:
+    session = backend("highs").open(milp.infeasible(relaxed=False), threads=1, scale=1.0)
+    session.relax(60.0)
+    bounds: list[float] = []
+
+    def told(bound: float) -> bool:
+        bounds.append(bound)
+        return False
+
+    nothing: list[Row] = []
+    tree = BranchAndCut(
+        session.nodes(),
+        separate=lambda point: nothing,
+        judge=lambda point: nothing,
+        cutoff=lambda: math.inf,
+        on_bound=told,
+        gap=0.0,
+    )
+    tree.run()
+    assert bounds[-1] == math.inf
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_schedules_as_the_search_alone(seed: int) -> None:
+    """The tree of `retention` alone, without heuristics, against HiGHS kept to one thread."""
+    problem, ram_bytes = tight(random.Random(seed), forward=5)
+    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
+    reference = solve(problem, options)
+    chosen = formulation("retention")
+    run = Run(problem, options, None)
+    model = model_of(chosen, problem, options, "full")
+    session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
+    session.relax(60.0)
+    beside = Beside(run, chosen, model, session)
+    beside.tree(session.nodes()).run()
+    if reference.status is Status.INFEASIBLE:
+        assert beside.infeasible
+    elif run.incumbent.best is not None and not run.incumbent.arena_excess:
+        assert reference.simulation is not None
+        assert reference.overhead_bound_j is not None
+        assert run.incumbent.value == pytest.approx(reference.simulation.overhead_j, rel=1e-6, abs=1e-12)
+        assert run.bound == pytest.approx(reference.overhead_bound_j, rel=1e-6, abs=1e-12)
+
+
+def test_a_tree_that_is_stopped_says_so() -> None:
+    session = backend("highs").open(milp.endless(), threads=1, scale=1.0)
+    session.relax(60.0)
+    nodes = session.nodes()
+    nothing: list[Row] = []
+    tree = BranchAndCut(
+        nodes,
+        separate=lambda point: nothing,
+        judge=lambda point: nothing,
+        cutoff=lambda: math.inf,
+        on_bound=lambda bound: False,
+        gap=0.0,
+    )
+    timer = threading.Timer(0.2, nodes.stop)
+    timer.start()
+    with pytest.raises(StoppedError):
+        tree.run()
