@@ -52,7 +52,12 @@ GranularityOption = Annotated[
 DeadlineOption = Annotated[
     str | None, typer.Option("--deadline", metavar="TIME|FACTOR", help="250ms, 3h, or 1.5x one pass; default: none.")
 ]
-ThreadsOption = Annotated[int, typer.Option("--threads", metavar="N", help="Of the solver; 0: it chooses.", min=0)]
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads", metavar="N", help="Of the solver; 0: it chooses, and a search of ours runs beside it.", min=0
+    ),
+]
 BackendOption = Annotated[
     str, typer.Option("--backend", metavar="NAME", help="The solver: highs, gurobi, cbc, scip, or an installed one.")
 ]

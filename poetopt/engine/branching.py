@@ -37,16 +37,24 @@ LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
 LOOK_ON = (15, 5)
 """Probing ends after so many in a row that were no better than the best."""
+MOST_STEPS = 200
+"""Of a dive, and of separation at one node: a point may break a row by less than a solver can tell."""
+MOST_OPEN = 20_000
+"""A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
 LEAST = 1e-5
 """A child that is no better than its parent counts as better by this share of what is open."""
 
 
 @dataclass(order=True)
 class _Open:
-    """A node to be explored: the least bound first, of equal ones the deepest. Bounds of the columns are (n,)."""
+    """A node to be explored: the least bound first, of equal ones the deepest.
+
+    Kept are the `columns` (m,) whose bounds aren't the root's, and theirs: nodes are many, and so are columns.
+    """
 
     bound: float
     order: int
+    columns: NDArray[np.int64] = field(compare=False)
     lower: Floats = field(compare=False)
     upper: Floats = field(compare=False)
     basis: object = field(compare=False)
@@ -119,9 +127,9 @@ class BranchAndCut:
     def run(self) -> None:
         """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
         nodes = self._nodes
-        queue = [_Open(-math.inf, 0, nodes.lower, nodes.upper, None)]
+        queue = [self._open(-math.inf, nodes.lower, nodes.upper, None)]
         count = 0
-        while queue:
+        while queue and len(queue) < MOST_OPEN:
             least = min(queue[0].bound, self._taken)
             if self._told(least) or queue[0].bound >= self._taken:
                 return
@@ -129,7 +137,13 @@ class BranchAndCut:
                 count -= 1
                 child.order = count
                 heapq.heappush(queue, child)
-        self._told(self._taken)
+        if not queue:
+            self._told(self._taken)
+
+    def _open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> _Open:
+        """A node with these bounds, (n,) each."""
+        columns = np.flatnonzero((lower != self._nodes.lower) | (upper != self._nodes.upper))
+        return _Open(bound, 0, columns, lower[columns], upper[columns], basis)
 
     def _limit(self) -> float:
         """Nodes from here on are of no interest."""
@@ -145,7 +159,9 @@ class BranchAndCut:
         if node.bound >= self._limit():
             return []
         self._explored += 1
-        nodes.enter(node.lower, node.upper)
+        lower, upper = nodes.lower.copy(), nodes.upper.copy()
+        lower[node.columns], upper[node.columns] = node.lower, node.upper
+        nodes.enter(lower, upper)
         vertex = self._cut(nodes.solve(node.basis, self._limit()))
         if vertex is None:
             return []
@@ -153,7 +169,7 @@ class BranchAndCut:
         if not len(open_):
             self._taken = min(self._taken, vertex.objective)
             return []
-        lower, upper = self._fixed(vertex, node)
+        lower, upper = self._fixed(vertex, lower, upper)
         if self._explored >= self._next_dive:
             self._next_dive = 2 * self._explored
             self._dive(vertex, lower, upper)
@@ -161,11 +177,12 @@ class BranchAndCut:
         return self._branch(vertex, open_, lower, upper)
 
     def _dive(self, vertex: Vertex, lower: Floats, upper: Floats) -> None:
-        """Look for a solution below a node: hold what is nearly whole, solve, and again."""
-        found: Vertex | None = vertex
+        """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time."""
         lower, upper = lower.copy(), upper.copy()
-        flipped = False
-        while found is not None:
+        found: Vertex | None = vertex
+        for _ in range(MOST_STEPS):
+            if found is None:
+                return
             open_ = self._fractional(found)
             if not len(open_):
                 rows = self._judge(self._nodes.point(found, True))
@@ -174,26 +191,30 @@ class BranchAndCut:
                 self._nodes.add(rows)
                 found = self._nodes.solve(None, self._limit())
                 continue
-            away = np.abs(found.values[open_] - np.round(found.values[open_]))
-            order = np.argsort(away, kind="stable")
-            near = int(np.searchsorted(away[order], NEAR))
-            held = open_[order[: max(1, min(near, len(open_) // 5))]]
-            before = lower.copy(), upper.copy()
-            lower[held] = upper[held] = np.round(found.values[held])
-            self._nodes.enter(lower, upper)
-            basis = found.basis
-            values = found.values
-            found = self._nodes.solve(basis, self._limit())
-            if found is None and not flipped:
-                flipped = True
-                lower, upper = before
-                first = held[:1]
-                other = 1 - np.round(values[first])
-                lower[first] = upper[first] = np.clip(other, lower[first], upper[first])
-                self._nodes.enter(lower, upper)
-                found = self._nodes.solve(basis, self._limit())
-            elif found is not None:
-                flipped = False
+            held = self._nearly_whole(found, open_)
+            before = lower[held], upper[held]
+            below = self._held(found, held, np.round(found.values[held]), lower, upper)
+            if below is None:
+                lower[held], upper[held] = before
+                first, value = held[:1], found.values[held[:1]]
+                other = np.where(np.round(value) > value, np.floor(value), np.ceil(value))
+                below = self._held(found, first, other, lower, upper)
+            found = below
+
+    def _nearly_whole(self, vertex: Vertex, open_: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What a dive holds next, the nearest to whole first: at most a fifth of what is open, and one at least."""
+        away = np.abs(vertex.values[open_] - np.round(vertex.values[open_]))
+        order = np.argsort(away, kind="stable")
+        near = int(np.searchsorted(away[order], NEAR))
+        return open_[order[: max(1, min(near, len(open_) // 5))]]
+
+    def _held(
+        self, vertex: Vertex, columns: NDArray[np.int64], values: Floats, lower: Floats, upper: Floats
+    ) -> Vertex | None:
+        """The vertex below with `columns` at `values`; the bounds are changed."""
+        lower[columns] = upper[columns] = values
+        self._nodes.enter(lower, upper)
+        return self._nodes.solve(vertex.basis, self._limit())
 
     def _fractional(self, vertex: Vertex) -> NDArray[np.int64]:
         away = np.abs(vertex.values - np.round(vertex.values))
@@ -206,7 +227,7 @@ class BranchAndCut:
             whole = not len(self._fractional(vertex))
             point = self._nodes.point(vertex, whole)
             rows = self._judge(point) if whole else self._separate(point)
-            if not rows:
+            if not rows or rounds > MOST_STEPS:
                 break
             before = vertex
             self._nodes.add(rows)
@@ -220,9 +241,9 @@ class BranchAndCut:
                 break
         return vertex
 
-    def _fixed(self, vertex: Vertex, node: _Open) -> tuple[Floats, Floats]:
-        """The node's bounds without what only solutions of no interest have, by the reduced costs."""
-        lower, upper = node.lower.copy(), node.upper.copy()
+    def _fixed(self, vertex: Vertex, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
+        """A node's bounds without what only solutions of no interest have, by the reduced costs."""
+        lower, upper = lower.copy(), upper.copy()
         limit = self._limit()
         if math.isfinite(limit):
             slack = limit - vertex.objective + 1e-6 * abs(limit)
@@ -278,7 +299,7 @@ class BranchAndCut:
                 above[column] = floor
             else:
                 below[column] = floor + 1
-            children.append(_Open(max(bounds[side], vertex.objective), 0, below, above, vertex.basis))
+            children.append(self._open(max(bounds[side], vertex.objective), below, above, vertex.basis))
         return children
 
     def _promising(self, vertex: Vertex, open_: NDArray[np.int64]) -> NDArray[np.int64]:
