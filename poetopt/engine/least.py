@@ -112,7 +112,8 @@ def least_ram(
     def fits(ram_bytes: int) -> bool:
         return _solved(problem, replace(options, ram_bytes=ram_bytes), search, until).plan is not None
 
-    return _bisect(low, high, fits)
+    # In a hurry little RAM seldom does, and whoever searches for it in vain takes a whole step.
+    return _bisect(low, high, fits, low_first=options.deadline_s is None)
 
 
 def least_deadline(
@@ -163,10 +164,10 @@ def _for_heuristics(until: float) -> float:
     return now + HEURISTICS_SHARE * max(0.0, until - now)
 
 
-def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> int:
+def _bisect(low: int, high: int, fits: Callable[[int], bool], *, low_first: bool = True) -> int:
     """The smallest budget that `fits`, which `high` is known to do; stops where it raises TimeoutError."""
     try:
-        if low >= high or fits(low):
+        if low >= high or (low_first and fits(low)):
             return min(low, high)
         while high - low > max(1, high // RESOLUTION):
             middle = (low + high) // 2
