@@ -51,8 +51,12 @@ def attach(
     if not is_float(y):
         raise ModelError(f"output {y.name!r} has type {y.dtype}, on which no loss can be; name another with --output")
     if not y.size:
-        at = next((f"{o.where if hasattr(o, 'where') else o.name}" for o in forward if y.name in o.outputs), graph.name)
-        raise ModelError("")
+        writer = next((operator for operator in forward if y.name in operator.outputs), None)
+        at = f"node {writer.name!r} ({writer.kind}, opset {graph.opset})" if writer else graph.name
+        raise ModelError(
+            f"{graph.source or graph.name}: {at}: its output {y.name!r} of shape {list(y.shape)} has no elements, so "
+            "no loss can be on it; a size in the model is wrong, export it again, or name another with --output"
+        )
     kind = _kind(y) if loss == "auto" else loss
     how = "chosen by the output's shape" if loss == "auto" else "as asked"
     shape = "x".join(map(str, y.shape)) or "scalar"

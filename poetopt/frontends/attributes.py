@@ -1,0 +1,268 @@
+"""Are a node's settings possible: axes that the tensor has, groups that divide its channels, sizes above zero?
+
+ONNX's shape inference reads only the settings that decide a shape, and lets others pass that no runtime loads, or that
+a runtime divides by. Here each of them is held against the rank and the shape of what it is about, from one table an
+idea. Settings that have no row are free, or shape inference sees to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from onnx import AttributeProto, NodeProto
+
+from poetopt.errors import ModelError
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape | None]
+"""Of the inputs of a node, by position; None where one is left out."""
+
+_LARGEST = 2**31 - 1
+"""Runtimes keep counts in 32 bits."""
+
+_AXIS: Mapping[str, int] = dict.fromkeys((
+    "ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "Hardmax", "LayerNormalization", "LogSoftmax",
+    "LpNormalization", "RMSNormalization", "ScatterElements", "Softmax", "Split", "TopK",
+), 0) | {"Flatten": 1}  # fmt: skip
+"""Operators whose `axis` is one of their first input's; how many more than there are may be named."""
+
+_AXES: Mapping[str, int] = dict.fromkeys((
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSum", "ReduceSumSquare", "CumSum", "Squeeze", "MeanVarianceNormalization",
+), 1) | {"Pad": 3, "Slice": 3, "Resize": -1}  # fmt: skip
+"""Operators with axes of their first input as the attribute `axes` or as the input of this number."""
+
+_AT_LEAST: Mapping[str, Mapping[str, int]] = {
+    "Attention": {"kv_num_heads": 0, "q_num_heads": 0},
+    "AveragePool": {"dilations": 1, "kernel_shape": 1, "strides": 1},
+    "Conv": {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1},
+    "ConvTranspose": {"dilations": 1, "group": 1, "kernel_shape": 1, "output_padding": 0, "strides": 1},
+    "DepthToSpace": {"blocksize": 1},
+    "GatherND": {"batch_dims": 0},
+    "GroupNormalization": {"num_groups": 1},
+    "GRU": {"hidden_size": 1},
+    "LpPool": {"dilations": 1, "kernel_shape": 1, "p": 1, "strides": 1},
+    "LRN": {"size": 1},
+    "LSTM": {"hidden_size": 1},
+    "MaxPool": {"dilations": 1, "kernel_shape": 1, "strides": 1},
+    "RNN": {"hidden_size": 1},
+    "RotaryEmbedding": {"num_heads": 0, "rotary_embedding_dim": 0},
+    "SpaceToDepth": {"blocksize": 1},
+    "Split": {"num_outputs": 1},
+}
+"""The smallest value of attributes that count something."""
+
+_ONE_OF: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "BatchNormalization": {"training_mode": (0, 1)},
+    "CumSum": {"exclusive": (0, 1), "reverse": (0, 1)},
+    "GroupNormalization": {"stash_type": (1, 10, 11, 16)},
+    "GRU": {"layout": (0, 1), "linear_before_reset": (0, 1)},
+    "LpNormalization": {"p": (1, 2)},
+    "LSTM": {"input_forget": (0, 1), "layout": (0, 1)},
+    "MaxPool": {"storage_order": (0, 1)},
+    "Resize": {"antialias": (0, 1), "exclude_outside": (0, 1)},
+    "RNN": {"layout": (0, 1)},
+}
+"""Attributes with few possible values."""
+
+_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+_WINDOWS = _POOLS | {"Conv", "ConvTranspose"}
+
+
+def check_attributes(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[str, Array]) -> None:
+    """Raise `ModelError`, naming the node (`at`) and the setting, where a setting of `node` is impossible.
+
+    `shapes` are those of its inputs, `constants` the values of those that are known.
+    """
+    settings = {a.name: _integers(a) for a in node.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS)}
+    for problem in _problems(node, settings, shapes, constants):
+        raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
+
+
+def check_window(at: str, node: NodeProto, shape: Shape, result: Shape) -> None:
+    """Raise `ModelError` where the window of a convolution or a pool fits nowhere: nothing would be left."""
+    if node.op_type in _WINDOWS and 0 in result and 0 not in shape:
+        raise ModelError(
+            f"{at}: its window (kernel_shape, dilations) is larger than its padded input of shape {list(shape)}: "
+            f"its output would have shape {list(result)}; give a larger input, or export the model with one"
+        )
+
+
+def _integers(attribute: AttributeProto) -> tuple[int, ...]:
+    return (int(attribute.i),) if attribute.type == AttributeProto.INT else tuple(map(int, attribute.ints))
+
+
+def _problems(
+    node: NodeProto, settings: Mapping[str, tuple[int, ...]], shapes: Shapes, constants: Mapping[str, Array]
+) -> Iterator[str]:
+    """What is wrong with `node`, worst first."""
+    op = node.op_type
+    for name, values in settings.items():
+        low = _AT_LEAST.get(op, {}).get(name)
+        if low is not None and not all(low <= value <= _LARGEST for value in values):
+            yield f"its {name} is {_shown(values)}, but must be {low} or more (and fit into 32 bits)"
+        known = _ONE_OF.get(op, {}).get(name)
+        if known is not None and values[0] not in known:
+            yield f"its {name} is {values[0]}, but can only be {' or '.join(map(str, known))}"
+    data = shapes[0] if shapes else None
+    if data is None:
+        return
+    if op in _AXIS:
+        yield from _axes_problem("axis", settings.get("axis", ()), data, more=_AXIS[op])
+    if op in _AXES:
+        place = _AXES[op]
+        name = node.input[place] if 0 < place < len(node.input) else ""
+        given = [int(axis) for axis in constants[name].reshape(-1)] if name in constants else settings.get("axes", ())
+        yield from _axes_problem("axes", given, data)
+    if op == "OneHot":
+        yield from _axes_problem("axis", settings.get("axis", ()), (*data, 0))
+    check = _RELATIONS.get(op)
+    if check is not None:
+        yield from check(settings, shapes)
+
+
+def _axes_problem(name: str, axes: Iterable[int], shape: Shape, more: int = 0) -> Iterator[str]:
+    rank = len(shape)
+    wrong = [axis for axis in axes if not -max(rank, 1) <= axis < max(rank, 1) + more]
+    if wrong:
+        yield f"its {name} names {_shown(wrong)}, but its input has {rank} axes (shape {list(shape)})"
+
+
+def _shown(values: Sequence[int]) -> str:
+    return str(values[0]) if len(values) == 1 else str(list(values))
+
+
+def _convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Every filter reads the channels of its group; a stride, a dilation and two pads for each axis of space."""
+    x, w = shapes[0], shapes[1] if len(shapes) > 1 else None
+    if x is None or w is None or len(x) < 3 or len(w) != len(x):
+        return
+    group = settings.get("group", (1,))[0]
+    if x[1] != w[1] * group or w[0] % group:
+        yield (
+            f"its group is {group}, which doesn't fit {x[1]} channels and filters of shape {list(w)} "
+            "(each reads the channels of one group)"
+        )
+    yield from _kernel(settings, w[2:])
+
+
+def _transposed_convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    x, w = shapes[0], shapes[1] if len(shapes) > 1 else None
+    if x is None or w is None or len(x) < 3 or len(w) != len(x):
+        return
+    group = settings.get("group", (1,))[0]
+    if x[1] != w[0] or x[1] % group:
+        yield f"its group is {group}, which doesn't fit {x[1]} channels and filters of shape {list(w)}"
+    yield from _kernel(settings, w[2:])
+    strides, dilations = (_one_each(settings, name, len(w) - 2) for name in ("strides", "dilations"))
+    added = settings.get("output_padding", ())
+    if any(n >= max(step, dilation) for n, step, dilation in zip(added, strides, dilations, strict=False)):
+        yield f"its output_padding is {list(added)}, but must be smaller than its strides {list(strides)} or dilations"
+
+
+def _kernel(settings: Mapping[str, tuple[int, ...]], kernel: Shape) -> Iterator[str]:
+    given = settings.get("kernel_shape", kernel)
+    if given != kernel:
+        yield f"its kernel_shape is {list(given)}, but its filters have shape {list(kernel)}"
+    for name, factor in (("strides", 1), ("dilations", 1), ("pads", 2), ("output_padding", 1)):
+        values = settings.get(name)
+        if values and len(values) != factor * len(kernel):
+            yield f"its {name} are {list(values)}, but there are {len(kernel)} axes of space"
+
+
+def _one_each(settings: Mapping[str, tuple[int, ...]], name: str, count: int) -> tuple[int, ...]:
+    """A setting of each axis of space, 1 where there is none."""
+    return settings.get(name, ()) or (1,) * count
+
+
+def _pool(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """A window that lies in the padding alone has no value."""
+    kernel = settings.get("kernel_shape", ())
+    pads = settings.get("pads", ())
+    if len(pads) == 2 * len(kernel) and any(pad >= size for pad, size in zip(pads, (*kernel, *kernel), strict=True)):
+        yield f"its pads {list(pads)} reach as far as its kernel_shape {list(kernel)}"
+
+
+def _layer_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Scale and bias have the shape of what is normalized, or broadcast to it."""
+    x = shapes[0]
+    normalized = () if x is None else x[settings.get("axis", (-1,))[0] :]
+    for shape, name in zip(shapes[1:3], ("scale", "bias"), strict=False):
+        own = shape or ()
+        tail = normalized[len(normalized) - len(own) :]
+        if len(tail) < len(own) or any(size not in (1, most) for size, most in zip(own, tail, strict=True)):
+            yield f"its {name} has shape {list(own)}, which doesn't fit the axes that it normalizes {list(normalized)}"
+
+
+def _group_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    x, groups = shapes[0], settings.get("num_groups", (1,))[0]
+    if x is not None and len(x) > 1 and x[1] % groups:
+        yield f"its num_groups is {groups}, which doesn't divide {x[1]} channels"
+
+
+def _blocks(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    x, size = shapes[0], settings.get("blocksize", (1,))[0]
+    if x is not None and len(x) == 4 and x[1] % (size * size):
+        yield f"its blocksize is {size}, but {x[1]} channels can't be cut into {size * size} parts"
+
+
+def _local_response(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    size = settings.get("size", (1,))[0]
+    if size % 2 == 0:
+        yield f"its size is {size}, but the window around a channel has an odd number of them"
+
+
+def _recurrent(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    r, hidden = shapes[2] if len(shapes) > 2 else None, settings.get("hidden_size")
+    if r is not None and hidden and r[-1:] != hidden:
+        yield f"its hidden_size is {hidden[0]}, but its recurrent weight has shape {list(r)}"
+
+
+def _attention(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    heads = [settings.get(name, (0,))[0] for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
+    for shape, count, letter in zip(shapes, heads, "QKV", strict=False):
+        if shape is not None and len(shape) == 3 and (not count or shape[2] % count):
+            name = f"{'q' if letter == 'Q' else 'kv'}_num_heads"
+            yield f"its {name} is {count or 'not given'}, which doesn't divide the {shape[2]} columns of {letter}"
+
+
+def _rotary(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    x = shapes[0]
+    if x is None or len(x) not in (3, 4):
+        return
+    heads, size = settings.get("num_heads", (0,))[0], settings.get("rotary_embedding_dim", (0,))[0]
+    if len(x) == 3 and (not heads or x[2] % heads):
+        yield f"its num_heads is {heads}, which doesn't divide the {x[2]} columns of its input"
+    width = x[3] if len(x) == 4 else x[2] // max(heads, 1)
+    if size > width or size % 2:
+        yield f"its rotary_embedding_dim is {size}, but must be even and at most the {width} columns of a head"
+
+
+def _gather_nd(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    ranks = [len(shape) for shape in shapes[:2] if shape is not None]
+    batch = settings.get("batch_dims", (0,))[0]
+    if ranks and batch >= min(ranks):
+        yield f"its batch_dims is {batch}, but its inputs have {' and '.join(map(str, ranks))} axes"
+
+
+_RELATIONS: Mapping[str, Callable[[Mapping[str, tuple[int, ...]], Shapes], Iterator[str]]] = {
+    "Attention": _attention,
+    "Conv": _convolution,
+    "ConvTranspose": _transposed_convolution,
+    "DepthToSpace": _blocks,
+    "GatherND": _gather_nd,
+    "GroupNormalization": _group_normalization,
+    "GRU": _recurrent,
+    "LayerNormalization": _layer_normalization,
+    "LRN": _local_response,
+    "LSTM": _recurrent,
+    "RMSNormalization": _layer_normalization,
+    "RNN": _recurrent,
+    "RotaryEmbedding": _rotary,
+    **dict.fromkeys(_POOLS, _pool),
+}
+"""Settings that must fit a shape or each other."""
