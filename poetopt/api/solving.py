@@ -67,8 +67,8 @@ def solve(
         `given`, or `search`: look for an order of the operators that costs less. The report's problem is then in
         that order, and the proof is of it alone.
     threads
-        Of the solver; 0 lets it choose. Unless it is 1 a search of ours runs beside the solver's, in a thread more; with
-        1 a solve that isn't ended by its time limit gives the same plan every time.
+        Of the solver; 0 lets it choose. Unless it is 1, a search of ours runs beside the solver's in one thread more;
+        with 1, a solve that isn't ended by its time limit gives the same plan every time.
     solver_options
         The solver's own options, by its own names: `{"mip_heuristic_effort": "0.2"}`.
     log
