@@ -83,12 +83,14 @@ def check_attributes(at: str, node: NodeProto, shapes: Shapes, constants: Mappin
         raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
 
 
-def check_window(at: str, node: NodeProto, shape: Shape, result: Shape) -> None:
+def check_window(at: str, node: NodeProto, shapes: Shapes, results: Sequence[Shape]) -> None:
     """Raise `ModelError` where the window of a convolution or a pool fits nowhere: nothing would be left."""
-    if node.op_type in _WINDOWS and 0 in result and 0 not in shape:
+    if node.op_type not in _WINDOWS or not shapes or shapes[0] is None or 0 in shapes[0]:
+        return
+    if any(0 in result for result in results):
         raise ModelError(
-            f"{at}: its window (kernel_shape, dilations) is larger than its padded input of shape {list(shape)}: "
-            f"its output would have shape {list(result)}; give a larger input, or export the model with one"
+            f"{at}: its window (kernel_shape, dilations) is larger than its padded input of shape {list(shapes[0])}: "
+            f"its output would have shape {list(results[0])}; give a larger input, or export the model with one"
         )
 
 

@@ -101,8 +101,9 @@ def specialise(
         if _fold(draft, node, declared):
             draft.folded += 1
             continue
-        draft.types.update(_infer(draft, node, declared))
-        check_window(at, node, shapes[0] if shapes and shapes[0] else (), draft.types[node.output[0]][1])
+        found = _infer(draft, node, declared)
+        check_window(at, node, shapes, [shape for _, shape in found.values()])
+        draft.types.update(found)
         _check_view(draft, node)
         draft.nodes.append(node)
     return draft
