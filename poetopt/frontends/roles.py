@@ -1,9 +1,10 @@
 """Which weights are trained, and which are running statistics or constants.
 
 Without `train`, every float initializer is trained that an operator reads where a gradient makes
-sense; running statistics, scalars, and operands like Clip's limits or Resize's scales are not. Tensors of Constant
-(or ConstantOfShape) nodes are trained only as the weight of a layer (some exporters store weights so). What the file
-calls a parameter is trained, scalar or not, wherever a gradient exists.
+sense; running statistics, scalars, operands like Clip's limits or Resize's scales, and first states of recurrent
+layers that are all zero are not. Tensors of Constant (or ConstantOfShape) nodes are trained only as the weight of a
+layer (some exporters store weights so), and not where they do nothing in a normalization (scale 1, bias 0). What the
+file calls a parameter is trained, scalar or not, wherever a gradient exists.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ _WEIGHTS: Mapping[str, frozenset[int]] = {
     "RNN": frozenset({1, 2, 3}),
 }
 """Operands (by index) that are always a layer's weights."""
+
+_FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
+"""Operands (by index) that are data where they are all zero, and weights where someone gave them values."""
+
+_NORMALIZATIONS = frozenset({"BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization"})
+"""Operators that must have a scale (input 1), so that exporters write one where the module has none."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +201,36 @@ def _layer_operands(document: Document, node: NodeProto, transposed: Mapping[str
     return places
 
 
+def _all_in_nodes(document: Document, constants: Set[str]) -> bool:
+    """Whether the file keeps the weights of its layers in Constant nodes, all of them."""
+    read = (node.input[i] for node in document.proto.graph.node for i in _WEIGHTS.get(node.op_type, ())
+            if i < len(node.input))  # fmt: skip
+    return all(name in constants for name in read if name in document.weights)
+
+
+def _idle(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
+    """Places of a scale of ones and a bias of zeros in Constant nodes: the module of this normalization has none."""
+    if node.op_type not in _NORMALIZATIONS:
+        return frozenset()
+    return frozenset(
+        place
+        for place, value in ((1, 1.0), (2, 0.0))
+        if place < len(node.input) and node.input[place] in constants and _filled(document, node.input[place], value)
+    )
+
+
+def _zero_states(document: Document, node: NodeProto) -> frozenset[int]:
+    """Places of first states that are all zero."""
+    places = _FIRST_STATES.get(node.op_type, frozenset())
+    return frozenset(i for i in places if i < len(node.input) and _filled(document, node.input[i], 0.0))
+
+
+def _filled(document: Document, name: str, value: float) -> bool:
+    """Whether `name` is a float weight whose every element is `value`."""
+    proto = document.weights.get(name)
+    return proto is not None and proto.data_type in FLOATS and bool((array_of(document, name) == value).all())
+
+
 def choose_trained(
     document: Document,
     constants: set[str],
@@ -219,9 +256,15 @@ def choose_trained(
     transposed = _transposed(document)
     layer: dict[str, bool] = {}
     readers: dict[str, int] = {}
+    wanted: set[str] = set()
+    states: dict[str, None] = {}
+    unstored = _all_in_nodes(document, constants)
     for node in document.proto.graph.node:
         skipped = _NOT_TRAINED.get(node.op_type, frozenset())
         weights = _layer_operands(document, node, transposed)
+        if not unstored:
+            weights -= _idle(document, node, constants)
+        zero = _zero_states(document, node)
         for name in dict.fromkeys(node.input):
             readers[name] = readers.get(name, 0) + 1
         for index, name in enumerate(node.input):
@@ -233,6 +276,10 @@ def choose_trained(
                 elif index in skipped:
                     settings[name] = f"input {index} of {node.op_type} ({node.name or node.output[0]!r})"
                 layer[name] = layer.get(name, False) or index in weights
+                if index in zero:
+                    states[name] = None
+                else:
+                    wanted.add(name)
     named = learnable & (parameters if train is None else learnable)
     candidates = [name for name in document.weights if readable.get(name) or name in named]
     if train is None:
@@ -243,11 +290,17 @@ def choose_trained(
             and (
                 layer[name]
                 or name in parameters
-                or (readable[name] and name not in constants and document.weights[name].dims)
+                or (readable[name] and name in wanted and name not in constants and document.weights[name].dims)
             )
         )
         notes = [f"{len(trained)} of {len(readable)} float tensors are trained (inferred; --train to choose)"]
         single = [n for n in candidates if not document.weights[n].dims and n not in {*constants, *fixed, *trained}]
+        idle = [name for name in states if name not in {*constants, *fixed, *trained}]
+        if idle:
+            notes.append(
+                f"first states of recurrent layers that are all zero are data ({', '.join(idle)}); "
+                "--train names them where they are parameters"
+            )
         if single:
             notes.append(f"scalars are not trained ({', '.join(single)}); --train names them where they are parameters")
     else:

@@ -96,3 +96,57 @@ def test_a_constant_before_data_is_a_weight() -> None:
     weight = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(floats(4, 3)))
     graph = load_onnx(model_of([weight, helper.make_node("MatMul", ["w", "x"], ["y"])], {"x": [3, 2]}, ["y"], {}))
     assert graph.trained == ("w",)
+
+
+def recurrent(op: str, first: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> onnx.ModelProto:
+    """A recurrent layer whose first state (and cell) the file stores, before a Gemm."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
+    weights = {"w": floats(1, 4 * gates, 2), "r": floats(1, 4 * gates, 4), "h0": first, "k": floats(4, 2)}
+    states = ["h0", "c0"] if op == "LSTM" else ["h0"]
+    if op == "LSTM":
+        weights["c0"] = first
+    nodes = [
+        helper.make_node(op, ["x", "w", "r", "", "", *states], ["", "last"], "layer", hidden_size=4),
+        helper.make_node("Squeeze", ["last", "axis"], ["h"]),
+        helper.make_node("Gemm", ["h", "k"], ["y"]),
+    ]
+    return model_of(nodes, {"x": [5, 3, 2]}, ["y"], {**weights, "axis": np.array([0])})
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_a_first_state_of_zeros_is_data(op: str) -> None:
+    """Exporters of Keras store it as an initializer; the values of anything learned would differ."""
+    states = ("h0", "c0") if op == "LSTM" else ("h0",)
+    zero = recurrent(op, np.zeros((1, 3, 4), np.float32))
+    graph = load_onnx(zero)
+    assert graph.trained == ("w", "r", "k")
+    assert any(f"all zero are data ({', '.join(states)})" in note for note in graph.notes)
+    assert set(load_onnx(zero, train="w, ?0").trained) == {"w", *states}
+    assert set(states) < set(load_onnx(recurrent(op, floats(1, 3, 4))).trained)
+
+
+def normalized(in_nodes: set[str], scale: float = 1.0) -> onnx.ModelProto:
+    """A Gemm and a LayerNormalization; the weights of `in_nodes` are Constant nodes."""
+    values = {"k": floats(4, 4), "g": np.full(4, scale, np.float32), "b": np.zeros(4, np.float32)}
+    nodes = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+        for name, array in values.items()
+        if name in in_nodes
+    ]
+    nodes += [
+        helper.make_node("Gemm", ["x", "k"], ["h"]),
+        helper.make_node("LayerNormalization", ["h", "g", "b"], ["y"]),
+    ]
+    return model_of(nodes, {"x": [3, 4]}, ["y"], {n: a for n, a in values.items() if n not in in_nodes})
+
+
+def test_a_normalization_without_weights_has_none() -> None:
+    assert load_onnx(normalized({"g", "b"})).trained == ("k",)
+    assert load_onnx(normalized({"g", "b"}), train="g").trained == ("g",)
+
+
+def test_fresh_weights_of_a_normalization_are_trained() -> None:
+    assert set(load_onnx(normalized(set())).trained) == {"k", "g", "b"}
+    assert set(load_onnx(normalized({"g", "b"}, scale=0.5)).trained) == {"k", "g"}
+    # a file that keeps every weight in a node says nothing by it
+    assert set(load_onnx(normalized({"k", "g", "b"})).trained) == {"k", "g", "b"}
