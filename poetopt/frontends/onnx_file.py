@@ -16,6 +16,7 @@ import numpy as np
 from poetopt.errors import ModelError
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
+from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.convert import convert, inline_functions, leave_out_empty, lift_constants
 from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
@@ -58,6 +59,7 @@ def load_onnx(
     """
     document = read_model(source)
     inline_functions(document)
+    inline_branches(document, batch)
     split_sequences(document)
     tidy(document)
     constants = lift_constants(document)

@@ -80,7 +80,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
     else:
         path = Path(source)
         document = Document(str(path), _parse(path), path.parent)
-    _check_text(document)
+    check_text(document)
     _check_header(document)
     _take_weights(document)
     return document
@@ -134,8 +134,11 @@ def _check_header(document: Document) -> None:
         raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported; export it as dense")
 
 
-def _check_text(document: Document) -> None:
-    """Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them."""
+def check_text(document: Document) -> None:
+    """Raise `ModelError` for names that are no text.
+
+    Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them.
+    """
     graph = document.proto.graph
     infos = (*graph.input, *graph.output, *graph.value_info)
     texts: list[object] = [graph.name, *(info.name for info in infos), *(proto.name for proto in graph.initializer)]

@@ -170,6 +170,12 @@ def _check_operators(document: Document) -> None:
                 f"{at}: operators of the domain {node.domain!r} can't be differentiated; "
                 "export with standard ONNX operators only"
             )
+        if op == "If":
+            raise UnsupportedOpError(
+                f"{at}: its condition {next(iter(node.input), '')!r} isn't known before the model runs (shapes don't "
+                "decide it), and a schedule has one sequence of operators; take the choice out of the model (compute "
+                "both and select with torch.where, or keep the branch that is trained) and export it again"
+            )
         if op in CONTROL_FLOW:
             raise UnsupportedOpError(
                 f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"

@@ -172,11 +172,14 @@ class TestOperators:
         with pytest.raises(UnsupportedOpError, match=r"\(Gelu, opset 13\): no such operator in this opset; opset 20"):
             load_onnx(model_of([node], {"x": [1]}, ["y"], opset=13))
 
-    def test_control_flow(self) -> None:
+    def test_a_choice_that_the_data_make(self) -> None:
         branch = helper.make_graph([helper.make_node("Relu", ["x"], ["b"])], "b", [], [onnx.ValueInfoProto(name="b")])
-        node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=branch)
-        model = model_of([node], {"x": [1]}, ["y"], {"c": np.array(True)})
-        with pytest.raises(UnsupportedOpError, match=r"node 'choice' \(If, opset 18\): control flow"):
+        nodes = [
+            helper.make_node("Cast", ["x"], ["c"], to=onnx.TensorProto.BOOL),
+            helper.make_node("If", ["c"], ["y"], "choice", then_branch=branch, else_branch=branch),
+        ]
+        model = model_of(nodes, {"x": [1]}, ["y"])
+        with pytest.raises(UnsupportedOpError, match=r"node 'choice' \(If, opset 18\): its condition 'c' isn't known"):
             load_onnx(model)
 
     def test_quantized(self) -> None:

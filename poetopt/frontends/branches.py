@@ -1,0 +1,212 @@
+"""An If whose condition is known becomes the branch that is taken.
+
+PyTorch's older exporter leaves such nodes behind (`diagonal`, `local_response_norm`, `scatter_reduce`): the condition
+is a literal, or compares shapes, which are fixed here. An If whose condition depends on what the network computes, or
+on its weights, is left, to be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from poetopt.errors import ModelError
+from poetopt.frontends.batch import fix_inputs, rebatched
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_text
+from poetopt.frontends.roles import FLOATS, unique
+from poetopt.frontends.specialise import Type, specialise
+from poetopt.frontends.structure import CONTROL_FLOW
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+def inline_branches(document: Document, batch: int | None) -> None:
+    """Replace every If of `document` whose condition is known, those inside its branches too.
+
+    Raises `ModelError` where a condition depends on a batch that neither the file nor `batch` gives.
+    """
+    graph = document.proto.graph
+    if not any(node.op_type == "If" for node in graph.node):
+        return
+    reckoning: list[_Known] | None = None
+    left: set[str] = set()
+    while True:
+        place, node = next(
+            ((i, n) for i, n in enumerate(graph.node) if _is_if(n) and n.output[0] not in left), (-1, None)
+        )
+        if node is None:
+            return
+        taken = _literal(document, node.input[0])
+        if taken is None:
+            if reckoning is None:
+                fixed = fix_inputs(document, batch)
+                reckoning = [_Known(dict(fixed.types))]
+                if fixed.changed is not None:
+                    reckoning.append(_Known(dict(rebatched(fixed))))
+            answers = [known.condition(document, node.input[0]) for known in reckoning]
+            agreed = set(answers) - {None}
+            taken = answers[0] if len(agreed) == 1 else None
+        branch = next((a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch")), None)
+        if taken is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
+            left.add(node.output[0])
+            continue
+        before, after = ([_copy(n) for n in part] for part in (graph.node[:place], graph.node[place + 1 :]))
+        spliced = _spliced(document, [*before, *after], _copy(node), branch)
+        del graph.node[:]
+        graph.node.extend([*before, *spliced, *after])
+        check_text(document)
+
+
+def _is_if(node: NodeProto) -> bool:
+    return node.op_type == "If" and node.domain in ("", "ai.onnx") and bool(node.output) and len(node.input) == 1
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _one(array: Array) -> bool | None:
+    return bool(array.reshape(-1)[0]) if array.size == 1 and array.dtype == np.bool_ else None
+
+
+def _literal(document: Document, name: str) -> bool | None:
+    """The value of `name` where the file stores it."""
+    if name in document.weights:
+        return _one(array_of(document, name)) if document.weights[name].data_type == TensorProto.BOOL else None
+    found = next((n for n in document.proto.graph.node if name in n.output), None)
+    if found is None or found.op_type != "Constant":
+        return None
+    array = _constants([found]).get(name)
+    return None if array is None else _one(array)
+
+
+def _constants(nodes: Iterable[NodeProto]) -> dict[str, Array]:
+    """Values of Constant nodes with a dense tensor."""
+    found: dict[str, Array] = {}
+    for node in nodes:
+        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and tensor is not None and node.output:
+            try:
+                found[node.output[0]] = numpy_helper.to_array(tensor)
+            except LIBRARY_ERRORS:
+                continue
+    return found
+
+
+@dataclass
+class _Known:
+    """What is known of the tensors before an If, for one batch: types of all that were asked for, and constants."""
+
+    types: dict[str, Type]
+    constants: dict[str, Array] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+
+    def condition(self, document: Document, name: str) -> bool | None:
+        """The value of `name` where shapes alone decide it, else None."""
+        nodes = self._behind(document, name)
+        if nodes is None:
+            return None
+        for node in nodes:
+            for weight in node.input:
+                if weight in document.weights and weight not in self.types:
+                    proto = document.weights[weight]
+                    self.types[weight] = (int(proto.data_type), tuple(map(int, proto.dims)))
+                    if proto.data_type not in FLOATS:
+                        self.constants[weight] = array_of(document, weight)
+        try:
+            draft = specialise(document.where, document.opset, nodes, self.types, self.constants, {})
+        except (ModelError, *LIBRARY_ERRORS):
+            return None
+        self.types, self.constants = draft.types, draft.constants
+        self.done.update(output for node in nodes for output in node.output)
+        return _one(self.constants[name]) if name in self.constants else None
+
+    def _behind(self, document: Document, name: str) -> list[NodeProto] | None:
+        """The nodes that `name` needs and that weren't asked for before, in an order that can be run."""
+        producer = {output: node for node in document.proto.graph.node for output in node.output if output}
+        order: list[NodeProto] = []
+        seen: set[str] = set()
+        todo = [(name, False)]
+        while todo:
+            wanted, ready = todo.pop()
+            node = producer.get(wanted)
+            if node is None or wanted in self.done:
+                continue
+            if ready:
+                order.append(node)
+                continue
+            first = next(filter(None, node.output))
+            if first in seen:
+                continue
+            if node.op_type in CONTROL_FLOW:
+                return None
+            seen.add(first)
+            todo.append((first, True))
+            todo.extend((read, False) for read in reversed(node.input) if read)
+        return order
+
+
+def _spliced(document: Document, others: Sequence[NodeProto], node: NodeProto, branch: GraphProto) -> list[NodeProto]:
+    """The nodes of `branch`, writing what `node` wrote; its own names made unique, its weights taken over.
+
+    `others` are the nodes that stay.
+    """
+    taken = {*document.weights, *(info.name for info in document.proto.graph.input), *node.input, *node.output}
+    for other in others:
+        taken.update(_names(other))
+    inside = [name for n in branch.node for name in n.output if name]
+    own = [*(proto.name for proto in branch.initializer), *inside]
+    rename: dict[str, str] = {}
+    ends: list[NodeProto] = []
+    for info, output in zip(branch.output, node.output, strict=True):
+        if output and info.name in inside and info.name not in rename:
+            rename[info.name] = output
+        elif output:
+            ends.append(helper.make_node("Identity", [info.name], [output], name=f"{node.name or output}.pass"))
+    for name in own:
+        if name not in rename:
+            rename[name] = unique(name, taken)
+            taken.add(rename[name])
+    for proto in branch.initializer:
+        weight = TensorProto()
+        weight.CopyFrom(proto)
+        weight.name = rename[proto.name]
+        document.weights[weight.name] = weight
+    nodes = [_copy(n) for n in (*branch.node, *ends)]
+    for inner in nodes[: len(branch.node)]:
+        inner.output[:] = [rename.get(name, name) for name in inner.output]
+    for inner in nodes:
+        _rename_reads(inner, rename)
+    return nodes
+
+
+def _names(node: NodeProto) -> set[str]:
+    """Every name in `node` and its subgraphs."""
+    found = {*node.input, *node.output}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            found.update(proto.name for proto in graph.initializer)
+            for inner in graph.node:
+                found |= _names(inner)
+    return found
+
+
+def _rename_reads(node: NodeProto, rename: Mapping[str, str]) -> None:
+    """New names for what `node` reads, in its subgraphs too, unless these have a tensor of that name."""
+    node.input[:] = [rename.get(name, name) for name in node.input]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            hidden = {*(info.name for info in graph.input), *(proto.name for proto in graph.initializer)}
+            hidden.update(name for inner in graph.node for name in inner.output)
+            visible = {old: new for old, new in rename.items() if old not in hidden}
+            for inner in graph.node:
+                _rename_reads(inner, visible)
+            for info in graph.output:
+                info.name = visible.get(info.name, info.name)
