@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_text
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import FLOATS, unique
 from poetopt.frontends.specialise import Type, specialise
 from poetopt.frontends.structure import CONTROL_FLOW
@@ -59,7 +60,6 @@ def inline_branches(document: Document, batch: int | None) -> None:
         spliced = _spliced(document, [*before, *after], _copy(node), branch)
         del graph.node[:]
         graph.node.extend([*before, *spliced, *after])
-        check_text(document)
 
 
 def _is_if(node: NodeProto) -> bool:
@@ -145,7 +145,7 @@ class _Known:
             first = next(filter(None, node.output))
             if first in seen:
                 continue
-            if node.op_type in CONTROL_FLOW:
+            if node.op_type in CONTROL_FLOW or not onnx.defs.has(node.op_type, document.opset, node.domain):
                 return None
             seen.add(first)
             todo.append((first, True))

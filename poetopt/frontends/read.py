@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +80,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
     else:
         path = Path(source)
         document = Document(str(path), _parse(path), path.parent)
-    check_text(document)
+    _check_text(document)
     _check_header(document)
     _take_weights(document)
     return document
@@ -134,24 +134,36 @@ def _check_header(document: Document) -> None:
         raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported; export it as dense")
 
 
-def check_text(document: Document) -> None:
-    """Raise `ModelError` for names that are no text.
-
-    Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them.
-    """
-    graph = document.proto.graph
-    infos = (*graph.input, *graph.output, *graph.value_info)
-    texts: list[object] = [graph.name, *(info.name for info in infos), *(proto.name for proto in graph.initializer)]
-    texts += [dim.dim_param for info in infos for dim in info.type.tensor_type.shape.dim]
-    texts += [entry.domain for entry in document.proto.opset_import]
-    texts += [text for proto in graph.initializer for entry in proto.external_data for text in (entry.key, entry.value)]
-    for nodes in (graph.node, *(function.node for function in document.proto.functions)):
-        for node in nodes:
-            texts += (node.name, node.op_type, node.domain, *node.input, *node.output)
-            texts += (attribute.name for attribute in node.attribute)
-            texts += (attribute.ref_attr_name for attribute in node.attribute)
+def _check_text(document: Document) -> None:
+    """Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them."""
+    model = document.proto
+    texts: list[object] = [entry.domain for entry in model.opset_import]
+    texts += _texts(model.graph)
+    for function in model.functions:
+        texts += (text for node in function.node for text in _node_texts(node))
     if any(isinstance(text, bytes) for text in texts):
         raise ModelError(f"{document.where}: some names are not text; the file is damaged, copy or export it again")
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[object]:
+    """Every name in a graph and in the graphs of its nodes."""
+    infos = (*graph.input, *graph.output, *graph.value_info)
+    yield graph.name
+    yield from (info.name for info in infos)
+    yield from (dim.dim_param for info in infos for dim in info.type.tensor_type.shape.dim)
+    for proto in graph.initializer:
+        yield proto.name
+        yield from (text for entry in proto.external_data for text in (entry.key, entry.value))
+    for node in graph.node:
+        yield from _node_texts(node)
+
+
+def _node_texts(node: onnx.NodeProto) -> Iterator[object]:
+    yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+    for attribute in node.attribute:
+        yield from (attribute.name, attribute.ref_attr_name)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _texts(graph)
 
 
 def _take_weights(document: Document) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -122,3 +124,19 @@ def test_what_torch_leaves_behind(name: str, dynamic: bool) -> None:
     (found,) = run(model_proto(graph), {"x": x})
     np.testing.assert_allclose(found, module(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
     assert set(differentiate(graph, loss="mse").gradients)
+
+
+def test_damaged_names_inside_a_branch(tmp_path: Path) -> None:
+    model = text_model(f"g (float[3,4] x) => (float[3,2] y) <bool c = {{1}}> {{ y = If (c) {BRANCHES} }}")
+    model.graph.node[0].attribute[0].g.node[0].output[0] = "QQQQ"
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString().replace(b"QQQQ", b"Q\xffQQ"))
+    with pytest.raises(ModelError, match="some names are not text"):
+        load_onnx(path)
+
+
+def test_an_unknown_operator_before_a_condition() -> None:
+    model = text_model(f"""g (float[3,4] x) => (float[3,2] y) {{
+        s = Shape (x) c = Konstant (s) y = If (c) {BRANCHES} }}""")
+    with pytest.raises(UnsupportedOpError, match=r"\(Konstant, opset 18\): no such operator"):
+        load_onnx(model)
