@@ -37,6 +37,16 @@ class Attached:
     inputs: tuple[str, ...]
     note: str
 
+    @property
+    def renamed(self) -> str:
+        """What to say where the model has a tensor of a name that the loss should have, else ""."""
+        own = {"cross-entropy": ("loss", "labels"), "mse": ("loss", "target"), "none": ("loss",)}[self.kind]
+        found = [(name, new) for name, new in zip(own, (self.loss.name, *self.inputs), strict=True) if name != new]
+        if not found:
+            return ""
+        names = " and ".join(f"{name!r} is called {new!r} here" for name, new in found)
+        return f"{names}: the model has a tensor of that name"
+
 
 def attach(
     graph: Graph, forward: tuple[Operator, ...], builder: GraphBuilder, loss: str = "auto", output: str | None = None

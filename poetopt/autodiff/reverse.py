@@ -59,7 +59,7 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
     if not gradients:
         shown = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
         raise ModelError(f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}")
-    notes = [*graph.notes, attached.note]
+    notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
     if missing := [name for name in graph.trained if name not in gradients]:
         notes.append(f"these parameters don't reach the loss and get no gradient: {', '.join(missing)}")
     rename = _name_gradients(builder, gradients, totals)

@@ -105,3 +105,11 @@ def test_what_does_not_fit_is_refused() -> None:
         differentiate(both)
     with pytest.raises(OptionError, match="no output 'q'; there are y, z"):
         differentiate(both, output="q")
+
+
+def test_names_that_the_model_has_already() -> None:
+    weights = {"loss": np.ones((3, 2), np.float32), "labels": np.ones(2, np.float32)}
+    step = differentiate(graph("h = MatMul(x, loss)\ny = Add(h, labels)", {"x": [4, 3]}, weights, ["y"]))
+    assert (step.loss, step.added_inputs) == ("loss.2", ("labels.2",))
+    assert "'loss' is called 'loss.2' here and 'labels' is called 'labels.2' here: the model has a" in step.notes[-1]
+    assert not any("is called" in note for note in differentiate(scaled([4, 3])).notes)
