@@ -32,6 +32,8 @@ class Beside:
 
     infeasible
         Whether the tree proved that there is no schedule.
+    sources
+        The blocks whose rows the tree's bounds rest on.
     """
 
     run: Run
@@ -39,16 +41,10 @@ class Beside:
     model: Any
     session: Session
     infeasible: bool = False
-    rows: list[Row] = field(default_factory=list)
-    """The rows that the tree asked for."""
+    sources: frozenset[str] = frozenset()
     _ended: threading.Event = field(default_factory=threading.Event)
     _nodes: Nodes | None = None
     _future: Future[None] | None = None
-
-    @property
-    def sources(self) -> frozenset[str]:
-        """The blocks whose rows the tree's bounds rest on."""
-        return frozenset(row.block for row in self.rows)
 
     def __enter__(self) -> Self:
         if self.run.options.threads != 1 and Capability.NODES in self.session.capabilities:
@@ -89,7 +85,7 @@ class Beside:
 
     def _rows(self, point: Point) -> list[Row]:
         rows = self.run.separate(self.model, point)
-        self.rows += rows
+        self.sources |= {row.block for row in rows}
         return rows
 
     def _judged(self, point: Point) -> list[Row]:

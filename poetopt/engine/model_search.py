@@ -80,8 +80,6 @@ class ModelSearch:
             return self._whole()
         with Beside(run, self.chosen, self.model, session) as self.tree:
             ending = self._whole()
-        found = [(row.block, row.key) for row in self.tree.rows if row.key is not None]
-        run.pool = list(dict.fromkeys([*run.pool, *found]))
         return Ending.INFEASIBLE if self.tree.infeasible else ending
 
     @property
