@@ -16,7 +16,7 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
 DEPTHS follow while each is proven and pays."""
-WARM_UP_SHARE = (0.2, 0.35, 0.5)
+WARM_UP_SHARE = (0.2, 0.35, 0.7)
 """Share of the remaining time that each of those may take, and one of the deeper ones."""
 PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
