@@ -24,7 +24,7 @@ def profile(
     model: ModelArgument,
     out: Annotated[
         str,
-        typer.Option("-o", "--out", metavar="FILE.toml", help="Write the profile there; one that is there is merged."),
+        typer.Option("-o", "--out", metavar="FILE.toml", help="Write it there; one of the same machine is merged."),
     ] = "profile.toml",
     from_csv: Annotated[
         str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: take a board's figures from there.")
@@ -74,7 +74,13 @@ def profile(
     if from_csv is not None:
         found = read_csv(from_csv, training.graph, power_w=power_w, dma=dma)
     else:
+        from poetopt.backends.ort.machine import machine
+
+        if older is not None:  # before the seconds that measuring takes
+            older.check_machine(machine(), out)
         found = training.profile(power_w=power_w, workdir=workdir)
+    if older is not None:
+        older.check_machine(found.about.get("machine"), out)
     merged = found if older is None else older.merged(found)
     save_profile(merged, out)
     write_json(profile_document(training.graph, found, merged), json)

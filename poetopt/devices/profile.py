@@ -24,6 +24,8 @@ from poetopt.problem import Problem, ProblemOperator
 VERSION = 1
 SHOWN = 8
 """So many operators that a profile lacks are named."""
+BY_HAND = "measurements from "
+"""So begins what a profile of files that people filled in calls its machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +85,31 @@ class Profile:
     storage: StorageProfile | None = None
 
     def merged(self, newer: Profile) -> Profile:
-        """Both profiles as one; where both have a figure, the newer one's counts."""
+        """Both profiles as one; where both have a figure, the newer one's counts.
+
+        Raises DeviceError as `check_machine`.
+        """
+        self.check_machine(newer.about.get("machine"))
         return Profile(
-            about={**self.about, **newer.about},
+            about=_merged_words(self, newer),
             power_w=self.power_w if newer.power_w is None else newer.power_w,
             operators={**self.operators, **newer.operators},
             storage=newer.storage or self.storage,
+        )
+
+    def check_machine(self, machine: str | None, where: str = "the profile") -> None:
+        """Raise DeviceError, with `where`, if figures of `machine` can't stand beside these: they are of another one.
+
+        Files that people filled in don't name their board, so that they go together, and with figures of no machine.
+        """
+        if not self.operators and self.storage is None and self.power_w is None:
+            return
+        mine = self.about.get("machine")
+        if mine == machine or (_by_hand(mine) and _by_hand(machine)):
+            return
+        raise DeviceError(
+            f"{where}: its figures are of {mine or 'a machine without a name'}, and the new ones of "
+            f"{machine or 'a machine without a name'}: one profile holds one machine's; write them to another file (-o)"
         )
 
     def text(self) -> str:
@@ -202,6 +223,23 @@ def measured_device(device: Device, profile: Profile) -> Device:
         cpu_power_w=charged_w,
     )
     return replace(device, storage=measured, dma=storage.dma)
+
+
+def _by_hand(machine: str | None) -> bool:
+    return machine is None or machine.startswith(BY_HAND)
+
+
+def _merged_words(older: Profile, newer: Profile) -> Mapping[str, str]:
+    """What both profiles say about themselves; words of a figure come from where the figure comes from."""
+    about = {**older.about, **newer.about}
+    if older.power_w is not None or newer.power_w is not None:
+        words = (older if newer.power_w is None else newer).about.get("energy")
+        about = {key: text for key, text in about.items() if key != "energy"} | ({"energy": words} if words else {})
+    mine, theirs = older.about.get("machine"), newer.about.get("machine")
+    if mine and theirs and mine != theirs:
+        files = [*mine.removeprefix(BY_HAND).split(", "), *theirs.removeprefix(BY_HAND).split(", ")]
+        about["machine"] = BY_HAND + ", ".join(dict.fromkeys(files))
+    return about
 
 
 def _with_storage(problem: Problem, device: Device, profile: Profile) -> Problem:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.devices.profile import BY_HAND, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 from poetopt.devices.signature import signatures
 from poetopt.errors import DeviceError
@@ -67,7 +67,7 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
     if not rows and not any(moves.values()):
         raise DeviceError(f"{shown}: it holds no measurement: the column time_s is empty in every row")
     operators = {key: _operator(values) for key, values in rows.items()}
-    about = {"machine": f"measurements from {Path(path).name}"}
+    about = {"machine": f"{BY_HAND}{Path(path).name}"}
     if power_w is not None:
         about["energy"] = "seconds x a power given by hand"
     storage = _storage(moves, dma, shown)

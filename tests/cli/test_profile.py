@@ -51,6 +51,20 @@ def test_a_template_filled_in(run: Runner, tmp_path: Path) -> None:
     assert any("not in the profile, so from the roofline: " in note for note in notes)
 
 
+def test_a_boards_profile_takes_no_figures_of_this_machine(run: Runner, tmp_path: Path) -> None:
+    csv, place = tmp_path / "board.csv", tmp_path / "board.toml"
+    run("profile", "mlp", "--template", csv)
+    csv.write_text(csv.read_text().replace(",,,,", ",0.25,,,", 1))
+    assert run("profile", "mlp", "--from-csv", csv, "-o", place, "--power", "90mW", "--dma").code == 0
+    before = place.read_bytes()
+    ended = run("profile", "mlp", "-o", place)
+    ended.assert_one_message(str(place), "of measurements from board.csv", "another file (-o)", code=2)
+    assert place.read_bytes() == before
+    here = tmp_path / "here.toml"
+    here.write_text(before.decode().replace("measurements from board.csv", "some processor"))
+    run("profile", "mlp", "--from-csv", csv, "-o", here).assert_one_message("of some processor", code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

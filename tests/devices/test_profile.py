@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,8 @@ storages = st.builds(
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 profiles = st.builds(
     Profile,
-    about=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), words, max_size=3),
+    about=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), words, max_size=3)
+    | st.builds(lambda text: {"energy": text}, words),
     power_w=st.none() | watts,
     operators=st.dictionaries(words, operator_profiles, max_size=4),
     storage=st.none() | storages,
@@ -142,6 +144,26 @@ def test_merging_keeps_everything_and_prefers_the_newer(older: Profile, newer: P
     assert merged.storage == (newer.storage or older.storage)
     assert merged.merged(newer) == merged
     assert Profile().merged(newer) == newer
+    if merged.power_w is not None:
+        source = newer if newer.power_w is not None else older
+        assert merged.about.get("energy") == source.about.get("energy")
+
+
+def test_figures_of_two_machines_are_never_merged() -> None:
+    entries = {"x": OperatorProfile(time_s=1.0)}
+    here = Profile(about={"machine": "a processor, Linux"}, operators=entries)
+    other = replace(here, about={"machine": "another processor, Linux"})
+    board = replace(here, about={"machine": "measurements from m4.csv"}, power_w=0.09)
+    for older, newer in permutations((here, other, board), 2):
+        with pytest.raises(DeviceError, match=r"its figures are of .*, and the new ones of .*\(-o\)") as told:
+            older.merged(newer)
+        assert all(one.about["machine"] in str(told.value) for one in (older, newer))
+    with pytest.raises(DeviceError, match="a machine without a name"):
+        replace(here, about={}).merged(here)
+    assert here.merged(here) == here
+    more = board.merged(replace(board, about={"machine": "measurements from lenet.csv"}))
+    assert more.about["machine"] == "measurements from m4.csv, lenet.csv"
+    assert more.merged(board) == more
 
 
 @pytest.mark.parametrize(

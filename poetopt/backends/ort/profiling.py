@@ -11,7 +11,6 @@ operators, which get their time x that power.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ import numpy as np
 
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.clock import Clock, told
+from poetopt.backends.ort.machine import machine
 from poetopt.backends.ort.measure import beside_each_bytes
 from poetopt.backends.ort.memory import Block
 from poetopt.backends.ort.places import Region
@@ -257,17 +257,8 @@ def _about(watts: float | None, power_w: float | None, waited_share: float) -> M
     else:
         energy = "no energy counter can be read here: seconds x the device's power"
     return {
-        "machine": f"{_processor()}, {platform.system()} {platform.machine()}",
+        "machine": machine(),
         "runtime": f"onnxruntime {onnxruntime().__version__}, 1 thread",
         "energy": energy,
         "load": told(waited_share) or "the processors were free",
     }
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model") and value.strip():
-                return value.strip()
-    return platform.processor() or "unknown processor"
