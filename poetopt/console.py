@@ -7,11 +7,12 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from poetopt.errors import OptionError, OutputError, PoetError
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-"""What a shell shows for SIGINT and SIGPIPE."""
+TERMINATED = 143
+"""What a shell shows for SIGINT, SIGPIPE and SIGTERM."""
+_BY_SIGTERM = threading.Event()
 LAYOUT = "\n\t"
 """What text for people is laid out with."""
 
@@ -105,12 +108,23 @@ def progress_line(progress: Progress) -> str:
 
 
 def own_the_process() -> None:
-    """Nothing but our own messages on stderr: no warnings or log lines of libraries, no traceback of a defect."""
+    """Nothing but our own messages on stderr: no warnings or log lines of libraries, no traceback of a defect.
+
+    SIGTERM becomes what Ctrl-C is: commands clean up after themselves, and a solve ends with the best so far.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a parent that ignores it wants it ignored
+        signal.signal(signal.SIGTERM, _terminated)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     logging.disable()
     sys.excepthook = _last_resort
     _fill_streams()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """An interrupt as well; `_stopped` knows which it was, whatever libraries made of the exception meanwhile."""
+    _BY_SIGTERM.set()
+    raise KeyboardInterrupt
 
 
 def _fill_streams() -> None:
@@ -136,10 +150,7 @@ def guarded(command: Callable[[], int]) -> int:
         complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, Abort):
-        if sys.excepthook is _last_resort:  # the process is ours: a second one must not cut the message off
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        complain("interrupted")
-        return INTERRUPTED
+        return _stopped()
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
@@ -161,6 +172,18 @@ def guarded(command: Callable[[], int]) -> int:
         complain(f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows")
         return PoetError.exit_code
     return code
+
+
+def _stopped() -> int:
+    """Tell of the signal that ended the command; its exit code."""
+    if sys.excepthook is _last_resort:  # the process is ours: a second one must not cut the message off
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    if _BY_SIGTERM.is_set():
+        complain("terminated")
+        return TERMINATED
+    complain("interrupted")
+    return INTERRUPTED
 
 
 def _silence_stdout() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C: a solve ends with the best so far, a command of many solves ends at once, and leaves nothing half-written."""
+"""Ctrl-C and SIGTERM: a solve ends with the best so far, other commands at once, and leave nothing half-written."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
-from tests.cli.support import chain, write_problem
+from poetopt.frontends import zoo
+from tests.cli.support import Runner, chain, write_problem
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
 WATCHED = """
 import os, signal, sys, threading, time
 from poetopt.cli import main
 inside, main_thread = set(sys.argv.pop(1).split("/")), threading.get_ident()
+sent = signal.Signals[sys.argv.pop(1)]
 def watch():
     left = set(inside)
     while left:
@@ -25,17 +28,31 @@ def watch():
         while frame is not None:
             left.discard(frame.f_code.co_name)
             frame = frame.f_back
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), sent)
 threading.Thread(target=watch, daemon=True).start()
 main()
 """
-"""The program, which gets a SIGINT once its main thread is inside of all functions that the first argument names."""
+"""The program, which gets a signal once its main thread is inside of all functions that the first argument names.
+
+The second argument is the signal.
+"""
 
 
 def interrupted(inside: str, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command line in `folder`, where `chain.json` is a problem, with Ctrl-C inside of functions."""
     write_problem(folder / "chain.json", chain(24))
-    arguments = [sys.executable, "-c", WATCHED, inside, *command.split(), "--device", "m4", "--json", "made.json"]
+    arguments = [
+        sys.executable,
+        "-c",
+        WATCHED,
+        inside,
+        "SIGINT",
+        *command.split(),
+        "--device",
+        "m4",
+        "--json",
+        "made.json",
+    ]
     return subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
 
 
@@ -64,3 +81,26 @@ def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(tmp_path: Pa
     assert ended.returncode == 3, ended.stderr
     assert "interrupted in looking for what would help" in ended.stderr
     assert ended.stderr.count("poetopt: ") == 1
+
+
+def terminated(folder: Path, inside: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in `folder`, with SIGTERM inside of functions."""
+    line = [sys.executable, "-c", WATCHED, inside, "SIGTERM", *arguments]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_terminated_run_leaves_no_half_written_dump(run: Runner, tmp_path: Path) -> None:
+    model, plan = tmp_path / "lenet.onnx", tmp_path / "plan.json"
+    onnx.save(zoo.build("lenet", 4), model)
+    assert run("solve", model, "--device", "m4", "--ram", "99%", "--time-limit", "10s", "-o", plan).code == 0
+    ended = terminated(tmp_path, "save_arrays/write_array", "run", "plan.json", "--dump", "step.npz")
+    assert (ended.returncode, ended.stderr) == (143, "poetopt: terminated\n")
+    assert sorted(os.listdir(tmp_path)) == ["lenet.onnx", "plan.json"]
+
+
+def test_a_terminated_solve_gives_the_best_so_far_as_at_ctrl_c(tmp_path: Path) -> None:
+    write_problem(tmp_path / "chain.json", chain(24))
+    arguments = ("solve", "chain.json", "--device", "m4", "--ram", "40%", "--gap", "0", "-o", "plan.json")
+    ended = terminated(tmp_path, "through_scopes", *arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["chain.json", "plan.json"]
