@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from poetopt.problem import Problem, ProblemOperator
 VERSION = 1
 SHOWN = 8
 """So many operators that a profile lacks are named."""
+NO_WAITING = ("no waiting for processors", "the processors were free")
+"""What `load` says of a machine that nothing else kept busy, now and in older profiles."""
 BY_HAND = "measurements from "
 """So begins what a profile of files that people filled in calls its machine."""
 
@@ -229,12 +232,20 @@ def _by_hand(machine: str | None) -> bool:
     return machine is None or machine.startswith(BY_HAND)
 
 
+def _waited(profile: Profile) -> int:
+    """Percent of the time of measuring for which others had the processors."""
+    found = re.search(r"(\d+) ?%", profile.about.get("load", ""))
+    return int(found[1]) if found else 0
+
+
 def _merged_words(older: Profile, newer: Profile) -> Mapping[str, str]:
     """What both profiles say about themselves; words of a figure come from where the figure comes from."""
     about = {**older.about, **newer.about}
     if older.power_w is not None or newer.power_w is not None:
         words = (older if newer.power_w is None else newer).about.get("energy")
         about = {key: text for key, text in about.items() if key != "energy"} | ({"energy": words} if words else {})
+    if older.operators.keys() - newer.operators.keys() and _waited(older) > _waited(newer):
+        about["load"] = older.about["load"]  # figures of that time are still among them
     mine, theirs = older.about.get("machine"), newer.about.get("machine")
     if mine and theirs and mine != theirs:
         files = [*mine.removeprefix(BY_HAND).split(", "), *theirs.removeprefix(BY_HAND).split(", ")]
@@ -270,10 +281,15 @@ def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float)
     known = f"measured: the seconds of {count - len(missing)} of {count} operators"
     if profile.storage is not None:
         known += ", and the storage"
+        if way := profile.about.get("transfers"):
+            known += f" ({way})"
     energy = profile.about.get("energy", "")
     notes = [
         f"{known}; joules are seconds x {power_w:.3g} W{f' ({energy})' if energy else ''} where none were measured"
     ]
+    load = profile.about.get("load", "")
+    if load and load not in NO_WAITING:
+        notes.append(f"when the profile was measured, {load}")
     if missing:
         names = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
         notes.append(f"not in the profile, so from the roofline: {names}")

@@ -39,6 +39,7 @@ def test_a_count_that_can_t_be_read_is_none(tmp_path: Path, text: str) -> None:
     for path in (place, tmp_path / "nowhere"):
         with Clock(str(path)) as clock:
             assert clock.waited() == 0.0
+            assert clock.counts == (path == place)
             assert clock.time(lambda: math.factorial(2000)) > 0
             assert clock.share == 0.0
 

@@ -37,6 +37,7 @@ def test_every_operator_is_measured(name: str, tmp_path: Path) -> None:
     assert found.power_w is not None
     assert "power" in found.about["energy"]
     assert "processors" in found.about["load"]
+    assert "page cache" in found.about["transfers"]
     assert list(tmp_path.iterdir()) == []
     problem = with_profile(cost(graph, device("a72")), device("a72"), found)
     assert problem.baseline_time_s == pytest.approx(

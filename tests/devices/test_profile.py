@@ -16,6 +16,7 @@ import poetopt as po
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import (
+    NO_WAITING,
     OperatorProfile,
     Profile,
     StorageProfile,
@@ -221,6 +222,25 @@ def test_measured_figures_replace_estimates() -> None:
     assert [entry.energy_j for entry in with_profile(problem, A72, whole(power_w=5.0)).operators] == [5.0] * len(
         problem.operators
     )
+
+
+def test_what_the_profile_says_of_its_measuring_is_noted() -> None:
+    busy = "others had the processors for 89% of that time, not counted"
+    storage = StorageProfile(
+        page_in_latency_s=1.0, page_in_bytes_per_s=100.0, page_out_latency_s=2.0, page_out_bytes_per_s=50.0
+    )
+    profile = whole(storage=storage, about={"load": busy, "transfers": "through the page cache"})
+    notes = with_profile(cost(MLP, A72), A72, profile).notes
+    assert any(busy in note for note in notes)
+    assert any("the storage (through the page cache)" in note for note in notes)
+    for quiet in NO_WAITING:
+        assert not any(quiet in note for note in with_profile(cost(MLP, A72), A72, whole(about={"load": quiet})).notes)
+    # figures of the busy time are no better for a quiet one beside them; measured anew, they are
+    free = whole(about={"load": NO_WAITING[0]})
+    other = Profile(about=free.about, operators={"other": OperatorProfile(time_s=1.0)})
+    assert profile.merged(other).about["load"] == busy
+    assert profile.merged(free).about["load"] == NO_WAITING[0]
+    assert free.merged(profile).about["load"] == busy
 
 
 def test_measured_joules_count_before_power() -> None:

@@ -47,6 +47,11 @@ class Clock:
             os.close(self._file)
             self._file = -1
 
+    @property
+    def counts(self) -> bool:
+        """Whether the system tells of waiting; to be asked before the clock is closed."""
+        return self._file >= 0
+
     def waited(self) -> float:
         """Seconds for which this thread has waited for a processor since it began; 0 where the system doesn't tell."""
         if self._file < 0:

@@ -32,7 +32,7 @@ from poetopt.backends.ort.sessions import Sessions, onnxruntime
 from poetopt.backends.ort.storage import PageFile
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
-from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.profile_csv import fit, quartile_spread
 from poetopt.devices.signature import signatures
 from poetopt.graph import TrainingGraph
@@ -81,6 +81,7 @@ def profile(
     with Clock() as clock:
         times, spaces, watts = _operators(graph, seconds, steps, seed, clock)
         transfers = storage(workdir, clock=clock)
+        counts = clock.counts
     samples: dict[str, list[float]] = {}
     workspace: dict[str, int] = {}
     for name, found in times.items():
@@ -98,7 +99,7 @@ def profile(
         for key, found in samples.items()
     }
     return Profile(
-        about=_about(watts, power_w, clock.share),
+        about=_about(watts, power_w, clock.share, counts),
         power_w=power_w if watts is None else watts,
         operators=operators,
         storage=transfers,
@@ -129,6 +130,8 @@ def storage(
     workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9, clock: Clock | None = None
 ) -> StorageProfile:
     """Latency and rate of transfers to and from a file, as the executor makes them (checksums included).
+
+    Nothing is synced, so that they are those of the system's page cache wherever memory is free for it.
 
     Raises ExecutionError where the storage fails.
     """
@@ -249,7 +252,7 @@ class Counter:
         return (self.joules() - before) / (time.perf_counter() - start)
 
 
-def _about(watts: float | None, power_w: float | None, waited_share: float) -> Mapping[str, str]:
+def _about(watts: float | None, power_w: float | None, waited_share: float, counts: bool) -> Mapping[str, str]:
     if watts is not None:
         energy = "package power by RAPL over the steps, less idling"
     elif power_w is not None:
@@ -260,5 +263,6 @@ def _about(watts: float | None, power_w: float | None, waited_share: float) -> M
         "machine": machine(),
         "runtime": f"onnxruntime {onnxruntime().__version__}, 1 thread",
         "energy": energy,
-        "load": told(waited_share) or "the processors were free",
+        "load": told(waited_share) or (NO_WAITING[0] if counts else "waiting for processors isn't counted here"),
+        "transfers": "through the page cache: written without a sync, as poetopt run does",
     }
