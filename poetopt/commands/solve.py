@@ -86,11 +86,17 @@ def solve(
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     import poetopt as po
 
+    asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
     check_plot(sensitivity_plot)
     with live_progress() as listener:
         training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
         problem = training.cost(device, profile=profile)
+        if sensitivity or sensitivity_plot is not None:
+            from poetopt.comparison.sensitivity import check_goal
+            from poetopt.formulations.options import with_options
+
+            check_goal(with_options(po.formulations.formulation(formulation), asked, problem, steps))
         try:
             report = po.solve(
                 problem,
@@ -99,7 +105,7 @@ def solve(
                 steps=steps,
                 deadline_model=deadline_model,
                 formulation=formulation,
-                blocks=asked_blocks(static_power, energy_limit, flash_wear, blocks),
+                blocks=asked,
                 backend=backend,
                 scope=scope,
                 paging=not no_paging,

@@ -7,7 +7,10 @@ unless they come late: then its transfers are timed anew before it counts as lat
 The optimum is solved anew, from all plans found before; of the plans and the bounds found for any device the best that
 holds on each counts. Where one of two plain plans, made for the unchanged
 device by paging alone or by recomputing alone, costs no more than the plan under some change, the plan's advantage is
-smaller than what is uncertain, and `Sensitivity.sentence` says so.
+smaller than what is uncertain, and `Sensitivity.sentence` says so. A plan that only recomputes is held against paging
+alone, and one that only pages against recomputing alone.
+
+All of it is in the joules that the simulator counts: what was solved for anything else is refused (`check_goal`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from poetopt.comparison.bounds import Bound
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.engine.whole import solve_whole
-from poetopt.errors import PlanError
+from poetopt.errors import OptionError, PlanError
+from poetopt.formulations import formulation
+from poetopt.formulations.goal import ENERGY, WRITTEN
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.options import HOMES
 from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
@@ -112,18 +119,19 @@ class Sensitivity:
     @property
     def sentence(self) -> str:
         """What follows for people, in one sentence."""
+        late = [change for change in self.changes if not change.in_time]
+        misses = f"misses its deadline with {', '.join(f'{change.parameter} x{change.factor:g}' for change in late)}"
         if self.advantage_j is not None and self.advantage_j > 0:
             overtaken = [change for change in self.changes if change.overtaken]
             if overtaken:
                 nearest = min(overtaken, key=lambda change: max(change.factor, 1 / change.factor))
                 return (
                     f"The plan's advantage vanishes inside the uncertainty: with {nearest.parameter} "
-                    f"x{nearest.factor:g}, {nearest.alternative} costs no more than it."
+                    f"x{nearest.factor:g}, {nearest.alternative} costs no more than it"
+                    f"{f', and the plan {misses}' if late else ''}."
                 )
-        late = [change for change in self.changes if not change.in_time]
         if late:
-            names = ", ".join(f"{change.parameter} x{change.factor:g}" for change in late)
-            return f"The plan misses its deadline with {names}."
+            return f"The plan {misses}."
         worst = self.worst
         if worst is None or not worst.loss:
             return "The plan stays the best one known under every change."
@@ -213,6 +221,26 @@ def _latency(sizes: list[tuple[int, float]]) -> float:
     return min(max(first - small * (last - first) / (large - small), 0.0), min(seconds for _, seconds in sizes))
 
 
+def check_goal(chosen: Formulation) -> None:
+    """Refuse a formulation that minimises anything but the energy that the simulator counts.
+
+    Plans, optima and bounds are compared in those joules: the quickest plan within a limit, say, loses against plans
+    that nobody asked for, and joules that a block adds would be in no column.
+
+    Raises OptionError, which names the options to leave out.
+    """
+    swapping = [b for b in chosen.blocks if b.adds_j is not None or b.goal not in (None, ENERGY)]
+    if not swapping:
+        return
+    options = {home.rpartition(".")[2]: f"--{name}" for name, home in HOMES.items()}
+    asked = " and ".join(f"{block.name}{f' ({block.says})' if block.says else ''}" for block in swapping)
+    leave = " and ".join(options.get(block.name, f"the block {block.name}") for block in swapping)
+    raise OptionError(
+        "--sensitivity: it compares plans by the energy that the simulator counts, and that is not what is minimised "
+        f"with {asked}; leave out {leave}, or --sensitivity and --sensitivity-plot"
+    )
+
+
 def sensitivity(
     problem: Problem,
     solution: Solution,
@@ -236,9 +264,10 @@ def sensitivity(
     told
         Called with a line before each solve.
 
-    Raises PlanError for a solution without a plan.
+    Raises OptionError as `check_goal`, before anything is solved, and PlanError for a solution without a plan.
     """
     plan, options = solution.plan, solution.options
+    check_goal(formulation(options.formulation))
     if plan is None:
         raise PlanError(f"{problem.name}: there is no plan whose sensitivity could be told (status {solution.status})")
     say = told or (lambda _text: None)
@@ -246,12 +275,12 @@ def sensitivity(
     short = replace(options, scope=scope, time_limit_s=time_limit_s, gap=max(options.gap, GAP))
     here = _energy(problem, simulate(plan))
     others: dict[str, Plan] = {}
-    if not _plain(plan):
-        for name, (paging, remat) in ALTERNATIVES.items():
-            say(name)
-            found = solve_whole(problem, replace(short, paging=paging, remat=remat)).plan
-            if found is not None:
-                others[name] = found
+    for name in _alternatives(plan, options):
+        say(name)
+        paging, remat = ALTERNATIVES[name]
+        found = solve_whole(problem, replace(short, paging=paging, remat=remat)).plan
+        if found is not None:
+            others[name] = found
     least = min((simulate(other).energy_j for other in others.values()), default=None)
     changes: list[Change] = []
     pool = [plan, *others.values()]  # every plan found: what is best on one device may be good on the next
@@ -270,10 +299,11 @@ def sensitivity(
         again = None if in_time else _retimed(moved, replace(short, deadline_s=deadline_s), plan)
         if again is not None:
             there, in_time = again, True
-        optimum, bound = _optimum(moved, replace(short, deadline_s=deadline_s), pool, there if in_time else None)
+        optimum, bound = _optimum(moved, replace(short, deadline_s=deadline_s), pool, again)
         devices.append(moved)
-        plain = {name: simulate(replace(other, problem=moved)) for name, other in others.items()}
-        energies = {name: run.energy_j for name, run in plain.items() if _in_time(run, options, deadline_s)}
+        plain = {name: replace(other, problem=moved) for name, other in others.items()}
+        runs = {name: simulate(other) for name, other in plain.items()}
+        energies = {name: run.energy_j for name, run in runs.items() if _counts(plain[name], run, options, deadline_s)}
         cheapest = min(energies, key=lambda name: energies[name], default="")
         changes.append(
             Change(
@@ -294,7 +324,9 @@ def sensitivity(
         )
     best = [_best(change, moved, pool, options) for change, moved in zip(changes, devices, strict=True)]
     known = Bound(problem, options.deadline_s, solution.overhead_bound_j)
-    return Sensitivity(tuple(_bounded(best, devices, known)), None if least is None else least - here)
+    if _rules_stay(formulation(options.formulation)):
+        best = list(_bounded(best, devices, known))
+    return Sensitivity(tuple(best), None if least is None else least - here)
 
 
 def _bounded(changes: Sequence[Change], devices: Sequence[Problem], known: Bound) -> Iterator[Change]:
@@ -315,8 +347,9 @@ def _best(change: Change, problem: Problem, pool: Sequence[Plan], options: Optio
     """`change` with the best of all plans found, where that is in time and better than the one found for it."""
     optimum = change.optimum_j
     for plan in pool:
-        found = simulate(replace(plan, problem=problem))
-        if _in_time(found, options, change.deadline_s) and (optimum is None or found.energy_j < optimum):
+        there = replace(plan, problem=problem)
+        found = simulate(there)
+        if _counts(there, found, options, change.deadline_s) and (optimum is None or found.energy_j < optimum):
             optimum = found.energy_j
     if optimum == change.optimum_j:
         return change
@@ -326,6 +359,17 @@ def _best(change: Change, problem: Problem, pool: Sequence[Plan], options: Optio
 def _in_time(run: Simulation, options: Options, deadline_s: float | None) -> bool:
     taken_s = run.compute_s if options.deadline_model is DeadlineModel.PAPER else run.makespan_s
     return deadline_s is None or taken_s <= deadline_s * (1 + RELATIVE_TOLERANCE)
+
+
+def _counts(plan: Plan, run: Simulation, options: Options, deadline_s: float | None) -> bool:
+    """Whether a plan is a candidate on its problem's device: in time, and within what blocks ask."""
+    chosen = formulation(options.formulation)
+    return _in_time(run, options, deadline_s) and chosen.refusal(chosen.trial(plan, run)) is None
+
+
+def _rules_stay(chosen: Formulation) -> bool:
+    """Whether what blocks forbid is the same on all devices, so that a bound may hold on another: bytes are."""
+    return all(block.limits is WRITTEN for block in chosen.blocks if block.refuses is not None)
 
 
 def _loss(energy_j: float, optimum_j: float | None) -> float | None:
@@ -362,10 +406,13 @@ def _optimum(
     return min(energies, default=None), None if bound is None else problem.baseline_energy_j + bound
 
 
-def _plain(plan: Plan) -> bool:
-    """Whether the plan is one of the plain ones itself."""
+def _alternatives(plan: Plan, options: Options) -> Iterator[str]:
+    """The plain plans that the plan isn't one of itself, among those that the options allow."""
     found = simulate(plan)
-    return not found.recomputes or not found.page_ins
+    if options.paging and plan.problem.paging and found.recomputes:
+        yield "paging alone"
+    if options.remat and found.page_ins:
+        yield "recomputing alone"
 
 
 def _energy(problem: Problem, simulation: Simulation) -> float:

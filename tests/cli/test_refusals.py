@@ -26,6 +26,11 @@ SOLVE = ("--device", "a72", "--ram", "70%")
         (("--formulation", "retension"), ("retension", "closest: retention")),
         (("--solver-option", "zzzzzz=1"), ("--solver-option zzzzzz=1", "see the list")),
         (("--sensitivity-plot", "plot.docx"), ("--sensitivity-plot plot.docx", ".png")),
+        (("--sensitivity", "--energy-limit", "1.2x"), ("--sensitivity", "leave out --energy-limit")),
+        (
+            ("--sensitivity-plot", "plot.png", "--with", "static-power=1W"),
+            ("--sensitivity", "leave out --static-power"),
+        ),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -13,12 +13,29 @@ from typer.testing import CliRunner
 import poetopt as po
 from poetopt.cli import app
 from poetopt.comparison.bounds import Bound
-from poetopt.comparison.sensitivity import FACTORS, PARAMETERS, Change, Sensitivity, changed, sensitivity
+from poetopt.comparison.sensitivity import (
+    ALTERNATIVES,
+    FACTORS,
+    GAP,
+    PARAMETERS,
+    Change,
+    Sensitivity,
+    changed,
+    sensitivity,
+)
 from poetopt.devices.model import Device, Storage
 from poetopt.devices.profile import Profile, StorageProfile, save_profile
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options
+from poetopt.errors import OptionError
+from poetopt.formulations import formulation
+from poetopt.formulations.energy_budget import quickest
+from poetopt.formulations.flash_wear import flash_wear
+from poetopt.formulations.language import Block
+from poetopt.formulations.options import with_options
+from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
 from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
 from poetopt.units import show_seconds
 from tests.bruteforce import plan_optimum, random_tight
@@ -110,7 +127,108 @@ def test_the_sentence_says_what_matters_most() -> None:
     assert "paging alone is as good" in sensitivity_text(gone)
     late = Sensitivity((change(1, 10, 10, None), change(0.25, 10, 10, None, in_time=False)), None)
     assert late.sentence == "The plan misses its deadline with storage power x0.25."
+    both = replace(gone, changes=(*gone.changes, *late.changes))
+    assert both.sentence == (
+        "The plan's advantage vanishes inside the uncertainty: with storage power x0.5, paging alone costs no more "
+        "than it, and the plan misses its deadline with storage power x0.25."
+    )
     assert Sensitivity((change(1, 10, 10, None),), None).sentence.startswith("The plan stays the best one known")
+
+
+SWAPPED = (
+    ("energy-limit=9J", "leave out --energy-limit, or --sensitivity"),
+    ("static-power=1W", "leave out --static-power, or --sensitivity"),
+    (quickest(), "leave out the block quickest, or --sensitivity"),
+)
+
+
+@pytest.mark.parametrize(("asked", "said"), SWAPPED, ids=[said.split(",")[0] for _, said in SWAPPED])
+def test_another_goal_than_energy_is_refused(asked: str | Block, said: str) -> None:
+    problem, ram_bytes = random_tight(random.Random(3), operators=5, training=True)
+    chosen = with_options(formulation("retention"), [asked], problem, 1)
+    solution = solve(problem, Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, formulation=chosen))
+    told: list[str] = []
+    with pytest.raises(OptionError, match=said):
+        sensitivity(problem, solution, time_limit_s=20, told=told.append)
+    assert told == []  # no solve was begun
+
+
+@pytest.mark.parametrize("seed", [2, 6])
+def test_what_blocks_forbid_holds_for_every_plan(seed: int) -> None:
+    problem, ram_bytes = random_tight(random.Random(seed), operators=6, training=True)
+    options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20)
+    cheap = changed(problem, "storage power", 1e-3)  # such that the unrestricted optimum pages
+    free = solve(cheap, options)
+    assert free.plan is not None
+    written = _written(free.plan)
+    assert written
+    limited = replace(options, formulation=formulation("retention").with_block(flash_wear(written - 1)))
+    solution = solve(cheap, limited)
+    assert solution.plan is not None
+    assert _written(solution.plan) < written
+    found = sensitivity(cheap, solution, time_limit_s=20)
+    for there in found.changes:
+        least = solve(changed(cheap, there.parameter, there.factor), limited).simulation
+        assert least is not None
+        assert there.optimum_j == pytest.approx(least.energy_j, rel=GAP)
+        assert there.bound_j is not None
+        assert there.bound_j <= least.energy_j * (1 + 1e-9)
+    here = next(there for there in found.changes if there.factor == 1.0)
+    assert free.simulation is not None
+    assert here.optimum_j is not None
+    assert here.optimum_j > free.simulation.energy_j * (1 + 1e-9)
+
+
+def _written(plan: Plan) -> int:
+    return sum(plan.problem.tensors[step.target].nbytes for step in plan.instructions if step.action == "page_out")
+
+
+@pytest.mark.parametrize(
+    ("power", "own", "other"),
+    [(1e3, "recomputing alone", "paging alone"), (1e-3, "paging alone", "recomputing alone")],
+)
+def test_a_plain_plan_is_held_against_the_other_one(power: float, own: str, other: str) -> None:
+    problem, ram_bytes = random_tight(random.Random(2), operators=6, training=True)
+    problem = changed(problem, "storage power", power)
+    for paging, remat in ((True, True), ALTERNATIVES[own]):
+        options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, paging=paging, remat=remat)
+        solution = solve(problem, options)
+        assert solution.simulation is not None
+        assert bool(solution.simulation.recomputes) is (own == "recomputing alone")
+        assert bool(solution.simulation.page_ins) is (own == "paging alone")
+        told: list[str] = []
+        found = sensitivity(problem, solution, time_limit_s=20, told=told.append)
+        if paging and remat:
+            assert (own in told, other in told) == (False, True)
+            assert found.advantage_j is not None
+            assert found.advantage_j > 0
+            assert {there.alternative for there in found.changes} == {other}
+        else:  # what the options forbid is no alternative
+            assert (own in told, other in told, found.advantage_j) == (False, False, None)
+
+
+def test_a_plan_that_only_recomputes_hears_that_its_advantage_vanishes() -> None:
+    problem, ram_bytes = random_tight(random.Random(2), operators=6, training=True)
+    options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20)
+    alone = {
+        name: solve(problem, replace(options, paging=paging, remat=remat)).simulation
+        for name, (paging, remat) in ALTERNATIVES.items()
+    }
+    pages, recomputes = alone["paging alone"], alone["recomputing alone"]
+    assert pages is not None
+    assert recomputes is not None
+    # the transfers' power at which paging is dearer by half: an eighth of that and it is cheaper, within the factors
+    dear = changed(problem, "storage power", 1.5 * recomputes.overhead_j / pages.overhead_j)
+    solution = solve(dear, options)
+    found = sensitivity(dear, replace(solution, plan=_without_paging(dear, options)), time_limit_s=20)
+    assert "advantage vanishes inside the uncertainty" in found.sentence
+    assert "paging alone costs no more than it" in found.sentence
+
+
+def _without_paging(problem: Problem, options: Options) -> Plan:
+    plan = solve(problem, replace(options, paging=False)).plan
+    assert plan is not None
+    return plan
 
 
 def test_what_is_open_is_told() -> None:
