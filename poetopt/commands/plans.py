@@ -35,7 +35,7 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
     import poetopt as po
-    from poetopt.report.execution import execution_text, training_text
+    from poetopt.report.execution import execution_document, execution_text, training_text
 
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
@@ -49,7 +49,7 @@ def run(
             raise ExecutionError(ended.message)
         return 0
     execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
-    write_json(execution.to_dict(), json)
+    write_json(execution_document(loaded.plan, execution), json)
     say(execution_text(loaded.plan, execution), unless=json)
     if not execution.ok:
         raise ExecutionError(execution.message)

@@ -25,6 +25,7 @@ from poetopt.problem import Problem, ProblemOperator
 VERSION = 1
 SHOWN = 8
 """So many operators that a profile lacks are named."""
+AND_STORAGE = ", and the storage"
 NO_WAITING = ("no waiting for processors", "the processors were free")
 """What `load` says of a machine that nothing else kept busy, now and in older profiles."""
 BY_HAND = "measurements from "
@@ -278,9 +279,10 @@ def _with_storage(problem: Problem, device: Device, profile: Profile) -> Problem
 
 
 def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float) -> list[str]:
-    known = f"measured: the seconds of {count - len(missing)} of {count} operators"
+    machine = profile.about.get("machine", "")
+    known = f"{_head(machine)}{_share(count - len(missing), count)}"
     if profile.storage is not None:
-        known += ", and the storage"
+        known += AND_STORAGE
         if way := profile.about.get("transfers"):
             known += f" ({way})"
     energy = profile.about.get("energy", "")
@@ -294,6 +296,23 @@ def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float)
         names = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
         notes.append(f"not in the profile, so from the roofline: {names}")
     return notes
+
+
+def _head(machine: str) -> str:
+    return f"measured ({machine}): " if machine else "measured: "
+
+
+def _share(found: int, count: int) -> str:
+    return f"the seconds of {found} of {count} operators"
+
+
+def costed_on(problem: Problem, machine: str, *, storage: bool) -> bool:
+    """Whether all operators of a problem (and its storage, if asked for) have the costs that `machine` measured.
+
+    Told from its notes, which are in plan files too.
+    """
+    whole = _head(machine) + _share(len(problem.operators), len(problem.operators))
+    return any(note.startswith(whole + AND_STORAGE if storage else whole) for note in problem.notes)
 
 
 def _computing_w(device: Device, profile: Profile) -> float:

@@ -7,20 +7,49 @@ from collections.abc import Sequence
 
 from poetopt.backends.ort import Execution, TrainingRun
 from poetopt.backends.ort.clock import told
+from poetopt.backends.ort.machine import machine
+from poetopt.devices.profile import costed_on
 from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import simulate
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
+
+FAR = 0.15
+"""From this share on, a step's seconds are not those that it was planned with."""
+
+
+def predicted_step_s(plan: Plan) -> float | None:
+    """Seconds that the plan's step was costed with; None unless this machine's own profile gave all of them."""
+    simulation = simulate(plan)
+    measured = costed_on(plan.problem, machine(), storage=simulation.bytes_paged > 0)
+    return simulation.makespan_s if measured else None
+
+
+def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
+    """The object of `run --json`."""
+    return {**execution.to_dict(), "predicted_step_s": predicted_step_s(plan)}
 
 
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
+    if predicted_s := predicted_step_s(plan):
+        rows.append(("predicted", predicted_words(predicted_s, execution.step_s)))
     if not math.isfinite(execution.loss):
         rows.append(("note", "the loss is no number: look at the data and the model's parameters"))
     if execution.bytes_paged:
         rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows)
+
+
+def predicted_words(predicted_s: float, step_s: float) -> str:
+    """A step's seconds by the profile beside those that it took."""
+    ratio = step_s / predicted_s
+    text = f"{show_seconds(predicted_s)} a step by this machine's profile; measured / predicted = {ratio:.2f}"
+    if abs(ratio - 1) > FAR:
+        text += f", more than {FAR:.0%} off: profile this model again, then solve again"
+    return text
 
 
 def training_text(plan: Plan, ended: TrainingRun) -> str:

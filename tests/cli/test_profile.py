@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from poetopt.devices.profile import load_profile
+import poetopt as po
+from poetopt.backends.ort.machine import machine
+from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile, save_profile
+from poetopt.devices.signature import signatures
+from poetopt.report.execution import predicted_words
 from tests.cli.support import Runner
 
 
@@ -27,9 +32,6 @@ def test_measure_and_solve(run: Runner, tmp_path: Path) -> None:
 
 def run_step(run: Runner, place: Path, tmp_path: Path) -> float:
     """Seconds of the step by the profile's figures alone."""
-    import poetopt as po
-    from poetopt.devices.signature import signatures
-
     model = po.load("mlp")
     assert isinstance(model, po.Model)
     operators = load_profile(place).operators
@@ -49,6 +51,44 @@ def test_a_template_filled_in(run: Runner, tmp_path: Path) -> None:
     assert load_profile(place).power_w == 0.09
     notes = run("solve", "mlp", "--device", "m4", "--ram", "95%", "--profile", place, "--json", "-").document["notes"]
     assert any("not in the profile, so from the roofline: " in note for note in notes)
+
+
+def test_a_run_is_held_against_this_machines_profile(run: Runner, tmp_path: Path) -> None:
+    model = po.load("mlp")
+    assert isinstance(model, po.Model)
+    keys = signatures(model.differentiate().graph)
+    storage = StorageProfile(
+        page_in_latency_s=1.0, page_in_bytes_per_s=1e6, page_out_latency_s=1.0, page_out_bytes_per_s=1e6, power_w=1.0
+    )
+    here = Profile(
+        about={"machine": machine()},
+        operators={key: OperatorProfile(time_s=50.0) for key in keys.values()},
+        storage=storage,
+    )
+    profiles = {
+        "here": here,
+        "elsewhere": replace(here, about={"machine": "another processor"}),
+        "part": replace(here, operators=dict(list(here.operators.items())[1:])),
+    }
+    predicted: dict[str, object] = {}
+    for name, profile in profiles.items():
+        place, plan = tmp_path / f"{name}.toml", tmp_path / f"{name}.json"
+        save_profile(profile, place)
+        solved = run("solve", "mlp", "--device", "a72", "--ram", "95%", "--profile", place, "-o", plan, "--json", "-")
+        assert solved.code == 0, solved.err
+        words = " ".join(run("run", plan).out.split())
+        predicted[name] = run("run", plan, "--json", "-").document["predicted_step_s"]
+        assert ("measured / predicted = 0.00" in words) == (name == "here")
+        assert ("profile this model again" in words) == (name == "here")
+        if name == "here":
+            assert predicted[name] == solved.document["makespan_s"] >= 50.0 * len(keys)
+    assert predicted["elsewhere"] is predicted["part"] is None
+
+
+def test_only_a_step_far_from_its_prediction_asks_for_a_new_profile() -> None:
+    assert "again" not in predicted_words(1.0, 1.1)
+    assert "= 1.20, more than 15% off" in predicted_words(1.0, 1.2)
+    assert "= 0.80, more than 15% off" in predicted_words(1.0, 0.8)
 
 
 def test_a_boards_profile_takes_no_figures_of_this_machine(run: Runner, tmp_path: Path) -> None:
