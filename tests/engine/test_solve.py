@@ -199,8 +199,10 @@ from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options
 from poetopt.frontends.problem_file import load_problem_file
 problem = load_problem_file(Path(sys.argv[1])).cost("m4")
+sent = []
 def listener(progress):
-    if progress.phase == "search":
+    if progress.phase in ("search", "branching") and not sent:
+        sent.append(progress)
         os.kill(os.getpid(), signal.SIGINT)
 solution = solve(problem, Options(ram_bytes=360_000, scope="forward", gap=1e-9, time_limit_s=300), listener)
 print(solution.interrupted, solution.plan is not None, solution.overhead_bound_j > 0, flush=True)
