@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from poetopt.errors import OutputError
+
+LEFTOVER = re.compile(r"\.poetopt-([1-9]\d*)-\d+(\..*)?$")
+LEFT_S = 24 * 3600
 
 
 @contextmanager
@@ -36,6 +41,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if before is not None and not stat.S_ISREG(before.st_mode):
             yield target
             return
+        _remove_leftovers(target.parent)
         beside = _fresh_file(target)
         yield beside
         _flush(beside)
@@ -82,6 +88,32 @@ def _fresh_file(target: Path) -> Path:
             continue
         return candidate
     raise AssertionError("unreachable: the counter has no end")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of processes that were killed before they could.
+
+    Another host or container that shares the folder has processes that can't be seen from here: only files that
+    nobody has written to for a day are removed.
+    """
+    if os.name != "posix":  # elsewhere asking for a process may end it
+        return
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if (found := LEFTOVER.match(entry.name)) and not _alive(int(found[1])):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S:
+                        os.unlink(entry.path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
 
 
 def _flush(path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from poetopt.errors import OutputError
-from poetopt.files import check_folder, check_writable, replacing, write_atomically
+from poetopt.files import LEFT_S, check_folder, check_writable, replacing, write_atomically
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -91,3 +94,17 @@ def test_check_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("before")
     with pytest.raises(OutputError, match=r"into the folder .*file.deep: Not a directory"):
         check_folder(tmp_path / "file" / "deep")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="asks for processes")
+def test_only_old_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    old, dead, alive = time.time() - LEFT_S - 60, f".poetopt-{ended.pid}", f".poetopt-{os.getpid()}"
+    for name in (f"{dead}-0.npz", f"{dead}-1", f"{alive}-7.npz", "x.npz", f"x{dead}-0.npz", f"{dead}.npz"):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (old, old))
+    (tmp_path / f"{dead}-2.npz").write_bytes(b"of today")
+    write_atomically(tmp_path / "plan.json", "{}")
+    kept = {f"{alive}-7.npz", "x.npz", f"x{dead}-0.npz", f"{dead}.npz", f"{dead}-2.npz", "plan.json"}
+    assert set(os.listdir(tmp_path)) == kept
