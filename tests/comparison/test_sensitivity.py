@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 import poetopt as po
 from poetopt.cli import app
 from poetopt.comparison.bounds import Bound
+from poetopt.comparison.changed import PARAMETERS, changed
 from poetopt.comparison.sensitivity import (
     ALTERNATIVES,
     FACTORS,
     GAP,
-    PARAMETERS,
     Change,
     Sensitivity,
-    changed,
     sensitivity,
 )
 from poetopt.devices.model import Device, Storage
@@ -29,7 +28,7 @@ from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options
 from poetopt.errors import OptionError
 from poetopt.formulations import formulation
-from poetopt.formulations.energy_budget import quickest
+from poetopt.formulations.energy_budget import energy_budget, quickest
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.language import Block
 from poetopt.formulations.options import with_options
@@ -179,6 +178,21 @@ def test_what_blocks_forbid_holds_for_every_plan(seed: int) -> None:
     assert here.optimum_j > free.simulation.energy_j * (1 + 1e-9)
 
 
+def test_a_rule_that_depends_on_figures_is_asked_again_there() -> None:
+    problem, ram_bytes = random_tight(random.Random(2), operators=6, training=True)
+    options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20)
+    here = solve(problem, options).simulation
+    assert here is not None
+    limit_j = 1.5 * here.energy_j
+    capped = formulation("retention").with_block(replace(energy_budget(limit_j), goal=None))  # a limit, no goal
+    found = sensitivity(problem, solve(problem, replace(options, formulation=capped)), time_limit_s=20)
+    for there in found.changes:
+        for energy_j in (there.optimum_j, there.least_alternative_j):
+            assert energy_j is None or energy_j <= limit_j * (1 + 1e-6)
+    assert any(there.energy_j > limit_j for there in found.changes)  # or nothing was held
+    assert any(there.optimum_j is not None for there in found.changes)
+
+
 def _written(plan: Plan) -> int:
     return sum(plan.problem.tensors[step.target].nbytes for step in plan.instructions if step.action == "page_out")
 
@@ -274,6 +288,16 @@ def test_the_picture_is_always_the_same(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
         save_sensitivity(found, "mlp on a72", tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_picture_marks_where_the_plan_is_late(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    here, late = change(1, 10, 10, 12), change(0.25, 10, 10, None, in_time=False)
+    pictures = []
+    for changes in ((here,), (here, late), (here, replace(late, optimum_j=None, loss=None))):
+        save_sensitivity(Sensitivity(changes, 2.0), "mlp on a72", tmp_path / "one.svg")
+        pictures.append((tmp_path / "one.svg").read_text(encoding="utf-8"))
+    assert ["misses its deadline" in picture for picture in pictures] == [False, True, True]
 
 
 def test_the_command_tells_writes_and_draws(tmp_path: Path) -> None:
