@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.attend import Attendant
-from poetopt.backends.highs_nodes import HighsNodes
+from poetopt.backends.highs_nodes import HighsNodes, append_rows
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
@@ -69,10 +69,11 @@ class HighsSession(MatrixSession):
         lp.a_matrix_.start_ = matrix.rows.indptr
         lp.a_matrix_.index_ = matrix.rows.indices
         lp.a_matrix_.value_ = matrix.rows.data
-        self._lp = self._fresh()
+        self._lp = self._fresh(self._stop)
         self._lp.passModel(lp)
 
-    def _fresh(self) -> highspy.Highs:
+    def _fresh(self, stop: threading.Event) -> highspy.Highs:
+        """A Highs object with the session's options; `stop` interrupts its simplex method."""
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("simplex_dual_edge_weight_strategy", DEVEX)
@@ -80,7 +81,7 @@ class HighsSession(MatrixSession):
             _set(solver, key, value)
         if self._threads:
             solver.setOptionValue("threads", self._threads)
-        solver.cbSimplexInterrupt += lambda event: event.interrupt() if self._stop.is_set() else None
+        solver.cbSimplexInterrupt += lambda event: event.interrupt() if stop.is_set() else None
         if self._log is not None:
             path = Path(self._log)
 
@@ -131,10 +132,7 @@ class HighsSession(MatrixSession):
         return solver.getModelStatus()
 
     def _append(self, rows: Sequence[Row]) -> None:
-        starts, indices, values = self._columns.compress(rows)
-        lower = np.array([row.lower for row in rows], dtype=float)
-        upper = np.array([row.upper for row in rows], dtype=float)
-        self._lp.addRows(len(rows), lower, upper, len(indices), starts, indices, values)
+        append_rows(self._lp, self._columns, rows)
 
     def _delete(self, places: NDArray[np.int32]) -> None:
         self._lp.deleteRows(len(places), places)
@@ -158,7 +156,7 @@ class HighsSession(MatrixSession):
         trivial = self._nothing_to_search()
         if trivial is not None:
             return trivial
-        solver = self._fresh()
+        solver = self._fresh(self._stop)
         solver.passModel(self._lp.getLp())
         integers = np.flatnonzero(self._matrix.integer).astype(np.int32)
         kind = int(highspy.HighsVarType.kInteger)
@@ -215,7 +213,10 @@ class HighsSession(MatrixSession):
     def nodes(self) -> HighsNodes:
         """The relaxation as it stands, in another object of HiGHS."""
         bounds = self._lower, self._upper
-        return HighsNodes(self._fresh(), self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale)
+        stop = threading.Event()  # of its own: a search that overruns its time is no reason to end a tree
+        return HighsNodes(
+            self._fresh(stop), stop, self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale
+        )
 
     def _run(self, solver: highspy.Highs, deadline: float | None = None) -> bool:
         """Run `solver`; whether it was interrupted."""

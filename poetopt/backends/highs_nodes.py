@@ -10,7 +10,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.matrix import Matrix
+from poetopt.backends.matrix import Columns, Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
 from poetopt.formulations.language import Row
@@ -21,12 +21,21 @@ _NO_LIMIT = 2**31 - 1
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
 
 
+def append_rows(solver: highspy.Highs, columns: Columns, rows: Sequence[Row]) -> None:
+    """Append rows found by separators to the model in `solver`. Raises PoetError for one over no column of it."""
+    starts, indices, values = columns.compress(rows)
+    lower = np.array([row.lower for row in rows], dtype=float)
+    upper = np.array([row.upper for row in rows], dtype=float)
+    solver.addRows(len(rows), lower, upper, len(indices), starts, indices, values)
+
+
 class HighsNodes:
     """See `poetopt.backends.nodes.Nodes`."""
 
     def __init__(
         self,
         solver: highspy.Highs,
+        stop: threading.Event,
         lp: highspy.HighsLp,
         basis: highspy.HighsBasis,
         matrix: Matrix,
@@ -35,6 +44,8 @@ class HighsNodes:
     ) -> None:
         """Take over `solver`, which is fresh.
 
+        stop
+            What interrupts the simplex method of `solver`.
         lp, basis
             The relaxation and where its last solve ended.
         matrix
@@ -47,11 +58,10 @@ class HighsNodes:
         self.lower, self.upper = bounds[0].copy(), bounds[1].copy()
         self._at = self.lower, self.upper
         self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
-        self._stop = threading.Event()
+        self._stop = stop
         self._lp = solver
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
-        solver.cbSimplexInterrupt += lambda event: event.interrupt() if self._stop.is_set() else None
         solver.passModel(lp)
         solver.setBasis(basis)
 
@@ -92,10 +102,7 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        starts, indices, values = self._matrix.columns.compress(rows)
-        lower = np.array([row.lower for row in rows], dtype=float)
-        upper = np.array([row.upper for row in rows], dtype=float)
-        self._lp.addRows(len(rows), lower, upper, len(indices), starts, indices, values)
+        append_rows(self._lp, self._matrix.columns, rows)
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
         """The vertex by Pyomo component."""

@@ -119,11 +119,6 @@ class BranchAndCut:
         self._explored = 0
         self._next_dive = 1
 
-    @property
-    def explored(self) -> int:
-        """Nodes so far."""
-        return self._explored
-
     def run(self) -> None:
         """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
         nodes = self._nodes

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from poetopt.backends.highs import HighsBackend
 from poetopt.backends.nodes import StoppedError
 from poetopt.backends.solver import Point, backend
 from poetopt.engine.beside import Beside
@@ -120,3 +121,15 @@ def test_a_tree_that_is_stopped_says_so() -> None:
     timer.start()
     with pytest.raises(StoppedError):
         tree.run()
+
+
+def test_a_search_that_is_given_up_ends_no_tree() -> None:
+    """A solver that overruns its time is told to stop by the session; its nodes have a life of their own."""
+    session = HighsBackend().open(milp.endless(), threads=1, scale=1.0)
+    session.relax(60.0)
+    nodes = session.nodes()
+    session._stop.set()
+    upper = nodes.upper.copy()
+    upper[nodes.integer] = nodes.lower[nodes.integer]
+    nodes.enter(nodes.lower, upper)
+    assert nodes.solve(None, math.inf) is not None
