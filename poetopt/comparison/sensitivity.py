@@ -117,9 +117,14 @@ class Sensitivity:
         return max(known, key=lambda change: change.open_share or 0.0, default=None)
 
     @property
+    def late(self) -> tuple[Change, ...]:
+        """The changes under which the plan misses its deadline."""
+        return tuple(change for change in self.changes if not change.in_time)
+
+    @property
     def sentence(self) -> str:
         """What follows for people, in one sentence."""
-        late = [change for change in self.changes if not change.in_time]
+        late = self.late
         misses = f"misses its deadline with {', '.join(f'{change.parameter} x{change.factor:g}' for change in late)}"
         if self.advantage_j is not None and self.advantage_j > 0:
             overtaken = [change for change in self.changes if change.overtaken]

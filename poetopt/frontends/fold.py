@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import NodeProto, ValueInfoProto, helper
+from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
-from poetopt.errors import ModelError
-from poetopt.frontends.proto import elem_type
+from poetopt.frontends.one_node import computed
 from poetopt.frontends.read import LIBRARY_ERRORS
 
 if TYPE_CHECKING:
@@ -48,8 +47,10 @@ def evaluate(node: NodeProto, constants: Mapping[str, Array], opset: int) -> dic
         return {node.output[0]: constants[node.input[0]]}
     feeds = {name: np.asarray(constants[name]) for name in node.input if name}
     if node.op_type in _ROUNDED and any(array.dtype.kind == "f" for array in feeds.values()):
-        rounded = _run(node, feeds, opset)
+        rounded = computed(node, feeds, opset)
         if rounded is not None:
+            for array in rounded.values():
+                array.setflags(write=False)
             return rounded
     try:
         with np.errstate(all="ignore"):
@@ -64,30 +65,4 @@ def evaluate(node: NodeProto, constants: Mapping[str, Array], opset: int) -> dic
                 return None
             array.setflags(write=False)
             results[name] = array
-    return results
-
-
-def _run(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
-    """The outputs of `node` on onnxruntime, one thread, or None where it has no kernel for these types."""
-    import onnxruntime as ort
-
-    written = [name for name in node.output if name]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    errors = ort.capi.onnxruntime_pybind11_state
-    try:
-        infos = [helper.make_tensor_value_info(n, elem_type(a.dtype.name), a.shape) for n, a in feeds.items()]
-        graph = helper.make_graph([node], "node", infos, [ValueInfoProto(name=name) for name in written])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        found = session.run(written, dict(feeds))
-    except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.NotImplemented, errors.RuntimeException):
-        return None
-    except (ModelError, *LIBRARY_ERRORS):
-        return None
-    results = dict(zip(written, (np.asarray(value) for value in found), strict=True))
-    for array in results.values():
-        array.setflags(write=False)
     return results

@@ -92,14 +92,13 @@ def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str
         )  # fmt: skip
     if any(change.overtaken for change in found.changes):
         axes.plot([], [], color="#c0392b", marker="x", linestyle="none", markersize=9, label="a plain plan is as good")
-    late = [change for change in found.changes if not change.in_time]
-    for change in late:  # at the top: where nothing is in time there is no loss to draw it at
+    for change in found.late:  # at the top: where nothing is in time there is no loss to draw it at
         colour, _, _, size = STYLES[change.parameter]
         axes.plot(
             [change.factor], [0.97], color=colour, marker="+", markersize=size + 4, linestyle="none",
             transform=axes.get_xaxis_transform(), label="_nolegend_",
         )  # fmt: skip
-    if late:
+    if found.late:
         words = "misses its deadline (above, in the line's colour)"
         axes.plot([], [], color="#777777", marker="+", linestyle="none", markersize=9, label=words)
     axes.set_xscale("log", base=2)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.rearrange import along
 from poetopt.errors import MissingVjpError
+from poetopt.frontends.one_node import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
 
@@ -136,33 +136,17 @@ def _nearest(before: int, after: int, scale: float, settings: Settings) -> NDArr
 
 def _resized(x: NDArray[np.float32], after: int, scale: float, settings: Settings) -> NDArray[np.float32]:
     """The columns of x, resized by onnxruntime."""
-    import onnxruntime as ort
-
     own: dict[str, Any] = dict(settings)
     opset, scaled = own.pop("opset"), own.pop("scaled")
     given = np.array([scale, 1.0], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
     node = node_proto(
         Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _known(own, opset))
     )
-    graph = helper.make_graph(
-        [node],
-        "line",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(given, "given")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    errors = ort.capi.onnxruntime_pybind11_state
-    try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        (found,) = session.run(None, {"x": x})
-    except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.NotImplemented, errors.RuntimeException):
+    found = computed(node, {"x": x, "given": given}, opset)
+    if found is None:
         shown = ", ".join(f"{name} {value}" for name, value in own.items())
-        raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})") from None
-    return np.asarray(found, np.float32)
+        raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})")
+    return np.asarray(found["y"], np.float32)
 
 
 def _known(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:

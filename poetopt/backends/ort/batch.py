@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
 from poetopt.errors import ModelError, OptionError
-from poetopt.graph import VIEW_OPS, Graph, Tensor
+from poetopt.graph import VIEW_OPS, Graph, Node, Tensor
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -144,34 +144,37 @@ def _choices(graph: Graph, name: str) -> int | None:
 
 def _steps(graph: Graph, name: str) -> int | None:
     """The most steps that a sequence may have, where an input has their lengths. None where it is something else."""
-    names, found = {name}, []
-    for operator in graph.operators:
-        for node in operator.nodes:
-            if node.domain or not names.intersection(node.inputs):
-                continue
-            if node.inputs[0] in names and (node.op_type in VIEW_OPS or node.op_type == "Cast"):
-                names.add(node.outputs[0])
-            elif node.op_type in _RECURRENT_OPS and names.intersection(node.inputs[_LENGTHS : _LENGTHS + 1]):
-                found.append(graph.tensors[node.inputs[0]].shape[0])
-    return min(found, default=None)
+    lengths = (
+        graph.tensors[node.inputs[0]].shape[0]
+        for node, places, _ in _uses(graph, name)
+        if node.op_type in _RECURRENT_OPS and _LENGTHS in places
+    )
+    return min(lengths, default=None)
 
 
 def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
     """What uses `name` as labels or indices, through views and casts: op, number of choices, ignored label."""
-    names = {name}
     found: list[tuple[str, int, object]] = []
+    for node, places, backward in _uses(graph, name):
+        if 1 not in places:
+            continue
+        shape = graph.tensors[node.inputs[0]].shape
+        if node.op_type in _LABEL_OPS:
+            found.append((node.op_type, shape[1], node.attributes.get("ignore_index")))
+        elif node.op_type in _INDEX_OPS and not backward:
+            axis = node.attributes.get("axis", 0)
+            found.append((node.op_type, shape[axis if isinstance(axis, int) else 0], None))
+    return found
+
+
+def _uses(graph: Graph, name: str) -> Iterator[tuple[Node, frozenset[int], bool]]:
+    """The nodes that read `name`, or a view or cast of it: as which operands, and whether in backward."""
+    names = {name}
     for operator in graph.operators:
         for node in operator.nodes:
-            if node.domain or not names.intersection(node.inputs):
+            places = frozenset(place for place, read in enumerate(node.inputs) if read in names)
+            if node.domain or not places:
                 continue
-            if node.inputs[0] in names and (node.op_type in VIEW_OPS or node.op_type == "Cast"):
+            if 0 in places and (node.op_type in VIEW_OPS or node.op_type == "Cast"):
                 names.add(node.outputs[0])
-            if len(node.inputs) < 2 or node.inputs[1] not in names:
-                continue
-            shape = graph.tensors[node.inputs[0]].shape
-            if node.op_type in _LABEL_OPS:
-                found.append((node.op_type, shape[1], node.attributes.get("ignore_index")))
-            elif node.op_type in _INDEX_OPS and not operator.backward:
-                axis = node.attributes.get("axis", 0)
-                found.append((node.op_type, shape[axis if isinstance(axis, int) else 0], None))
-    return found
+            yield node, places, operator.backward
