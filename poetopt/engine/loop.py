@@ -48,6 +48,8 @@ def solve(
         return _helped(problem, options, solution, begin)
     except Sighting as sighting:
         return sighting.solution
+    except KeyboardInterrupt:  # what is proven stands
+        return replace(solution, interrupted=True)
 
 
 def _helped(problem: Problem, options: Options, solution: Solution, begin: float) -> Solution:
