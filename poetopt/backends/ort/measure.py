@@ -25,7 +25,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _PR_SET_THP_DISABLE = 41
 
 LEAST, SECONDS = 3, 4.0
-"""So many passes are made of what is as expected, or as many as begin in so many seconds."""
+"""So many passes are made of what is as expected, or as many as begin in so many seconds; where nothing is expected,
+until so many have left the peak as it was."""
 MOST, MOST_SECONDS = 15, 60.0
 """So many of what isn't."""
 
@@ -57,11 +58,16 @@ def beside_each_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None
     """
     start = time.perf_counter()
     least: tuple[int, ...] | None = None
+    alike, before = 0, -1
     with closing(_passes(acts, prepare)) as passes:
         for count, found in enumerate(passes, 1):
             least = found if least is None else tuple(map(min, least, found))
+            peak = max(least, default=0)
+            alike, before = alike + 1 if peak == before else 1, peak
             gone = time.perf_counter() - start
-            if expected is None or max(least, default=0) <= expected:
+            if expected is None:
+                done = alike >= LEAST or gone > SECONDS
+            elif peak <= expected:
                 done = count >= LEAST or gone > SECONDS
             else:
                 done = count >= MOST or gone > MOST_SECONDS

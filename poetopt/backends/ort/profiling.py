@@ -1,4 +1,4 @@
-"""Measuring this machine: operators where they run in a step, the storage by files, energy where the system counts it.
+"""Measuring this machine: operators and transfers where they run in a step, energy where the system counts it.
 
 Each operator is timed within whole training steps in an arena, as the executor runs them, so that what it reads is
 where it would be (in the cache or not) and holds what it would hold. Operators of one signature are one sample; what
@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
-import numpy as np
-
-from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.ort.batch import Batch, random_batch
 from poetopt.backends.ort.clock import Clock, told
+from poetopt.backends.ort.energy_counter import Counter
 from poetopt.backends.ort.machine import machine
 from poetopt.backends.ort.measure import beside_each_bytes
 from poetopt.backends.ort.memory import Block
@@ -30,10 +27,11 @@ from poetopt.backends.ort.places import Region
 from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
 from poetopt.backends.ort.storage import PageFile
+from poetopt.backends.ort.storage_speed import storage
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
 from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
-from poetopt.devices.profile_csv import fit, quartile_spread
+from poetopt.devices.profile_csv import quartile_spread
 from poetopt.devices.signature import signatures
 from poetopt.graph import TrainingGraph
 from poetopt.plan.assemble import plan_of
@@ -42,13 +40,9 @@ from poetopt.schedule import Schedule
 
 SAME_BYTES = "a72"
 """Bytes don't depend on the device, and of the problem only bytes are used here."""
-FILE_BYTES = (4096, 65536, 524288, 2097152, 8388608)
-"""Sizes of the transfers that the storage is measured with."""
-SPREAD_BYTES = 64 * 2**20
-"""Memory that the transfers take turns over."""
-SLOTS = 64
-POWERCAP = Path("/sys/class/powercap")
-IDLE_S = 0.5
+APART, APART_S = 0.05, 0.02
+"""How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, or so many seconds,
+after which the caches hold nothing of the transfer before."""
 TICK_S = 1e-9
 """What an operator takes at least: a clock that saw nothing pass can't tell less."""
 
@@ -79,8 +73,7 @@ def profile(
     """
     keys = signatures(graph)
     with Clock() as clock:
-        times, spaces, watts = _operators(graph, seconds, steps, seed, clock)
-        transfers = storage(workdir, clock=clock)
+        times, spaces, watts, transfers = _measured(graph, workdir, seconds, steps, seed, clock)
         counts = clock.counts
     samples: dict[str, list[float]] = {}
     workspace: dict[str, int] = {}
@@ -126,50 +119,10 @@ def typical_seconds(times: Mapping[str, Sequence[float]], keys: Mapping[str, str
     return {key: value * whole / together for key, value in medians.items()} if together > 0 else medians
 
 
-def storage(
-    workdir: str | os.PathLike[str] | None = None, *, rounds: int = 9, clock: Clock | None = None
-) -> StorageProfile:
-    """Latency and rate of transfers to and from a file, as the executor makes them (checksums included).
-
-    Nothing is synced, so that they are those of the system's page cache wherever memory is free for it.
-
-    Raises ExecutionError where the storage fails.
-    """
-    if clock is None:
-        with Clock() as own:
-            return storage(workdir, rounds=rounds, clock=own)
-    ways: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
-    # Buffers and slots take turns over more memory than caches hold, as tensors of a step do.
-    memory = np.random.default_rng(0).integers(0, 256, SPREAD_BYTES, np.uint8)
-    slots = {f"{nbytes} B, {k}": nbytes for nbytes in FILE_BYTES for k in range(SPREAD_BYTES // nbytes // 2)[:SLOTS]}
-    with PageFile(slots, None if workdir is None else Path(workdir)) as pages:
-        for nbytes in FILE_BYTES:
-            names = [name for name, size in slots.items() if size == nbytes]
-            apart = SPREAD_BYTES // 2 // len(names)
-            taken: dict[str, list[float]] = {"out": [], "in": []}
-            for turn in range(max(rounds, len(names)) + len(names)):
-                place = turn % len(names)
-                name, start = names[place], place * apart
-                out_s = clock.time(partial(pages.write, name, memory[start : start + nbytes]))
-                back = SPREAD_BYTES // 2 + (place * 7 % len(names)) * apart
-                in_s = clock.time(partial(pages.read, name, memory[back : back + nbytes]))
-                if turn >= len(names):
-                    # before, the file's blocks were new
-                    taken["out"].append(out_s)
-                    taken["in"].append(in_s)
-            for way, found in taken.items():
-                ways[way].append((float(nbytes), median(found)))
-    out_s, out_rate = fit(ways["out"])
-    in_s, in_rate = fit(ways["in"])
-    return StorageProfile(
-        page_in_latency_s=in_s, page_in_bytes_per_s=in_rate, page_out_latency_s=out_s, page_out_bytes_per_s=out_rate
-    )
-
-
-def _operators(
-    graph: TrainingGraph, seconds: float, steps: int, seed: int, clock: Clock
-) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None]:
-    """Seconds of each operator in each step, bytes that its kernels allocate, and watts over idling where known."""
+def _measured(
+    graph: TrainingGraph, workdir: str | os.PathLike[str] | None, seconds: float, steps: int, seed: int, clock: Clock
+) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None, StorageProfile]:
+    """Seconds of each operator in each step, bytes that its kernels allocate, watts where known, and transfers."""
     problem = cost(graph, device(SAME_BYTES))
     plan = lay_out(plan_of(problem, Schedule()))
     batch = random_batch(graph, seed)
@@ -199,11 +152,28 @@ def _operators(
                 break
         program.load(batch)
         each = beside_each_bytes(program.acts, lambda: program.load(batch))
+        apart_s = min(busy_s / len(times[names[0]]) * APART, APART_S)
+        transfers = storage(workdir, clock=clock, between=partial(_work, _without_end(program, batch), apart_s))
     spaces: dict[str, int] = {}
     for owner, extra in zip(owners, each or (), strict=False):
         spaces[owner] = max(extra, spaces.get(owner, 0))
     watts = joules / busy_s - idle_w if counter and busy_s else None
-    return times, spaces, watts if watts is not None and watts > 0 else None
+    return times, spaces, watts if watts is not None and watts > 0 else None, transfers
+
+
+def _without_end(program: Program, batch: Batch) -> Iterator[object]:
+    """Steps after steps, act by act."""
+    while True:
+        program.load(batch)
+        for act in program.acts:
+            yield act()
+
+
+def _work(acts: Iterator[object], seconds: float) -> None:
+    """Go on with `acts` until `seconds` are over."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        next(acts)
 
 
 def _walk(acts: Sequence[Callable[[], object]], clock: Clock) -> list[float]:
@@ -218,38 +188,6 @@ def _walk(acts: Sequence[Callable[[], object]], clock: Clock) -> list[float]:
         taken.append((now() - begin, waited()))
     waits = [after - before for before, after in pairwise((start, *(after for _, after in taken)))]
     return [clock.timed(wall_s, waited_s) for (wall_s, _), waited_s in zip(taken, waits, strict=True)]
-
-
-class Counter:
-    """The processor packages' energy counters (RAPL), where the system lets them be read."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = files
-        self.ranges = [int((file.parent / "max_energy_range_uj").read_text()) for file in files]
-        self._last = [int(file.read_text()) for file in files]
-        self._sum = 0.0
-
-    @classmethod
-    def open(cls, root: Path = POWERCAP) -> Counter | None:
-        """The counters of all packages, or None."""
-        files = [folder / "energy_uj" for folder in sorted(root.glob("intel-rapl:*")) if folder.name.count(":") == 1]
-        with suppress(OSError, ValueError):
-            return cls(files) if files else None
-        return None
-
-    def joules(self) -> float:
-        """Joules since the counter was opened; to be read at least once an hour, as counters start anew."""
-        now = [int(file.read_text()) for file in self.files]
-        for after, before, limit in zip(now, self._last, self.ranges, strict=True):
-            self._sum += (after - before if after >= before else after - before + limit) * 1e-6
-        self._last = now
-        return self._sum
-
-    def idle_w(self) -> float:
-        """Watts while this process sleeps."""
-        before, start = self.joules(), time.perf_counter()
-        time.sleep(IDLE_S)
-        return (self.joules() - before) / (time.perf_counter() - start)
 
 
 def _about(watts: float | None, power_w: float | None, waited_share: float, counts: bool) -> Mapping[str, str]:
