@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 
 import poetopt as po
-from poetopt.backends.ort.batch import Batch, random_batch
+from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.clock import Clock, told
-from poetopt.backends.ort.executor import paged_bytes
+from poetopt.backends.ort.executor import paged_bytes, transfer_seconds
 from poetopt.backends.ort.measure import alternate
 from poetopt.backends.ort.memory import Block
 from poetopt.backends.ort.places import Region
@@ -26,7 +25,7 @@ from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.storage import PageFile
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.schedule import Schedule
@@ -116,19 +115,8 @@ def measure(plans: Sequence[Plan], clock: Clock) -> tuple[list[float], float]:
             program.run_checked(batch)
         steps = {str(k): prepared(program) for k, program in enumerate(programs)}
         found = alternate(steps, seconds=60.0, least=RUNS, most=RUNS, clock=clock)
-        moved = [transfers(programs[0], batch, clock) for _ in range(RUNS)]
-    return [found[str(k)] for k in range(len(plans))], median(moved)
-
-
-def transfers(program: Program, batch: Batch, clock: Clock) -> float:
-    """Seconds of all transfers of one step."""
-    program.load(batch)
-    total = 0.0
-    for call in program.calls:
-        taken_s = clock.time(call.act)
-        if program.plan.instructions[call.number].action in (Action.PAGE_IN, Action.PAGE_OUT):
-            total += taken_s
-    return total
+        moved_s = transfer_seconds(programs[0], batch, clock)
+    return [found[str(k)] for k in range(len(plans))], moved_s
 
 
 if __name__ == "__main__":

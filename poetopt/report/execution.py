@@ -10,7 +10,7 @@ from poetopt.backends.ort.clock import told
 from poetopt.backends.ort.machine import machine
 from poetopt.devices.profile import costed_on
 from poetopt.plan.instructions import Plan
-from poetopt.plan.simulate import simulate
+from poetopt.plan.simulate import Simulation, simulate
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
 
@@ -18,27 +18,35 @@ FAR = 0.15
 """From this share on, a step's seconds are not those that it was planned with."""
 
 
-def predicted_step_s(plan: Plan) -> float | None:
-    """Seconds that the plan's step was costed with; None unless this machine's own profile gave all of them."""
+def predicted(plan: Plan) -> Simulation | None:
+    """The plan's step as it was costed; None unless this machine's own profile gave all of its seconds."""
     simulation = simulate(plan)
-    measured = costed_on(plan.problem, machine(), storage=simulation.bytes_paged > 0)
-    return simulation.makespan_s if measured else None
+    return simulation if costed_on(plan.problem, machine(), storage=simulation.bytes_paged > 0) else None
 
 
 def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
     """The object of `run --json`."""
-    return {**execution.to_dict(), "predicted_step_s": predicted_step_s(plan)}
+    costed = predicted(plan)
+    return {
+        **execution.to_dict(),
+        "predicted_step_s": None if costed is None else costed.makespan_s,
+        "predicted_transfer_s": None if costed is None else costed.transfer_s,
+    }
 
 
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
-    if predicted_s := predicted_step_s(plan):
-        rows.append(("predicted", predicted_words(predicted_s, execution.step_s)))
+    costed = predicted(plan)
+    if costed is not None:
+        rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))
     if not math.isfinite(execution.loss):
         rows.append(("note", "the loss is no number: look at the data and the model's parameters"))
     if execution.bytes_paged:
-        rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
+        text = (
+            f"{show_bytes(execution.bytes_paged)} to and from a file in {show_seconds(execution.transfer_s)} of a step"
+        )
+        rows.append(("paged", text if costed is None else f"{text}; {show_seconds(costed.transfer_s)} by the profile"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows)
 

@@ -34,6 +34,7 @@ from tests.problems import random_plan
 KEYS = {
     "bit_identical", "gradients", "max_abs_diff", "budget_bytes", "arena_bytes", "kernel_workspace_bytes",
     "measured_peak_bytes", "store_all_peak_bytes", "step_s", "store_all_step_s", "fused_step_s", "bytes_paged",
+    "transfer_s",
 }  # fmt: skip
 
 
@@ -93,6 +94,7 @@ def test_any_valid_plan(name: str, seed: int, tmp_path: Path) -> None:
     execution = execute(plan, seed=seed, workdir=tmp_path)
     assert execution.bit_identical, execution.message
     assert execution.bytes_paged == simulate(plan).bytes_paged
+    assert (execution.transfer_s > 0) == (execution.bytes_paged > 0)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,18 +71,22 @@ def test_a_run_is_held_against_this_machines_profile(run: Runner, tmp_path: Path
         "part": replace(here, operators=dict(list(here.operators.items())[1:])),
     }
     predicted: dict[str, object] = {}
+    transfers: dict[str, object] = {}
     for name, profile in profiles.items():
         place, plan = tmp_path / f"{name}.toml", tmp_path / f"{name}.json"
         save_profile(profile, place)
         solved = run("solve", "mlp", "--device", "a72", "--ram", "95%", "--profile", place, "-o", plan, "--json", "-")
         assert solved.code == 0, solved.err
         words = " ".join(run("run", plan).out.split())
-        predicted[name] = run("run", plan, "--json", "-").document["predicted_step_s"]
+        document = run("run", plan, "--json", "-").document
+        predicted[name], transfers[name] = document["predicted_step_s"], document["predicted_transfer_s"]
         assert ("measured / predicted = 0.00" in words) == (name == "here")
         assert ("profile this model again" in words) == (name == "here")
         if name == "here":
             assert predicted[name] == solved.document["makespan_s"] >= 50.0 * len(keys)
     assert predicted["elsewhere"] is predicted["part"] is None
+    simulated = po.simulate(po.load_plan(tmp_path / "here.json"))
+    assert transfers == {"here": simulated.transfer_s, "elsewhere": None, "part": None}
 
 
 def test_only_a_step_far_from_its_prediction_asks_for_a_new_profile() -> None:

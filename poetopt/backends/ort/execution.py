@@ -47,6 +47,8 @@ class Execution(Checks):
         The share of the time of measuring for which others had the processors; it is not in those seconds.
     bytes_paged
         Bytes moved to and from storage in one step.
+    transfer_s
+        Median seconds that this takes in a step, checksums included.
     fused_bit_identical
         Whether the graph as one session gives the same bits.
     loss
@@ -74,6 +76,7 @@ class Execution(Checks):
     fused_step_s: float
     waited_share: float
     bytes_paged: int
+    transfer_s: float
     fused_bit_identical: bool
     loss: float
     threads: int

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +36,9 @@ from poetopt.plan.storeall import store_all, store_all_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+TRANSFER_STEPS, TRANSFER_S = 9, 4.0
+"""Transfers are timed in so many steps, or in as many as begin in so many seconds."""
 
 
 def execute(
@@ -98,6 +103,8 @@ def execute(
         comparison = comparison.joined(compare(results(), theirs, names))
         mine = {name: array.copy() for name, array in results().items()}
         times, waited, fused_same = _race(chosen, program, batch, names, mine)
+        with Clock() as clock:
+            transfer_s = transfer_seconds(program, batch, clock)
         kernels = _beside(program, batch)
     return _execution(
         chosen, plan, batch, mine, comparison, times, waited, threads,
@@ -105,6 +112,7 @@ def execute(
         budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
         kernels=kernels,
         bytes_paged=simulation.bytes_paged,
+        transfer_s=transfer_s,
         sessions=len(sessions),
     )  # fmt: skip
 
@@ -175,6 +183,26 @@ def _race(
         return alternate(steps, clock=clock), clock.share, same
 
 
+def transfer_seconds(program: Program, batch: Batch, clock: Clock) -> float:
+    """Median seconds that all transfers of one step take together, over up to nine steps."""
+    paged = {
+        k
+        for k, call in enumerate(program.calls)
+        if program.plan.instructions[call.number].action in (Action.PAGE_IN, Action.PAGE_OUT)
+    }
+    found: list[float] = []
+    start = time.perf_counter()
+    while paged and len(found) < TRANSFER_STEPS and (not found or time.perf_counter() - start < TRANSFER_S):
+        program.load(batch)
+        found.append(0.0)
+        for k, act in enumerate(program.acts):
+            if k in paged:
+                found[-1] += clock.time(act)
+            else:
+                act()
+    return median(found) if found else 0.0
+
+
 def _beside(program: Program, batch: Batch) -> int | None:
     """What kernels allocate beside the arena, at most."""
     gc.collect()
@@ -196,6 +224,7 @@ def _execution(
     budget_bytes: int,
     kernels: int | None,
     bytes_paged: int,
+    transfer_s: float,
     sessions: int,
 ) -> Execution:
     arena = arena_bytes(plan)
@@ -216,6 +245,7 @@ def _execution(
         fused_step_s=times["fused"],
         waited_share=waited_share,
         bytes_paged=bytes_paged,
+        transfer_s=transfer_s,
         fused_bit_identical=fused_bit_identical,
         loss=float(mine[graph.loss].reshape(-1)[0]),
         threads=threads,
