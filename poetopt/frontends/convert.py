@@ -12,11 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-import onnx.inliner
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from poetopt.errors import ModelError
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
 from poetopt.frontends.roles import unique
 from poetopt.frontends.structure import describe, first_line
@@ -28,17 +26,6 @@ _TRAINING_MODE_SINCE = 14
 _OPTIONAL_SCALES_SINCE = 13
 _SMALL_BYTES = 1024
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
-
-
-def inline_functions(document: Document) -> None:
-    """Replace calls of functions that the file itself defines (torch's newer exporter writes some) by their bodies."""
-    if not document.proto.functions:
-        return
-    try:
-        inlined = onnx.inliner.inline_local_functions(document.proto)
-    except LIBRARY_ERRORS as error:
-        raise ModelError(f"{document.where}: its functions can't be inlined ({first_line(error)})") from error
-    document.proto.CopyFrom(inlined)
 
 
 def lift_constants(document: Document) -> set[str]:

@@ -17,7 +17,8 @@ from poetopt.errors import ModelError
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
-from poetopt.frontends.convert import convert, inline_functions, leave_out_empty, lift_constants
+from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
+from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name

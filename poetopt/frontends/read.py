@@ -140,6 +140,9 @@ def _check_text(document: Document) -> None:
     texts: list[object] = [entry.domain for entry in model.opset_import]
     texts += _texts(model.graph)
     for function in model.functions:
+        texts += (function.name, function.domain, function.overload, *function.input, *function.output)
+        texts += (*function.attribute, *(default.name for default in function.attribute_proto))
+        texts += (entry.domain for entry in function.opset_import)
         texts += (text for node in function.node for text in _node_texts(node))
     if any(isinstance(text, bytes) for text in texts):
         raise ModelError(f"{document.where}: some names are not text; the file is damaged, copy or export it again")
