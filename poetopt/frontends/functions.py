@@ -121,4 +121,8 @@ def _called(document: Document) -> set[_Key]:
 
 
 def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Mapping[str, int]:
-    return {"" if entry.domain == "ai.onnx" else entry.domain: int(entry.version) for entry in imports}
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        found[domain] = max(int(entry.version), found.get(domain, int(entry.version)))
+    return found

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 LARGEST_TENSOR_BYTES = 2**40
 """A tensor beyond this (1 TiB) is taken for a damaged or hostile file."""
 
+LARGEST_VERSION = 2**31 - 1
+"""ONNX's own checks keep the version of the format in 32 bits."""
+
 LIBRARY_ERRORS = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
     DecodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
@@ -119,6 +122,11 @@ def _check_header(document: Document) -> None:
         raise ModelError(f"{where}: the graph is empty (no nodes and no outputs); export the model again")
     if not model.graph.output:
         raise ModelError(f"{where}: the graph has no outputs, so nothing can be trained; export the model again")
+    if not 0 <= model.ir_version <= LARGEST_VERSION:
+        raise ModelError(
+            f"{where}: states version {model.ir_version} of ONNX's format, and the newest known is {onnx.IR_VERSION}; "
+            "the file is damaged, copy or export it again"
+        )
     if opset_of(model) < 1 and model.ir_version < 3:
         model.opset_import.append(helper.make_opsetid("", 1))
     if opset_of(model) < 1:

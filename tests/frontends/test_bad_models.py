@@ -104,6 +104,21 @@ class TestStructure:
         with pytest.raises(ModelError, match="opset 99 is newer than the installed onnx"):
             load_onnx(model)
 
+    @pytest.mark.parametrize("version", [-(2**63), -(2**31), -1, 2**31, 2**40, 2**63 - 1])
+    @pytest.mark.parametrize("opset", [11, 18])
+    def test_versions_beyond_any(self, version: int, opset: int) -> None:
+        model = small(opset)
+        model.ir_version = version
+        with pytest.raises(ModelError, match=f"states version {version} of ONNX's format"):
+            load_onnx(model)
+        model = small(opset)
+        model.model_version = version
+        model.opset_import.add(domain="other", version=version)
+        assert load_onnx(model).operators
+        model.opset_import[0].version = version
+        with pytest.raises(ModelError, match=r"opset \d+ is newer|states no opset"):
+            load_onnx(model)
+
     def test_a_missing_input(self) -> None:
         nodes = [helper.make_node("MatMul", ["x", "wieght"], ["y"], "mm")]
         model = model_of(nodes, {"x": [2, 2]}, ["y"], {"weight": floats(2, 2)})
