@@ -69,17 +69,20 @@ _ONE_OF: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 }
 """Attributes with few possible values."""
 
+GROUP_NORMALIZATION_BY_CHANNEL = 21
+"""The opset since which scale and bias of GroupNormalization have an element a channel; before it, a group."""
+
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _WINDOWS = _POOLS | {"Conv", "ConvTranspose"}
 
 
-def check_attributes(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[str, Array]) -> None:
+def check_attributes(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[str, Array], opset: int) -> None:
     """Raise `ModelError`, naming the node (`at`) and the setting, where a setting of `node` is impossible.
 
     `shapes` are those of its inputs, `constants` the values of those that are known.
     """
     settings = {a.name: _integers(a) for a in node.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS)}
-    for problem in _problems(node, settings, shapes, constants):
+    for problem in _problems(node, settings, shapes, constants, opset):
         raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
 
 
@@ -99,7 +102,11 @@ def _integers(attribute: AttributeProto) -> tuple[int, ...]:
 
 
 def _problems(
-    node: NodeProto, settings: Mapping[str, tuple[int, ...]], shapes: Shapes, constants: Mapping[str, Array]
+    node: NodeProto,
+    settings: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
+    constants: Mapping[str, Array],
+    opset: int,
 ) -> Iterator[str]:
     """What is wrong with `node`, worst first."""
     op = node.op_type
@@ -122,6 +129,8 @@ def _problems(
         yield from _axes_problem("axes", given, data)
     if op == "OneHot":
         yield from _axes_problem("axis", settings.get("axis", ()), (*data, 0))
+    if op == "GroupNormalization":
+        yield from _group_normalization(settings, shapes, opset)
     check = _RELATIONS.get(op)
     if check is not None:
         yield from check(settings, shapes)
@@ -200,10 +209,16 @@ def _layer_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes
             yield f"its {name} has shape {list(own)}, which doesn't fit the axes that it normalizes {list(normalized)}"
 
 
-def _group_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def _group_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes, opset: int) -> Iterator[str]:
     x, groups = shapes[0], settings.get("num_groups", (1,))[0]
-    if x is not None and len(x) > 1 and x[1] % groups:
+    if x is None or len(x) < 2:
+        return
+    if x[1] % groups:
         yield f"its num_groups is {groups}, which doesn't divide {x[1]} channels"
+    each, wanted = ("channel", x[1]) if opset >= GROUP_NORMALIZATION_BY_CHANNEL else ("group", groups)
+    for shape, name in zip(shapes[1:3], ("scale", "bias"), strict=False):
+        if shape is not None and shape != (wanted,):
+            yield f"its {name} has shape {list(shape)}, but in opset {opset} must have one element a {each}: [{wanted}]"
 
 
 def _blocks(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
@@ -257,7 +272,6 @@ _RELATIONS: Mapping[str, Callable[[Mapping[str, tuple[int, ...]], Shapes], Itera
     "ConvTranspose": _transposed_convolution,
     "DepthToSpace": _blocks,
     "GatherND": _gather_nd,
-    "GroupNormalization": _group_normalization,
     "GRU": _recurrent,
     "LayerNormalization": _layer_normalization,
     "LRN": _local_response,

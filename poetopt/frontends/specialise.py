@@ -97,7 +97,7 @@ def specialise(
             _rewrite(draft, node, rebatch)
         shapes = [draft.types[name][1] if name else None for name in node.input]
         at = describe(where, node, opset)
-        check_attributes(at, node, shapes, draft.constants)
+        check_attributes(at, node, shapes, draft.constants, opset)
         if _fold(draft, node, declared):
             draft.folded += 1
             continue

@@ -13,6 +13,7 @@ import onnx
 from onnx import NodeProto
 
 from poetopt.errors import ModelError, UnsupportedOpError
+from poetopt.frontends.attributes import GROUP_NORMALIZATION_BY_CHANNEL
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
@@ -159,9 +160,11 @@ def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
 
 def _check_operators(document: Document) -> None:
     opset = document.opset
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version = max(document.proto.ir_version, 3)
-    context.opset_imports = {"": opset}
+    context = _context(document, opset)
+    # GroupNormalization of opsets 18 to 20 is withdrawn for its later form, whose attributes include its own.
+    withdrawn = (
+        _context(document, GROUP_NORMALIZATION_BY_CHANNEL) if opset < GROUP_NORMALIZATION_BY_CHANNEL else context
+    )
     for node in document.proto.graph.node:
         at = describe(document.where, node, opset)
         op = node.op_type
@@ -192,9 +195,16 @@ def _check_operators(document: Document) -> None:
             if attribute.ref_attr_name or attribute.HasField("g") or attribute.graphs:
                 raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference; not supported")
         try:
-            onnx.checker.check_node(node, context)
+            onnx.checker.check_node(node, withdrawn if onnx.defs.get_schema(op, opset).deprecated else context)
         except LIBRARY_ERRORS as error:
             raise ModelError(f"{at}: {first_line(error)}; export the model again") from error
+
+
+def _context(document: Document, opset: int) -> onnx.checker.C.CheckerContext:
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = max(document.proto.ir_version, 3)
+    context.opset_imports = {"": opset}
+    return context
 
 
 def first_line(error: Exception) -> str:

@@ -88,9 +88,15 @@ def _channel_norm(op: str) -> Drawn:
         groups, each = _int(draw, 1, 3), _int(draw, 1, 2)
         spatial = tuple(_int(draw, 2, 4) for _ in range(_int(draw, 1, 2)))
         c = groups * each
-        more = {"num_groups": groups, "stash_type": 11} if op == "GroupNormalization" else {}
-        inputs = (normal(_int(draw, 1, 2), c, *spatial), normal(c), normal(c, seed=1))
-        return Spec(op, inputs, (0, 1, 2), attributes={"epsilon": 1e-3, **more}, opset=21 if more else 18)
+        grouped = op == "GroupNormalization"
+        by_group = grouped and draw(st.booleans())
+        more = {"num_groups": groups} if grouped else {}
+        more |= {"stash_type": 11} if grouped and not by_group else {}
+        factors = groups if by_group else c
+        inputs = (normal(_int(draw, 1, 2), c, *spatial), normal(factors), normal(factors, seed=1))
+        return Spec(
+            op, inputs, (0, 1, 2), attributes={"epsilon": 1e-3, **more}, opset=21 if grouped != by_group else 18
+        )
 
     return draw_spec
 

@@ -92,6 +92,24 @@ class TestCounts:
         with pytest.raises(ModelError, match=rf"'n' \(GroupNormalization, opset 21\): its num_groups is {groups}"):
             load_onnx(one("GroupNormalization", [1, 4, 5], weights, opset=21, num_groups=groups))
 
+    @pytest.mark.parametrize("opset", [18, 21])
+    def test_weights_of_a_normalization_of_groups(self, opset: int) -> None:
+        size, wrong, each = (2, 4, "group") if opset < 21 else (4, 2, "channel")
+        node = {"opset": opset, "num_groups": 2}
+        good = one("GroupNormalization", [1, 4, 5], {"scale": floats(size), "bias": floats(size)}, **node)
+        assert load_onnx(good).trained == ("w", "scale", "bias")
+        for name in ("scale", "bias"):
+            bad = one(
+                "GroupNormalization",
+                [1, 4, 5],
+                {"scale": floats(size), "bias": floats(size), name: floats(wrong)},
+                **node,
+            )
+            with pytest.raises(
+                ModelError, match=rf"its {name} has shape \[{wrong}\], but .* element a {each}: \[{size}\]"
+            ):
+                load_onnx(bad)
+
     @pytest.mark.parametrize("size", [0, -1, 2, HUGE])
     def test_window_of_a_response_normalization(self, size: int) -> None:
         with pytest.raises(ModelError, match=rf"'n' \(LRN, opset 18\): its size is {size}"):

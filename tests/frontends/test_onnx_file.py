@@ -529,6 +529,18 @@ def test_operators_that_are_functions_get_shapes() -> None:
     assert load_onnx(model).tensors["y"].shape == (2, 4, 5)
 
 
+@pytest.mark.parametrize("opset", [18, 20])
+def test_the_withdrawn_form_of_a_group_normalization(opset: int) -> None:
+    nodes = [helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)]
+    model = model_of(nodes, {"x": [2, 6, 5]}, ["y"], {"s": floats(2), "b": floats(2, seed=1)}, opset=opset)
+    graph, feeds = load_onnx(model), {"x": floats(2, 6, 5, seed=2)}
+    assert graph.trained == ("s", "b")
+    assert np.array_equal(run(model_proto(graph), feeds)[0], run(model, feeds)[0])
+    del model.graph.node[0].attribute[:]
+    with pytest.raises(ModelError, match="num_groups"):
+        load_onnx(model)
+
+
 def test_the_model_in_memory_is_not_changed() -> None:
     model = convnet(11)
     before = model.SerializeToString(deterministic=True)

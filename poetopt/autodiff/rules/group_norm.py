@@ -23,9 +23,9 @@ def instance_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     return _grouped(op, op.only(cotangents), op.x.shape[1])
 
 
-@register_vjp("GroupNormalization", since=21)
+@register_vjp("GroupNormalization", since=18)
 def group_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """`num_groups` rows an image. The form of opset 18, an element of scale and bias a group, was withdrawn by ONNX."""
+    """`num_groups` rows an image; scale and bias have an element a channel, before opset 21 a group."""
     return _grouped(op, op.only(cotangents), op.attr_int("num_groups", 1))
 
 
@@ -40,7 +40,7 @@ def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
     d = k.reshape(dy, (batch * channels, positions))
     tilted = k.reduce_sum(k.mul(k.reshape(normal, d.shape), d), [1])
     plain = k.reduce_sum(d, [1])
-    factors = k.reshape(scale, (1, channels))
+    factors = k.reshape(scale, (1, channels)) if scale.size == channels else _spread(k, scale, each)
     dscale = dbias = dx = None
     if op.need(1):
         dscale = _per_parameter(k, tilted, batch, channels, scale)
@@ -68,6 +68,12 @@ def _normalized(k: OperatorBuilder, x: Tensor, epsilon: float) -> tuple[Tensor, 
     ones = k.graph.constant(np.ones(x.shape[1], x.dtype))
     k.write("LayerNormalization", [x, ones], [normal, mean, inv], axis=1, epsilon=epsilon)
     return normal, k.cast(inv, x.dtype)
+
+
+def _spread(k: OperatorBuilder, scale: Tensor, each: int) -> Tensor:
+    """A group's factor for each of its channels, [1, channels]."""
+    column = k.expand(k.reshape(scale, (scale.size, 1)), (scale.size, each))
+    return k.reshape(column, (1, scale.size * each))
 
 
 def _per_parameter(k: OperatorBuilder, sums: Tensor, batch: int, channels: int, like: Tensor) -> Tensor:
