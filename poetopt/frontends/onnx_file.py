@@ -19,6 +19,7 @@ from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, reba
 from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.functions import inline_functions
+from poetopt.frontends.masks import additive_masks
 from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
@@ -87,8 +88,13 @@ def load_onnx(
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
-    roles = choose_trained(document, constants, aliases, train, origin.constants, origin.parameters)
+    masks = [name for name in additive_masks(document) if name not in origin.parameters]
+    roles = choose_trained(document, constants, aliases, train, origin.constants.union(masks), origin.parameters)
     notes += (*roles.notes, *origin.notes, *ties.notes)
+    masks = [name for name in masks if name not in {*constants, *origin.constants, *roles.trained}]
+    if masks:
+        shown = ", ".join(masks[:3]) + (", ..." if len(masks) > 3 else "")
+        notes.append(f"masks added before a Softmax are data ({shown}); --train names them where they are parameters")
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
