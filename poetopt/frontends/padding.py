@@ -2,6 +2,9 @@
 
 torch's newer exporter writes `padding='same'` so. Where every stride is one the pads don't depend on the input:
 dilation x (kernel - 1) in all, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
+
+A transposed convolution with automatic pads and an output_padding has a size of its own in onnxruntime, and a larger one
+in ONNX's inference of shapes: it is refused.
 """
 
 from __future__ import annotations
@@ -21,11 +24,17 @@ def spell_out_pads(document: Document) -> None:
     Raises `ModelError` where the pads depend on the input's size, or the kernel's size is not in the file.
     """
     for node in document.proto.graph.node:
-        if node.op_type not in WINDOWS or node.domain:
-            continue
         auto = next((a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "auto_pad"), "")
+        if auto not in ("SAME_UPPER", "SAME_LOWER") or node.domain:
+            continue
+        added = _ints(node, "output_padding")
+        if node.op_type == "ConvTranspose" and any(added):
+            raise ModelError(
+                f"{describe(document.where, node, document.opset)}: auto_pad {auto} with output_padding {added} has one "
+                "size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
+            )
         dilations = _ints(node, "dilations")
-        if auto not in ("SAME_UPPER", "SAME_LOWER") or all(d == 1 for d in dilations):
+        if node.op_type not in WINDOWS or all(d == 1 for d in dilations):
             continue
         kernel = _ints(node, "kernel_shape")
         if not kernel and node.op_type == "Conv" and len(node.input) > 1 and node.input[1] in document.weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx.helper import make_node
 
@@ -12,7 +13,8 @@ from poetopt.autodiff import differentiate
 from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from tests.autodiff.oracle import Array, batch, run
-from tests.frontends.support import model_of
+from tests.frontends.support import floats, model_of
+from tests.frontends.support import run as run_model
 
 W = np.random.default_rng(0).standard_normal((2, 2, 4, 3)).astype(np.float32)
 PADS = {"SAME_UPPER": [4, 2, 5, 2], "SAME_LOWER": [5, 2, 4, 2]}
@@ -41,6 +43,23 @@ def test_torch_pads_alike() -> None:
         torch.from_numpy(feeds["x"]), torch.from_numpy(W), padding="same", dilation=(3, 2)
     )
     assert np.allclose(run(step, feeds)["y"], wanted.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
+def test_padding_of_the_output(auto: str) -> None:
+    def model(*added: int) -> onnx.ModelProto:
+        settings = {"output_padding": list(added)} if added else {}
+        node = make_node("ConvTranspose", ["x", "w"], ["y"], "up", auto_pad=auto, strides=[3, 2], **settings)
+        return model_of([node], {"x": [1, 2, 5, 4]}, ["y"], {"w": W})
+
+    with pytest.raises(
+        ModelError, match=rf"'up' \(ConvTranspose, opset 18\): auto_pad {auto} with output_padding \[1, 0\]"
+    ):
+        load_onnx(model(1, 0))
+    for allowed in (model(), model(0, 0)):
+        graph, feeds = load_onnx(allowed), {"x": floats(1, 2, 5, 4)}
+        assert run(graph, feeds)["y"].tobytes() == run_model(allowed, feeds)[0].tobytes()
+        assert run(graph, feeds)["y"].shape == graph.tensors["y"].shape
 
 
 @pytest.mark.parametrize(("op", "kernel"), [("Conv", None), ("MaxPool", [3, 3])])
