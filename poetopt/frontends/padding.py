@@ -3,8 +3,8 @@
 torch's newer exporter writes `padding='same'` so. Where every stride is one the pads don't depend on the input:
 dilation x (kernel - 1) in all, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
 
-A transposed convolution with automatic pads and an output_padding has a size of its own in onnxruntime, and a larger one
-in ONNX's inference of shapes: it is refused.
+A transposed convolution with automatic pads and an output_padding has one size in onnxruntime, and a larger one in ONNX's
+inference of shapes: it is refused.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def spell_out_pads(document: Document) -> None:
         added = _ints(node, "output_padding")
         if node.op_type == "ConvTranspose" and any(added):
             raise ModelError(
-                f"{describe(document.where, node, document.opset)}: auto_pad {auto} with output_padding {added} has one "
-                "size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
+                f"{describe(document.where, node, document.opset)}: auto_pad {auto} with output_padding {added} has "
+                "one size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
             )
         dilations = _ints(node, "dilations")
         if node.op_type not in WINDOWS or all(d == 1 for d in dilations):

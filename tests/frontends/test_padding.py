@@ -48,7 +48,7 @@ def test_torch_pads_alike() -> None:
 @pytest.mark.parametrize("auto", ["SAME_UPPER", "SAME_LOWER"])
 def test_padding_of_the_output(auto: str) -> None:
     def model(*added: int) -> onnx.ModelProto:
-        settings = {"output_padding": list(added)} if added else {}
+        settings: dict[str, Any] = {"output_padding": list(added)} if added else {}
         node = make_node("ConvTranspose", ["x", "w"], ["y"], "up", auto_pad=auto, strides=[3, 2], **settings)
         return model_of([node], {"x": [1, 2, 5, 4]}, ["y"], {"w": W})
 
