@@ -3,8 +3,8 @@
 torch's newer exporter writes `padding='same'` so. Where every stride is one the pads don't depend on the input:
 dilation x (kernel - 1) in all, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
 
-A transposed convolution with automatic pads and an output_padding has one size in onnxruntime, and a larger one in ONNX's
-inference of shapes: it is refused.
+A transposed convolution with automatic pads and an output_padding has one size in onnxruntime, and a larger one for
+ONNX's shape inference: it is refused.
 """
 
 from __future__ import annotations
