@@ -40,9 +40,9 @@ from poetopt.schedule import Schedule
 
 SAME_BYTES = "a72"
 """Bytes don't depend on the device, and of the problem only bytes are used here."""
-APART, APART_S = 0.05, 0.005
+APART, APART_S = 0.05, 0.003
 """How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, and at most so many
-seconds. Of 2, 4, 8, 12 and 17 ms, 4 and 8 agreed best with what transfers of three networks' plans took in a step."""
+seconds. Of 2, 5 and 10 ms, 2 and 5 agreed best with what transfers of three networks' plans took in a step."""
 TICK_S = 1e-9
 """What an operator takes at least: a clock that saw nothing pass can't tell less."""
 
