@@ -17,6 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
+from poetopt.frontends.proto import constant_tensor
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import FLOATS, unique
 from poetopt.frontends.specialise import Type, specialise
@@ -88,11 +89,11 @@ def _literal(document: Document, name: str) -> bool | None:
 
 
 def _constants(nodes: Iterable[NodeProto]) -> dict[str, Array]:
-    """Values of Constant nodes with a dense tensor."""
+    """Values of Constant nodes of dense numbers."""
     found: dict[str, Array] = {}
     for node in nodes:
-        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
-        if node.op_type == "Constant" and tensor is not None and node.output:
+        tensor = constant_tensor(node)
+        if tensor is not None and node.output:
             try:
                 found[node.output[0]] = numpy_helper.to_array(tensor)
             except LIBRARY_ERRORS:

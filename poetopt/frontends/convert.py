@@ -15,6 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
+from poetopt.errors import UnsupportedOpError
+from poetopt.frontends.proto import constant_tensor
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
 from poetopt.frontends.roles import unique
 from poetopt.frontends.structure import describe, first_line
@@ -29,13 +31,19 @@ _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
 
 
 def lift_constants(document: Document) -> set[str]:
-    """Turn Constant nodes with a dense tensor into weights; the result has their names."""
+    """Turn Constant nodes of dense numbers into weights; the result has their names.
+
+    Raises `UnsupportedOpError` for a sparse one.
+    """
     graph = document.proto.graph
     lifted: set[str] = set()
     kept = []
     for node in graph.node:
-        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
-        if node.op_type != "Constant" or tensor is None or len(node.output) != 1:
+        if node.op_type == "Constant" and any(a.name == "sparse_value" for a in node.attribute):
+            at = describe(document.where, node, document.opset)
+            raise UnsupportedOpError(f"{at}: its value is sparse, which is not supported; export it as a dense tensor")
+        tensor = constant_tensor(node)
+        if tensor is None or len(node.output) != 1:
             kept.append(node)
             continue
         own = TensorProto()

@@ -148,6 +148,25 @@ def from_node_proto(proto: NodeProto) -> Node:
     )
 
 
+def constant_tensor(node: NodeProto) -> TensorProto | None:
+    """The dense numbers of a Constant node, in whichever of its attributes they stand; None for text, for a sparse
+    tensor, and for other nodes.
+    """
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    for attribute in node.attribute:
+        match attribute.name:
+            case "value":
+                tensor: TensorProto = attribute.t
+                return tensor
+            case "value_float" | "value_floats":
+                floats = np.array(helper.get_attribute_value(attribute), np.float32)
+                return numpy_helper.from_array(floats)
+            case "value_int" | "value_ints":
+                return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), np.int64))
+    return None
+
+
 def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
     """Name, element type and shape of `tensor` as a protobuf."""
     return helper.make_tensor_value_info(tensor.name, elem_type(tensor.dtype), list(tensor.shape))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from poetopt.frontends.proto import constant_tensor
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import attribute_int, unique
 
@@ -107,16 +108,12 @@ def _ints(document: Document, name: str) -> np.ndarray[tuple[int, ...], np.dtype
             return None
         return np.asarray(array_of(document, name), np.int64)
     for node in document.proto.graph.node:
-        if node.op_type != "Constant" or name not in node.output:
-            continue
-        for attribute in node.attribute:
-            if attribute.name in {"value_int", "value_ints"}:
-                return np.asarray(helper.get_attribute_value(attribute), np.int64)
-            if attribute.name == "value" and attribute.t.data_type in {TensorProto.INT64, TensorProto.INT32}:
-                try:
-                    return np.asarray(numpy_helper.to_array(attribute.t), np.int64)
-                except LIBRARY_ERRORS:
-                    return None
+        tensor = constant_tensor(node) if name in node.output else None
+        if tensor is not None and tensor.data_type in {TensorProto.INT64, TensorProto.INT32}:
+            try:
+                return np.asarray(numpy_helper.to_array(tensor), np.int64)
+            except LIBRARY_ERRORS:
+                return None
     return None
 
 

@@ -170,6 +170,17 @@ class TestStructure:
         with pytest.raises(ModelError, match="sparse"):
             load_onnx(model)
 
+    @pytest.mark.parametrize("opset", [12, 18])
+    def test_a_sparse_constant(self, opset: int) -> None:
+        values = numpy_helper.from_array(floats(2), "v")
+        sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([1, 5])), [2, 3])
+        nodes = [
+            helper.make_node("Constant", [], ["w"], "thin", sparse_value=sparse),
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+        ]
+        with pytest.raises(UnsupportedOpError, match=rf"'thin' \(Constant, opset {opset}\): its value is sparse"):
+            load_onnx(model_of(nodes, {"x": [4, 2]}, ["y"], opset=opset))
+
 
 class TestOperators:
     def test_another_domain(self) -> None:

@@ -11,7 +11,7 @@ from poetopt.autodiff import differentiate
 from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from tests.autodiff.oracle import run as run_graph
-from tests.frontends.support import floats, model_of
+from tests.frontends.support import floats, model_of, run
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 
@@ -150,3 +150,23 @@ def test_fresh_weights_of_a_normalization_are_trained() -> None:
     assert set(load_onnx(normalized({"g", "b"}, scale=0.5)).trained) == {"k", "g"}
     # a file that keeps every weight in a node says nothing by it
     assert set(load_onnx(normalized({"k", "g", "b"})).trained) == {"k", "g", "b"}
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("kind", ["value", "value_floats"])
+def test_a_weight_in_a_node_is_trained_however_it_is_written(kind: str, opset: int) -> None:
+    bias = floats(3)
+    value = numpy_helper.from_array(bias) if kind == "value" else bias.tolist()
+    nodes = [
+        helper.make_node("Constant", [], ["b"], **{kind: value}),
+        helper.make_node("Constant", [], ["t"], value_float=0.5),
+        helper.make_node("Constant", [], ["shape"], value_ints=[3, 2]),
+        helper.make_node("Gemm", ["x", "k", "b"], ["h"]),
+        helper.make_node("Mul", ["h", "t"], ["m"]),
+        helper.make_node("Reshape", ["m", "shape"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": [2, 4]}, ["y"], {"k": floats(4, 3)}, opset=opset)
+    graph, feeds = load_onnx(model), {"x": floats(2, 4)}
+    assert set(graph.trained) == {"k", "b"}
+    assert np.array_equal(graph.values["b"], bias)
+    assert np.array_equal(run_graph(graph, feeds)["y"], run(model, feeds)[0])
