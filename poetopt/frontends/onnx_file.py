@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import ModelError
+from poetopt.frontends import slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
@@ -96,6 +97,8 @@ def load_onnx(
         shown = ", ".join(masks[:3]) + (", ..." if len(masks) > 3 else "")
         notes.append(f"masks added before a Softmax are data ({shown}); --train names them where they are parameters")
     draft, trained = _specialised(document, fixed, roles.trained, declared)
+    if not origin.parameters:
+        notes += slices.note(trained)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
     if draft.folded:

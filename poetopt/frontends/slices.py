@@ -1,0 +1,113 @@
+"""Rows of one parameter that a file stores apart, as PyTorch's older exporter does where it folds a slice or a flip.
+
+What is left of the module's parameter are tensors with made-up names, each trained by its own uses. Which of them was
+the parameter can't be told, nor how to put them together, so nothing is changed: the user gets to know. Rows count in
+any order, and columns; what equals another tensor as it stands is no part of it (see `ties`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+    Bits = NDArray[np.unsignedinteger[Any]]
+
+_LEAST_VALUES = 4
+"""A row with fewer different values may equal another one by chance, or because both are fresh."""
+_TRIES = 8
+
+
+class _Probe(NamedTuple):
+    """A tensor that may be part of another one, as rows, and the row that is looked for first."""
+
+    name: str
+    rows: Bits
+    row: Bits
+
+
+def parts(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
+    """Pairs of a tensor and a larger one (or one of its size, in another order) that has all its rows."""
+    bits = {name: _bits(array) for name, array in arrays.items() if array.size >= _LEAST_VALUES and array.ndim}
+    probes: dict[tuple[int, str], dict[int, list[_Probe]]] = {}
+    for name, array in bits.items():
+        for rows in _matrices(array):
+            row = _telling(rows)
+            if row is not None:
+                known = probes.setdefault((rows.shape[1], array.dtype.str), {})
+                known.setdefault(int(row[0]), []).append(_Probe(name, rows, row))
+    found: dict[tuple[str, str], None] = {}
+    for whole, array in bits.items():
+        for (width, kind), known in probes.items():
+            if kind != array.dtype.str:
+                continue
+            for rows in _rows_of(array, width):
+                for part in _held(rows, known):
+                    if part != whole and (whole, part) not in found and bits[part].size <= array.size:
+                        found[part, whole] = None
+    return list(found)
+
+
+def _held(rows: Bits, probes: Mapping[int, list[_Probe]]) -> Iterator[str]:
+    """Names of the tensors that `rows` has all rows of."""
+    for place in np.flatnonzero(np.isin(rows[:, 0], np.array(list(probes), rows.dtype))):
+        for probe in probes[int(rows[place, 0])]:
+            if np.array_equal(probe.row, rows[place]) and _holds(rows, probe.rows):
+                yield probe.name
+
+
+def _telling(rows: Bits) -> Bits | None:
+    """A row that nothing else is likely to have; it starts with no zero, for many rows of a pruned weight do."""
+    for place in np.flatnonzero(rows[:, 0])[:_TRIES]:
+        row: Bits = rows[place]
+        if row.size >= _LEAST_VALUES and np.unique(row).size >= _LEAST_VALUES:
+            return row
+    return None
+
+
+def note(arrays: Mapping[str, Array]) -> list[str]:
+    """What to say of `parts`: one line, or nothing."""
+    found = parts(arrays)
+    if not found:
+        return []
+    shown = ", ".join(f"{part} of {whole}" for part, whole in found[:3]) + (", ..." if len(found) > 3 else "")
+    count = len({part for part, _ in found})
+    return [
+        f"{count} tensors hold rows of others ({shown}): where the module has one parameter, "
+        "the exporter stored parts of it, and each is trained by its own uses alone"
+    ]
+
+
+def _bits(array: Array) -> Bits:
+    """Numbers as integers, which are told apart exactly."""
+    own = np.ascontiguousarray(array)
+    return own.view(f"u{own.dtype.itemsize}").reshape(array.shape)
+
+
+def _matrices(array: Bits) -> Iterator[Bits]:
+    """The tensor as rows along its first axis, and as columns."""
+    rows = array.reshape(1, -1) if array.ndim == 1 else array.reshape(array.shape[0], -1)
+    yield rows
+    yield rows.T
+
+
+def _rows_of(array: Bits, width: int) -> Iterator[Bits]:
+    """Matrices of rows of `width` numbers that stand together in `array`."""
+    if array.ndim == 1:
+        if array.size >= width:
+            yield np.lib.stride_tricks.sliding_window_view(array, width)
+        return
+    yield from (rows for rows in _matrices(array) if rows.shape[1] == width)
+
+
+def _holds(rows: Bits, part: Bits) -> bool:
+    """Whether every row of `part` is one of `rows`, and it isn't all of them as they stand."""
+    if part.shape == rows.shape and np.array_equal(part, rows):
+        return False
+    there = {row.tobytes() for row in rows} if len(part) > 1 else set()
+    return len(part) == 1 or all(row.tobytes() in there for row in part)
