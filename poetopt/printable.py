@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 _UNSHOWN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories that a terminal or a page would obey rather than show."""
+
+LONGEST_WORD = 400
+LONGEST_LINE = 4000
+"""In characters: more than any name, path or message that people wrote has."""
 
 
 def unshown(character: str) -> bool:
@@ -18,6 +23,20 @@ def shown(text: str, *, keep: str = "") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(c) if unshown(c) and c not in keep else c for c in text)
+
+
+def shortened(text: str) -> str:
+    """`text` with the middle of overlong words and lines left out: names in damaged files have thousands of letters."""
+    words = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda found: _ends(found[0], LONGEST_WORD), text)
+    return "\n".join(_ends(line, LONGEST_LINE) for line in words.split("\n"))
+
+
+def _ends(text: str, most: int) -> str:
+    """Both ends of `text`, `most` characters at most, and how many were between them."""
+    if len(text) <= most:
+        return text
+    half = most // 2 - 20
+    return f"{text[:half]}[...{len(text) - 2 * half} more...]{text[-half:]}"
 
 
 def _escape(character: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poetopt.console import complain, say
-from poetopt.printable import shown, unshown
+from poetopt.printable import LONGEST_LINE, LONGEST_WORD, shortened, shown, unshown
 
 
 @given(st.text())
@@ -24,3 +24,16 @@ def test_the_command_line_prints_no_control_characters(capsys: pytest.CaptureFix
     told = capsys.readouterr()
     assert told.out == "a \\x1b[31mred\\x1b[0m\tone\n\\u202eback\\x9b\n"
     assert told.err == "poetopt: the \\x07bell\nrings\n"
+
+
+@given(st.text(max_size=40), st.sampled_from(["", " ", "\n"]), st.integers(0, 3 * LONGEST_LINE))
+def test_long_words_and_lines_keep_both_ends(text: str, gap: str, count: int) -> None:
+    long = f"first {text}" + (f"{gap}abcde" * count)[: 3 * LONGEST_LINE] + " last"
+    short = shortened(long)
+    assert all(len(line) <= LONGEST_LINE for line in short.split("\n"))
+    assert all(len(word) <= LONGEST_WORD for word in short.split())
+    assert short.startswith("first ")
+    assert short.endswith(" last")
+    if len(long) <= LONGEST_WORD:
+        assert short == long
+    assert shortened(short) == short
