@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+from poetopt import interrupts
 
 
 def main() -> None:
     """Entry point of the program."""
+    interrupts.install()
     try:
         from poetopt.cli import main as command
     except KeyboardInterrupt:
-        sys.stderr.write("poetopt: interrupted\n")
-        sys.exit(130)
+        interrupts.stop_here()
     command()
 
 

@@ -5,11 +5,15 @@ Commands import what they need when they run, so that `--help` is instant.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
+from poetopt import interrupts
 from poetopt.commands.catalogues import devices, formulations, zoo
 from poetopt.commands.compare import compare, pareto
 from poetopt.commands.exchange import export, import_solution
@@ -18,7 +22,7 @@ from poetopt.commands.plans import run, show, verify
 from poetopt.commands.profile import profile
 from poetopt.commands.solve import solve
 from poetopt.commands.sweep import sweep
-from poetopt.console import INTERRUPTED, complain, guarded, own_the_process, say
+from poetopt.console import complain, guarded, own_the_process, say
 from poetopt.errors import OptionError
 
 app = typer.Typer(
@@ -78,7 +82,7 @@ def invoke(arguments: list[str]) -> int:
             path = context.command_path if context is not None else "poetopt"
             complain(f"{error.format_message().rstrip('.')}; see {path} --help")
             return OptionError.exit_code
-        if code == INTERRUPTED:
+        if code == interrupts.CODES[signal.SIGINT]:
             # typer has turned the exception into a code.
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
@@ -89,4 +93,18 @@ def invoke(arguments: list[str]) -> int:
 def main() -> None:
     """Entry point of the program `poetopt`."""
     own_the_process()
-    sys.exit(invoke(sys.argv[1:]))
+    code = invoke(sys.argv[1:])
+    if interrupts.came() is not None:
+        _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process though a solver that was told to stop may still be at it: Python would wait for its thread.
+
+    Python's own way out would also tell of any Ctrl-C that it saw inside of `exec`, though it was handled long ago.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

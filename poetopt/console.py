@@ -7,27 +7,24 @@ import logging
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from poetopt.errors import OptionError, OutputError, PoetError
+from poetopt import interrupts
+from poetopt.errors import InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plugins import culprit, failure, origin
-from poetopt.printable import shown
+from poetopt.printable import shortened, shown
 
 if TYPE_CHECKING:
     from poetopt.engine.solution import Listener, Progress
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
-TERMINATED = 143
-"""What a shell shows for SIGINT, SIGPIPE and SIGTERM."""
-_BY_SIGTERM = threading.Event()
+"""What a shell shows for SIGPIPE."""
 LAYOUT = "\n\t"
 """What text for people is laid out with."""
 
@@ -36,7 +33,7 @@ def complain(message: str) -> None:
     """One message on stderr."""
     text = message.strip()
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
-    print(f"poetopt: {shown(text, keep=LAYOUT)}", file=sys.stderr)  # noqa: T201
+    print(f"poetopt: {shortened(shown(text, keep=LAYOUT))}", file=sys.stderr)  # noqa: T201
 
 
 def say(text: str, *, unless: str | None = None) -> None:
@@ -112,19 +109,12 @@ def own_the_process() -> None:
 
     SIGTERM becomes what Ctrl-C is: commands clean up after themselves, and a solve ends with the best so far.
     """
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a parent that ignores it wants it ignored
-        signal.signal(signal.SIGTERM, _terminated)
+    interrupts.install()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     logging.disable()
     sys.excepthook = _last_resort
     _fill_streams()
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    """An interrupt as well; `_stopped` knows which it was, whatever libraries made of the exception meanwhile."""
-    _BY_SIGTERM.set()
-    raise KeyboardInterrupt
 
 
 def _fill_streams() -> None:
@@ -147,6 +137,8 @@ def guarded(command: Callable[[], int]) -> int:
         code = command()
         sys.stdout.flush()
     except PoetError as error:
+        if interrupts.came() is not None and not isinstance(error, InfeasibleError):
+            return _stopped()  # what libraries make of an interrupt, an import that failed for one
         complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, Abort):
@@ -166,6 +158,8 @@ def guarded(command: Callable[[], int]) -> int:
         complain("the input is nested too deeply; check that it is a model of ordinary structure")
         return PoetError.exit_code
     except Exception as error:
+        if interrupts.came() is not None:
+            return _stopped()
         point = culprit(error.__traceback__)
         if point is None or os.environ.get("POETOPT_TRACEBACK"):
             raise
@@ -176,14 +170,10 @@ def guarded(command: Callable[[], int]) -> int:
 
 def _stopped() -> int:
     """Tell of the signal that ended the command; its exit code."""
-    if sys.excepthook is _last_resort:  # the process is ours: a second one must not cut the message off
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-    if _BY_SIGTERM.is_set():
-        complain("terminated")
-        return TERMINATED
-    complain("interrupted")
-    return INTERRUPTED
+    interrupts.deafen()  # a second one must not cut the message off
+    number = interrupts.came() or signal.SIGINT
+    complain(interrupts.WORDS[number])
+    return interrupts.CODES[number]
 
 
 def _silence_stdout() -> None:

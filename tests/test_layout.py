@@ -20,7 +20,19 @@ LINKS = ("formulations", "frontends", "backends")
 
 LAYERS = (
     # The vocabulary, which everybody shares.
-    ("errors", "closest", "printable", "files", "units", "plugins", "graph", "problem", "schedule", "arena"),
+    (
+        "errors",
+        "closest",
+        "printable",
+        "files",
+        "units",
+        "plugins",
+        "graph",
+        "problem",
+        "schedule",
+        "arena",
+        "interrupts",
+    ),
     ("frontends",),
     ("autodiff",),
     ("devices",),

@@ -77,8 +77,10 @@ def solve(
         Called with each `Progress`.
 
     Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
-    found in time, OptionError for an option that can't be understood, BackendUnavailableError.
+    found in time, OptionError for an option that can't be understood, BackendUnavailableError. An interrupt (Ctrl-C)
+    gives the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
     """
+    from poetopt import interrupts
     from poetopt.engine.loop import solve as search
     from poetopt.engine.solution import Status
     from poetopt.report.report import Report
@@ -116,6 +118,9 @@ def solve(
         report = Report(problem=used, solution=solution)
     else:
         report = Report(problem=problem, solution=search(problem, options, listener))
+    if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
+        raise KeyboardInterrupt
+    interrupts.hold()
     if report.plan is None:
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
         raise failure(failure_words(problem, report.solution), report=report.to_dict())

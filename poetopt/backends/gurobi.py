@@ -155,7 +155,7 @@ class GurobiSession(MatrixSession):
                     model.terminate()
 
         interrupted = self._optimize(mip, watch, time.monotonic() + time_limit_s + 1.0)
-        if mip.Status in (GRB.INFEASIBLE, GRB.CUTOFF):
+        if mip.Status in (GRB.INFEASIBLE, GRB.CUTOFF) and not interrupted:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if not frozen and abs(mip.ObjBound) < GRB.INFINITY:
             self._bound = max(self._bound, self._objective(mip.ObjBound))

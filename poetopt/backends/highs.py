@@ -102,11 +102,11 @@ class HighsSession(MatrixSession):
         solver = self._lp
         # HiGHS counts its run time over all runs of one object
         solver.setOptionValue("time_limit", solver.getRunTime() + max(0.05, time_limit_s))
-        if self._run(solver):
+        if self._run(solver, self._stop):
             raise KeyboardInterrupt
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kUnboundedOrInfeasible:
-            status = self._which(solver)
+            status = self._which(solver, self._stop)
         if status == highspy.HighsModelStatus.kOptimal:
             found = solver.getSolution()
             return self._solved(
@@ -122,11 +122,11 @@ class HighsSession(MatrixSession):
             raise unbounded()
         return Relaxation(Outcome.STOPPED, self._bound, None)
 
-    def _which(self, solver: highspy.Highs) -> highspy.HighsModelStatus:
+    def _which(self, solver: highspy.Highs, stop: threading.Event) -> highspy.HighsModelStatus:
         """Unbounded or infeasible: presolve can't tell, the simplex method can."""
         _, before = solver.getOptionValue("presolve")
         solver.setOptionValue("presolve", "off")
-        if self._run(solver):
+        if self._run(solver, stop):
             raise KeyboardInterrupt
         solver.setOptionValue("presolve", before)
         return solver.getModelStatus()
@@ -156,7 +156,8 @@ class HighsSession(MatrixSession):
         trivial = self._nothing_to_search()
         if trivial is not None:
             return trivial
-        solver = self._fresh(self._stop)
+        stop = threading.Event()  # of its own: a search that was left behind stays told
+        solver = self._fresh(stop)
         solver.passModel(self._lp.getLp())
         integers = np.flatnonzero(self._matrix.integer).astype(np.int32)
         kind = int(highspy.HighsVarType.kInteger)
@@ -173,22 +174,31 @@ class HighsSession(MatrixSession):
             self._give(solver, start)
 
         def improving(event: Any) -> None:
+            if stop.is_set():
+                return
             on_point(self._point(np.array(event.data_out.mip_solution), True))
 
         def interrupt(event: Any) -> None:
+            if stop.is_set():
+                event.interrupt()
+                return
             bound = self._objective(event.data_out.mip_dual_bound)
             if not frozen and math.isfinite(bound) and bound > self._bound:
                 self._bound = bound
                 on_bound(bound)
-            if self._stop.is_set() or (enough is not None and enough()):
+            if enough is not None and enough():
                 event.interrupt()
 
         solver.cbMipImprovingSolution += improving
         solver.cbMipInterrupt += interrupt
-        interrupted = self._run(solver, deadline=time.monotonic() + time_limit_s + 1.0)
+        interrupted = self._run(solver, stop, time.monotonic() + time_limit_s + 1.0)
         info, status = solver.getInfo(), solver.getModelStatus()
-        if status == highspy.HighsModelStatus.kUnboundedOrInfeasible and not interrupted:
-            status = self._which(solver)
+        if interrupted:  # its points were told as they came
+            if not frozen and math.isfinite(info.mip_dual_bound):
+                self._bound = max(self._bound, self._objective(info.mip_dual_bound))
+            raise KeyboardInterrupt
+        if status == highspy.HighsModelStatus.kUnboundedOrInfeasible:
+            status = self._which(solver, stop)
         if status == highspy.HighsModelStatus.kUnbounded:
             raise unbounded()
         if status == highspy.HighsModelStatus.kInfeasible:
@@ -199,8 +209,6 @@ class HighsSession(MatrixSession):
         if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             found = self._point(np.array(solver.getSolution().col_value), True)
             on_point(found)
-        if interrupted:
-            raise KeyboardInterrupt
         objective = self._objective(info.objective_function_value) if found is not None else math.inf
         outcome = Outcome.OPTIMAL if status == highspy.HighsModelStatus.kOptimal else Outcome.STOPPED
         if outcome is Outcome.OPTIMAL and cutoff is not None and not frozen:
@@ -218,10 +226,14 @@ class HighsSession(MatrixSession):
             self._fresh(stop), stop, self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale
         )
 
-    def _run(self, solver: highspy.Highs, deadline: float | None = None) -> bool:
-        """Run `solver`; whether it was interrupted."""
-        self._stop.clear()
-        return _attendant.run(solver.run, self._stop.set, deadline)
+    def _run(self, solver: highspy.Highs, stop: threading.Event, deadline: float | None = None) -> bool:
+        """Run `solver`, which `stop` stops; whether it was interrupted."""
+
+        def work() -> None:
+            stop.clear()  # not before: one that was left behind has to see it
+            solver.run()
+
+        return _attendant.run(work, stop.set, deadline)
 
     def _give(self, solver: highspy.Highs, start: Sequence[tuple[Any, Floats]]) -> None:
         values = self._columns.spread(start)

@@ -92,7 +92,7 @@ class ScipSession(HighsSession):
             return self._undecided(on_point, time_limit_s)
         if status == "unbounded":
             raise unbounded()
-        if status == "infeasible":
+        if status == "infeasible" and not interrupted:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         rise(model.getDualbound())
         found, objective = None, math.inf

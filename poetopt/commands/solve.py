@@ -85,6 +85,7 @@ def solve(
 ) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     import poetopt as po
+    from poetopt import interrupts
 
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
@@ -126,7 +127,8 @@ def solve(
         report.save(out)
     document = report.to_dict()
     more = []
-    if sensitivity or sensitivity_plot is not None:
+    if (sensitivity or sensitivity_plot is not None) and not report.solution.interrupted:
+        interrupts.let_go()
         told = add_sensitivity(
             report,
             document,

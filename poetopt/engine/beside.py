@@ -19,6 +19,7 @@ from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation, Row
 
+INTERRUPTED_S = 0.1
 GRACE_S = 0.3
 """What a solver closes in less isn't worth a second copy of the model."""
 
@@ -60,7 +61,8 @@ class Beside:
         self._ended.set()
         self._nodes.stop()
         if not self._future.cancel():
-            wait([self._future])
+            # After an interrupt a tree that is slow to notice is left behind: what it tells is not heard any more.
+            wait([self._future], timeout=INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else None)
             if error is None:
                 self._future.result()
 

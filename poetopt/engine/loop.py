@@ -100,10 +100,13 @@ def search(
     backend(options.backend)  # says at once where there is none
     store_all = store_all_bytes(problem)
     run.scope = "store-all"
-    if chosen.judged:
-        run.offer(Schedule(), "store-all")
-    if run.incumbent.best is not None:
+    try:
+        if chosen.judged:
+            run.offer(Schedule(), "store-all")
         run.incumbent.settle()
+    except KeyboardInterrupt:
+        run.interrupt()
+    if run.incumbent.best is not None:
         return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
     if refusal is not None:
@@ -111,6 +114,8 @@ def search(
     hopeless = chosen.impossible(problem)
     if hopeless is not None:
         return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
+    if run.interrupted:
+        return _solution(run, Status.UNKNOWN, store_all)
     strict = chosen.strict or not chosen.judged
     try:
         with run.timed("heuristics"):
@@ -119,7 +124,7 @@ def search(
             plain_schedules(run, search)
         proof = through_scopes(run, chosen)
     except KeyboardInterrupt:
-        run.interrupted = True
+        run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
     return _conclude(run, proof, store_all)
 
@@ -127,10 +132,11 @@ def search(
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
     try:
-        run.incumbent.hide_transfers()
+        if not run.interrupted:  # seconds, for large ones
+            run.incumbent.hide_transfers()
         run.incumbent.settle()
     except KeyboardInterrupt:
-        run.interrupted = True
+        run.interrupt()
     best = run.incumbent.best
     if best is None:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN

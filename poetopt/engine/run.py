@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from poetopt import interrupts
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
@@ -67,9 +69,16 @@ class Run:
         """Seconds left for the scope at hand."""
         return self.until - time.monotonic()
 
+    def interrupt(self) -> None:
+        """Note an interrupt. What solvers left behind still find in their threads changes nothing from here on."""
+        if not self.interrupted:
+            self.interrupted = True
+            self.incumbent = copy.copy(self.incumbent)  # not under the guard, which one of them may hold for long
+
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Count the time inside the block as the phase's, also when it is interrupted."""
+        interrupts.check()  # one whose exception was lost
         begin = time.monotonic()
         try:
             yield
@@ -85,7 +94,7 @@ class Run:
 
     def offer(self, schedule: Schedule, phase: str) -> None:
         with self.guard:
-            if self.incumbent.offer(schedule):
+            if not self.interrupted and self.incumbent.offer(schedule) and not self.interrupted:
                 self.say(phase)
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
@@ -96,7 +105,7 @@ class Run:
     def raise_bound(self, bound: float, phase: str) -> None:
         with self.guard:
             bound = min(bound, self.ceiling)
-            if bound > self.bound:
+            if bound > self.bound and not self.interrupted:
                 self.bound = bound
                 self.say(phase)
 

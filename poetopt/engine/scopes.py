@@ -57,7 +57,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             patience = 0.0 if warm_up else PATIENCE if automatic else 1.0
             last = search_scope(run, chosen, scope, inner, patience)
         except KeyboardInterrupt:
-            run.interrupted = True
+            run.interrupt()
             return _interrupted(run, scope, last)
         paid = (
             before is not None

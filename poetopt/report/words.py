@@ -113,8 +113,7 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = []
     if solution.interrupted:
-        proven = solution.status is Status.INFEASIBLE
-        known.append("interrupted in looking for what would help" if proven else "interrupted before one was found")
+        known.append("interrupted in looking for what would help")
     if least is not None and least == bound and f"{bound:,}" in said:
         known.append(f"a schedule with just that is known (--ram {least})")
     elif least is not None and f"{least:,}" not in said:

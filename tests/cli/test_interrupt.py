@@ -57,6 +57,26 @@ main()
 """The same at the first call of the last of the functions, however short; everything takes longer with it."""
 
 
+LOST = """
+import os, signal, sys
+from poetopt import interrupts
+from poetopt.cli import main
+name, sent = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
+def called(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == name:
+        sys.setprofile(None)
+        try:
+            os.kill(os.getpid(), sent)
+            while interrupts.came() is None:
+                pass
+        except KeyboardInterrupt:
+            pass
+sys.setprofile(called)
+main()
+"""
+"""The same at a place that swallows the exception, as finalizers and libraries do."""
+
+
 def interrupted(inside: str, command: str, folder: Path, program: str = WATCHED) -> subprocess.CompletedProcess[str]:
     """Run a command line in `folder`, where `chain.json` is a problem, with Ctrl-C inside of functions."""
     write_problem(folder / "chain.json", chain(24))
@@ -111,6 +131,36 @@ def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(tmp_path: Pa
     assert ended.returncode == 3, ended.stderr
     assert "interrupted in looking for what would help" in ended.stderr
     assert ended.stderr.count("poetopt: ") == 1
+
+
+@pytest.mark.parametrize("inside", ["first_schedules/greedy", "_attempt/model_of", "remedies", "_tried"])
+def test_an_interrupt_with_nothing_in_hand_is_one_at_every_moment(tmp_path: Path, inside: str) -> None:
+    """Also where the search is over without an answer, and what would help is looked for."""
+    command = "solve chain.json --ram 30% --deadline 1.05x --time-limit 10s"
+    if inside in ("remedies", "_tried"):
+        command = "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"
+    ended = interrupted(inside, command, tmp_path, CALLED)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
+    assert os.listdir(tmp_path) == ["chain.json"]
+
+
+def test_an_interrupt_whose_exception_is_lost_is_none_lost(tmp_path: Path) -> None:
+    ended = interrupted("greedy", "solve chain.json --ram 20% --deadline 1x --time-limit 20s", tmp_path, LOST)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
+
+
+@pytest.mark.parametrize("inside", ["solve/failure_words", "solve/write_json"])
+def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(tmp_path: Path, inside: str) -> None:
+    ended = interrupted(inside, "solve chain.json --ram 20% --deadline 1x --time-limit 1s", tmp_path, CALLED)
+    assert ended.returncode == 3
+    assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json"]
+
+
+def test_a_plan_is_written_though_the_signal_comes_then(tmp_path: Path) -> None:
+    command = "solve chain.json --ram 60% --gap 50% -o plan.json"
+    ended = interrupted("solve/save", command, tmp_path, CALLED)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
 
 
 def terminated(folder: Path, inside: str, *arguments: str, program: str = WATCHED) -> subprocess.CompletedProcess[str]:
