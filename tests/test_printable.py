@@ -37,3 +37,12 @@ def test_long_words_and_lines_keep_both_ends(text: str, gap: str, count: int) ->
     if len(long) <= LONGEST_WORD:
         assert short == long
     assert shortened(short) == short
+
+
+def test_an_error_line_is_not_as_long_as_a_name_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    complain(f"reads '{'n' * 10_000}.weight', which no node provides")
+    told = capsys.readouterr().err
+    assert len(told) < 2 * LONGEST_WORD
+    assert told.startswith("poetopt: reads 'nnn")
+    assert "more...]nnn" in told
+    assert told.endswith("n.weight', which no node provides\n")
