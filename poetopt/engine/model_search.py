@@ -136,7 +136,7 @@ class ModelSearch:
 
         def enough() -> bool:
             waited = broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
-            return waited or self._closed()
+            return waited or self._closed() or run.remaining_s <= 0
 
         while not self._closed() and run.remaining_s > 0:
             began, broken_s = time.monotonic(), None

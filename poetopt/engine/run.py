@@ -19,6 +19,8 @@ from poetopt.formulations.language import PointLike, Row
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+NEARLY = 0.005
+"""Where no more than this is open, a deeper scope is worth more than the rest of the proof."""
 ENDING_SHARE = 0.1
 """At most so much of the time limit is set aside for what comes after the search."""
 ENDING_S = 2e-5
@@ -45,6 +47,8 @@ class Run:
     """The bound of an inner scope, where only what lies beyond that is searched: no bound is above it."""
     sources: frozenset[str] = frozenset()
     """The blocks whose late rows the bound may rest on."""
+    soon: float = math.inf
+    """The moment at which a scope that is proven but for `NEARLY` is left for a deeper one."""
     interrupted: bool = False
     guard: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever changes any of this, or the blocks' separators: two searches may be at work."""
@@ -67,7 +71,8 @@ class Run:
     @property
     def remaining_s(self) -> float:
         """Seconds left for the scope at hand."""
-        return self.until - time.monotonic()
+        until = min(self.until, self.soon) if self.closed(NEARLY) else self.until
+        return until - time.monotonic()
 
     def interrupt(self) -> None:
         """Note an interrupt. What solvers left behind still find in their threads changes nothing from here on."""

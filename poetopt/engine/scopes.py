@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
 from poetopt.engine.attempt import search_scope
 from poetopt.engine.proof import Proof
-from poetopt.engine.run import Run
+from poetopt.engine.run import NEARLY, Run
 from poetopt.engine.solution import Options
 from poetopt.formulations.language import Formulation
 
@@ -18,6 +19,8 @@ WARM_UP = (4, 8)
 DEPTHS follow while each is proven and pays."""
 WARM_UP_SHARE = (0.2, 0.35, 0.7)
 """Share of the remaining time that each of those may take, and one of the deeper ones."""
+SOON_SHARE = 0.35
+"""Share of the remaining time after which `auto` goes deeper though a little is open."""
 PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
@@ -37,6 +40,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
 def through_scopes(run: Run, chosen: Formulation) -> Proof:
     """Solve at each scope in turn until a deeper one no longer pays or the time is up."""
     proven: Proof | None = None
+    nearly: Proof | None = None
     last: Proof | None = None
     scopes = _scopes(run.options, chosen)
     automatic = run.options.scope == "auto"
@@ -45,11 +49,13 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         warm_up = not automatic and place < len(scopes) - 1
         if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.closed):
             continue
-        run.until = run.latest
+        run.until, run.soon = run.latest, math.inf
         if warm_up:
             run.until = time.monotonic() + WARM_UP_SHARE[min(place, len(WARM_UP))] * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
+        if automatic and scope != "full":
+            run.soon = time.monotonic() + SOON_SHARE * run.remaining_s
         before = run.incumbent.value
         run.bound = 0.0
         inner = last if last is not None and (last.closed or last.infeasible) else None
@@ -71,13 +77,19 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             proven = last
             if settled:
                 break
+            continue
+        if last.value is not None and last.gap <= NEARLY:
+            nearly = last
+            if proven is not None and not paid:
+                break
         elif not last.infeasible and not last.finished:
             break
+    run.soon = math.inf
     if last is None:
         raise AssertionError("no scope was tried")
     if automatic and run.incumbent.best is None and not last.infeasible and run.remaining_s > 1.0:
         last = search_scope(run, chosen, last.asked, None, 1.0)
-    return _better_claim(proven, last, run.options.gap)
+    return claim(proven, nearly, last, run.options.gap)
 
 
 def _interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
@@ -89,9 +101,17 @@ def _interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
     return Proof(scope, run.scope, run.bound, False, value, run.closed(run.options.gap))
 
 
-def _better_claim(proven: Proof | None, last: Proof, gap: float) -> Proof:
-    """The deepest scope that is proven, and what a deeper one that isn't left open, as a note."""
-    if last.closed or proven is None:
+def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -> Proof:
+    """What is said of several scopes: the deepest that is proven, with a note of what a deeper one left open.
+
+    proven, nearly, last
+        The deepest scope that is proven, the deepest that is but for a little, and the last one searched.
+    """
+    if last.closed:
+        return last
+    if proven is None and nearly is not None and last.gap > nearly.gap and last.value == nearly.value:
+        return replace(nearly, note=_open(last))  # nothing better was found deeper
+    if proven is None:
         return last
     return replace(
         proven,
@@ -100,5 +120,9 @@ def _better_claim(proven: Proof | None, last: Proof, gap: float) -> Proof:
             f"(the tolerance is {gap:.2%})"
         )
         if last.value is not None and (proven.value is None or last.value < proven.value)
-        else f"the deeper scope {last.scope} is open by {last.gap:.2%} of the overhead",
+        else _open(last),
     )
+
+
+def _open(last: Proof) -> str:
+    return f"the deeper scope {last.scope} is open by {last.gap:.2%} of the overhead"
