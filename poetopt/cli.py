@@ -94,6 +94,7 @@ def main() -> None:
     """Entry point of the program `poetopt`."""
     own_the_process()
     code = invoke(sys.argv[1:])
+    interrupts.deafen()  # all is done and told: Python takes a while to end, in which a signal would change the code
     if interrupts.came() is not None:
         _leave(code)
     sys.exit(code)

@@ -67,7 +67,7 @@ def let_go() -> None:
 
 
 def deafen() -> None:
-    """From now on signals are ignored: what is left is one message."""
+    """From now on signals are ignored: what is left is one message, or Python's own end."""
     for number in CODES:
         if signal.getsignal(number) is _came:
             signal.signal(number, signal.SIG_IGN)

@@ -47,7 +47,7 @@ GRACE_S = 3.0
 BOUND = re.compile(r"best possible (\S+)|^Lower bound:\s+(\S+)|^Continuous objective value is (\S+)")
 UNKNOWN_OPTION = re.compile(r"^No match for (\S+) - \?")
 
-_attendant = Attendant("cbc")
+_attendant = Attendant("cbc", grace_s=0.7)  # what CBC has found is told as it ends
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class CbcSession(MatrixSession):
             if interrupted:
                 raise KeyboardInterrupt
             return Search(Outcome.STOPPED, None, math.inf, self._bound)
-        if _infeasible(answer.status):
+        if _infeasible(answer.status) and not interrupted:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if answer.status.startswith("Unbounded"):
             raise unbounded()
@@ -209,7 +209,11 @@ class CbcSession(MatrixSession):
             for key, value in self._options.items():
                 command += [f"-{key}", value]
             process = Process([*command, *arguments, "-solution", solution], folder, self._log, watch)
-            interrupted = _attendant.run(process.run, process.stop, time.monotonic() + left_s + GRACE_S)
+            try:
+                interrupted = _attendant.run(process.run, process.stop, time.monotonic() + left_s + GRACE_S)
+            except KeyboardInterrupt:
+                process.kill()
+                raise
             self._check_options(process.unknown)
             self._finished_exactly = not process.gapped
             if not os.path.exists(solution):
@@ -238,6 +242,7 @@ class Process:
     ) -> None:
         self._command, self._folder, self._log, self._watch = command, folder, log, watch
         self._wanted = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
         self.stopped = False
         self.code: int | None = None
         self.unknown: list[str] = []
@@ -248,9 +253,15 @@ class Process:
         """Ask it to end."""
         self._wanted.set()
 
+    def kill(self) -> None:
+        """End it now, without an answer. May be called from any thread."""
+        self.stop()
+        if self._process is not None:
+            self._process.kill()
+
     def run(self) -> None:
         """Run it to its end, and read its log line by line meanwhile."""
-        process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             self._command,
             cwd=self._folder,
             stdin=subprocess.DEVNULL,

@@ -216,7 +216,8 @@ class Session(Protocol):
         STOPPED and has its point; its bound is the one proven so far, -inf where there is none.
         `enough` is asked now and then; where it says so the search ends early, and is STOPPED. A backend that can't
         be asked goes on.
-        An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped.
+        An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped, or is left
+        behind as one that won't: then nothing is told any more, and the session waits for its end before it goes on.
         """
         ...
 

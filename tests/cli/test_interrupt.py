@@ -163,6 +163,17 @@ def test_a_plan_is_written_though_the_signal_comes_then(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
 
 
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_signal_after_the_end_changes_nothing(sent: str) -> None:
+    program = (
+        f"import atexit, os, signal\nfrom poetopt.cli import main\natexit.register(os.kill, os.getpid(), signal.{sent})"
+    )
+    line = [sys.executable, "-c", f"{program}\nmain()", "devices"]
+    ended = subprocess.run(line, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "a72" in ended.stdout
+
+
 def terminated(folder: Path, inside: str, *arguments: str, program: str = WATCHED) -> subprocess.CompletedProcess[str]:
     """Run a command line in `folder`, with SIGTERM inside of functions."""
     line = [sys.executable, "-c", program, inside, "SIGTERM", *arguments]
