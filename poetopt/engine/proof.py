@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+NEARLY = 0.005
+"""Where no more than this is open, a deeper scope is worth more than the rest of the proof."""
+
 
 class Ending(Enum):
     """How the search of one model ended."""
@@ -49,3 +52,7 @@ class Proof:
     def gap(self) -> float:
         """Of the best plan against this scope's bound."""
         return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0
+
+    def within(self, share: float) -> bool:
+        """Whether there is a plan, of which no more than that `share` is open."""
+        return self.value is not None and self.gap <= share

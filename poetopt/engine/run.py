@@ -13,14 +13,13 @@ from typing import Any
 
 from poetopt import interrupts
 from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.proof import NEARLY
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
 from poetopt.formulations.language import PointLike, Row
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
-NEARLY = 0.005
-"""Where no more than this is open, a deeper scope is worth more than the rest of the proof."""
 ENDING_SHARE = 0.1
 """At most so much of the time limit is set aside for what comes after the search."""
 ENDING_S = 2e-5

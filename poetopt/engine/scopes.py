@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 
 from poetopt.engine.attempt import search_scope
-from poetopt.engine.proof import Proof
-from poetopt.engine.run import NEARLY, Run
+from poetopt.engine.proof import NEARLY, Proof
+from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
 from poetopt.formulations.language import Formulation
 
@@ -16,9 +16,10 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
-DEPTHS follow while each is proven and pays."""
+DEPTHS follow while each pays and leaves no more than WARM_UP_GAP open."""
 WARM_UP_SHARE = (0.2, 0.35, 0.7)
-"""Share of the remaining time that each of those may take, and one of the deeper ones."""
+"""Share of the remaining time that each of those may take, and one of the deeper ones if the last is proven."""
+WARM_UP_GAP = 0.05
 SOON_SHARE = 0.35
 """Share of the remaining time after which `auto` goes deeper though a little is open."""
 PATIENCE = 0.2
@@ -47,11 +48,13 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     paid = True
     for place, scope in enumerate(scopes):
         warm_up = not automatic and place < len(scopes) - 1
-        if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.closed):
+        if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.within(WARM_UP_GAP)):
             continue
         run.until, run.soon = run.latest, math.inf
         if warm_up:
-            run.until = time.monotonic() + WARM_UP_SHARE[min(place, len(WARM_UP))] * run.remaining_s
+            proves = last is not None and last.closed
+            share = WARM_UP_SHARE[min(place, len(WARM_UP) if proves else len(WARM_UP) - 1)]
+            run.until = time.monotonic() + share * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
         if automatic and scope != "full":
@@ -78,7 +81,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             if settled:
                 break
             continue
-        if last.value is not None and last.gap <= NEARLY:
+        if last.within(NEARLY):
             nearly = last
             if proven is not None and not paid:
                 break

@@ -6,8 +6,8 @@ import random
 import time
 from dataclasses import replace
 
-from poetopt.engine.proof import Proof
-from poetopt.engine.run import NEARLY, Run
+from poetopt.engine.proof import NEARLY, Proof
+from poetopt.engine.run import Run
 from poetopt.engine.scopes import claim
 from poetopt.engine.solution import Options
 from poetopt.schedule import Schedule
@@ -45,6 +45,10 @@ def test_the_deepest_proof_is_claimed() -> None:
 
 def test_what_is_nearly_proven_is_claimed_unless_something_better_was_found_deeper() -> None:
     nearly = proof(4, 9.98, 10.0)
+    assert nearly.within(NEARLY)
+    assert not nearly.closed
+    assert not proof(4, 7.0, 10.0).within(NEARLY)
+    assert not proof(4, 7.0, None).within(NEARLY)
     found = claim(None, nearly, proof(8, 7.0, 10.0), 1e-3)
     assert (found.scope, found.closed) == ("depth<=4", False)
     assert "depth<=8 is open by 30.00%" in found.note
