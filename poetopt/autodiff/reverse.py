@@ -7,7 +7,7 @@ readers' contributions happen here, once, for all rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,6 @@ from poetopt.autodiff.order import low_memory_order
 from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import (
     Cotangents,
-    Gradients,
     Primal,
     blocked_inputs,
     downstream,
@@ -140,19 +139,26 @@ class _Sweep:
                 continue
             first = len(self.builder.drafts)
             primal = Primal(operator, principal(operator), *self.signature(operator), needs, self.builder)
-            parts = self.parts(primal, tuple(cotangents))
-            for name, needed, part in zip(names, needs, parts, strict=False):
-                if needed and part is not None:
-                    summed = self.unbroadcast(part, self.builder.tensors[name], primal, first)
-                    self.contributions.setdefault(name, []).append(summed)
+            for name, summed in self.parts(primal, tuple(cotangents), names, first):
+                self.contributions.setdefault(name, []).append(summed)
         for name in list(self.contributions):
             self.total(name)
         return self.totals
 
-    def parts(self, primal: Primal, cotangents: Cotangents) -> Gradients:
-        """What the rule of an operator gives; ModelError where shapes that nothing compared before don't fit."""
+    def parts(
+        self, primal: Primal, cotangents: Cotangents, names: Sequence[str], first: int
+    ) -> list[tuple[str, Tensor]]:
+        """What the rule of an operator gives for each of its inputs `names` that needs it, in that input's shape.
+
+        Raises ModelError where shapes that nothing compared before don't fit.
+        """
         try:
-            return rule_of(primal.operator, self.builder.opset)(primal, cotangents)
+            found = rule_of(primal.operator, self.builder.opset)(primal, cotangents)
+            return [
+                (name, self.unbroadcast(part, self.builder.tensors[name], primal, first))
+                for name, needed, part in zip(names, primal.needs, found, strict=False)
+                if needed and part is not None
+            ]
         except PoetError:
             raise
         except (ValueError, IndexError) as error:

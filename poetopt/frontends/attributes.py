@@ -158,6 +158,7 @@ def _convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Ite
             f"its group is {group}, which doesn't fit {x[1]} channels and filters of shape {list(w)} "
             "(each reads the channels of one group)"
         )
+    yield from _bias(shapes, w[0])
     yield from _kernel(settings, w[2:])
 
 
@@ -168,11 +169,18 @@ def _transposed_convolution(settings: Mapping[str, tuple[int, ...]], shapes: Sha
     group = settings.get("group", (1,))[0]
     if x[1] != w[0] or x[1] % group:
         yield f"its group is {group}, which doesn't fit {x[1]} channels and filters of shape {list(w)}"
+    yield from _bias(shapes, w[1] * group)
     yield from _kernel(settings, w[2:])
     strides, dilations = (_one_each(settings, name, len(w) - 2) for name in ("strides", "dilations"))
     added = settings.get("output_padding", ())
     if any(n >= max(step, dilation) for n, step, dilation in zip(added, strides, dilations, strict=False)):
         yield f"its output_padding is {list(added)}, but must be smaller than its strides {list(strides)} or dilations"
+
+
+def _bias(shapes: Shapes, channels: int) -> Iterator[str]:
+    bias = shapes[2] if len(shapes) > 2 else None
+    if bias is not None and bias != (channels,):
+        yield f"its bias has shape {list(bias)}, but its output has {channels} channels"
 
 
 def _kernel(settings: Mapping[str, tuple[int, ...]], kernel: Shape) -> Iterator[str]:

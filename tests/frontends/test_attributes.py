@@ -86,6 +86,14 @@ class TestCounts:
         with pytest.raises(ModelError, match=rf"'n' \({op}, opset 18\): its group is {group}"):
             load_onnx(model_of(nodes, {"x": [1, 4, 5]}, ["y"], {"w": floats(4, 4, 3)}))
 
+    @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+    @pytest.mark.parametrize("bias", [1, 2, 4])
+    def test_a_bias_has_an_element_a_channel(self, op: str, bias: int) -> None:
+        w = floats(*((3, 2, 3, 3) if op == "Conv" else (2, 3, 3, 3)))
+        load_onnx(one(op, [1, 2, 8, 8], {"k": w, "b": floats(3)}))
+        with pytest.raises(ModelError, match=rf"its bias has shape \[{bias}\], but its output has 3 channels"):
+            load_onnx(one(op, [1, 2, 8, 8], {"k": w, "b": floats(bias)}))
+
     @pytest.mark.parametrize("groups", [0, -1, 3, HUGE])
     def test_groups_of_a_normalization(self, groups: int) -> None:
         weights = {"scale": floats(4), "bias": floats(4)}
