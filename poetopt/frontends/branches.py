@@ -17,7 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
-from poetopt.frontends.proto import constant_tensor
+from poetopt.frontends.proto import constant_tensor, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import FLOATS, unique
 from poetopt.frontends.specialise import Type, specialise
@@ -82,9 +82,7 @@ def _literal(document: Document, name: str) -> bool | None:
     if name in document.weights:
         return _one(array_of(document, name)) if document.weights[name].data_type == TensorProto.BOOL else None
     found = next((n for n in document.proto.graph.node if name in n.output), None)
-    if found is None or found.op_type != "Constant":
-        return None
-    array = _constants([found]).get(name)
+    array = None if found is None else _constants([found]).get(name)
     return None if array is None else _one(array)
 
 
@@ -191,23 +189,21 @@ def _spliced(document: Document, others: Sequence[NodeProto], node: NodeProto, b
 def _names(node: NodeProto) -> set[str]:
     """Every name in `node` and its subgraphs."""
     found = {*node.input, *node.output}
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            found.update(proto.name for proto in graph.initializer)
-            for inner in graph.node:
-                found |= _names(inner)
+    for graph in subgraphs(node):
+        found.update(proto.name for proto in graph.initializer)
+        for inner in graph.node:
+            found |= _names(inner)
     return found
 
 
 def _rename_reads(node: NodeProto, rename: Mapping[str, str]) -> None:
     """New names for what `node` reads, in its subgraphs too, unless these have a tensor of that name."""
     node.input[:] = [rename.get(name, name) for name in node.input]
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            hidden = {*(info.name for info in graph.input), *(proto.name for proto in graph.initializer)}
-            hidden.update(name for inner in graph.node for name in inner.output)
-            visible = {old: new for old, new in rename.items() if old not in hidden}
-            for inner in graph.node:
-                _rename_reads(inner, visible)
-            for info in graph.output:
-                info.name = visible.get(info.name, info.name)
+    for graph in subgraphs(node):
+        hidden = {*(info.name for info in graph.input), *(proto.name for proto in graph.initializer)}
+        hidden.update(name for inner in graph.node for name in inner.output)
+        visible = {old: new for old, new in rename.items() if old not in hidden}
+        for inner in graph.node:
+            _rename_reads(inner, visible)
+        for info in graph.output:
+            info.name = visible.get(info.name, info.name)

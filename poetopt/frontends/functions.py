@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 import onnx
 import onnx.inliner
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+from onnx import FunctionProto, NodeProto
 
 from poetopt.errors import ModelError, UnsupportedOpError
+from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.structure import describe, first_line
 
@@ -72,15 +73,8 @@ def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """`nodes` and those in their subgraphs."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in _graphs(attribute):
-                yield from _nodes(graph.node)
-
-
-def _graphs(attribute: AttributeProto) -> Iterator[GraphProto]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
+        for graph in subgraphs(node):
+            yield from _nodes(graph.node)
 
 
 def _state_defaults(document: Document) -> None:

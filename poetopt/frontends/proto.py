@@ -148,6 +148,14 @@ def from_node_proto(proto: NodeProto) -> Node:
     )
 
 
+def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds: branches and bodies."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
 def constant_tensor(node: NodeProto) -> TensorProto | None:
     """The dense numbers of a Constant node, in whichever of its attributes they stand; None for text, for a sparse
     tensor, and for other nodes.

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError
-from poetopt.frontends.proto import dtype_name
+from poetopt.frontends.proto import dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def _node_texts(node: onnx.NodeProto) -> Iterator[object]:
     yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
     for attribute in node.attribute:
         yield from (attribute.name, attribute.ref_attr_name)
-        for graph in (attribute.g, *attribute.graphs):
-            yield from _texts(graph)
+    for graph in subgraphs(node):
+        yield from _texts(graph)
 
 
 def _take_weights(document: Document) -> None:

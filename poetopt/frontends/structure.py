@@ -14,6 +14,7 @@ from onnx import NodeProto
 
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import GROUP_NORMALIZATION_BY_CHANNEL
+from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
@@ -99,9 +100,8 @@ def _outer_names(graph: onnx.GraphProto) -> set[str]:
 
 def _reads(node: NodeProto) -> list[str]:
     names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            names.extend(sorted(_outer_names(graph)))
+    for graph in subgraphs(node):
+        names.extend(sorted(_outer_names(graph)))
     return names
 
 
