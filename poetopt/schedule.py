@@ -6,7 +6,13 @@ operator t.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -21,3 +27,20 @@ class Schedule:
 
     recomputes: frozenset[tuple[int, int]] = frozenset()
     page_ins: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Leaning:
+    """What a relaxation's point leans to, which is no schedule: each figure is a share between 0 and 1.
+
+    kept
+        (n_tensors, n_stages): how much of a tensor stays from a stage to the next.
+    recomputes
+        (stage, operator) -> how much of it runs again there; pairs without any are left out.
+    page_ins
+        (stage, tensor) -> how much of it comes back from storage there; pairs without any are left out.
+    """
+
+    kept: NDArray[np.float64]
+    recomputes: Mapping[tuple[int, int], float]
+    page_ins: Mapping[tuple[int, int], float]

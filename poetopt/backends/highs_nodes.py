@@ -1,4 +1,8 @@
-"""Trees of relaxations in HiGHS: one more Highs object, whose bounds and basis are set before each solve."""
+"""Trees of relaxations in HiGHS: one more Highs object, whose bounds and basis are set before each solve.
+
+Of the model's own rows most are far from binding, and a solve of few iterations takes as long as its rows are many. So
+those that are basic at the root wait outside, and come in where a vertex breaks them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from poetopt.formulations.language import Row
 
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
+BROKEN = 1e-6
+"""A row that waits outside comes in where it is broken by more than this share of its largest coefficient."""
 _NO_LIMIT = 2**31 - 1
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
 
@@ -63,6 +69,15 @@ class HighsNodes:
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
         solver.passModel(lp)
+        basic = np.array([status == highspy.HighsBasisStatus.kBasic for status in basis.row_status], dtype=bool)
+        self._outside = basic[: matrix.shape[0]]
+        """(m,) which of the model's own rows wait."""
+        self._slack = BROKEN * np.maximum(abs(matrix.rows).max(axis=1).toarray().reshape(-1), 1.0)
+        places = np.flatnonzero(self._outside).astype(np.int32)
+        solver.deleteRows(len(places), places)
+        waits = np.zeros(len(basic), dtype=bool)
+        waits[: len(self._outside)] = self._outside
+        basis.row_status = [status for status, out in zip(basis.row_status, waits, strict=True) if not out]
         solver.setBasis(basis)
 
     def enter(self, lower: Floats, upper: Floats) -> None:
@@ -72,20 +87,21 @@ class HighsNodes:
 
     def solve(self, basis: object, cutoff: float) -> Vertex | None:
         """The relaxation at this node."""
-        status = self._run(basis, cutoff, _NO_LIMIT)
-        if status in _NOTHING:
-            return None
-        if status != highspy.HighsModelStatus.kOptimal:
-            raise StoppedError  # nothing is proven of this node, so that nothing would be of the tree
-        found, objective = self._lp.getSolution(), self._objective()
-        if objective >= cutoff:
-            return None
-        return Vertex(
-            objective,
-            np.array(found.col_value),
-            np.array(found.col_dual) / self._scale,
-            self._lp.getBasis(),
-        )
+        while True:
+            status = self._run(basis, cutoff, _NO_LIMIT)
+            if status in _NOTHING:
+                return None
+            if status != highspy.HighsModelStatus.kOptimal:
+                raise StoppedError  # nothing is proven of this node, so that nothing would be of the tree
+            found, objective = self._lp.getSolution(), self._objective()
+            if objective >= cutoff:
+                return None
+            values = np.array(found.col_value)
+            broken = self._broken(values)
+            if not len(broken):
+                return Vertex(objective, values, np.array(found.col_dual) / self._scale, self._lp.getBasis())
+            self._bring_in(broken)
+            basis = None
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
         """What the objective comes to with other bounds of one column."""
@@ -103,6 +119,21 @@ class HighsNodes:
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
         append_rows(self._lp, self._matrix.columns, rows)
+
+    def _broken(self, values: Floats) -> NDArray[np.int64]:
+        """Which of the rows outside `values` break."""
+        matrix = self._matrix
+        activity = matrix.rows @ values
+        beyond = np.maximum(matrix.row_lower - activity, activity - matrix.row_upper)
+        return np.flatnonzero(self._outside & (beyond > self._slack))
+
+    def _bring_in(self, places: NDArray[np.int64]) -> None:
+        matrix = self._matrix
+        rows = matrix.rows[places]
+        self._outside[places] = False
+        lower, upper = matrix.row_lower[places], matrix.row_upper[places]
+        starts, indices = rows.indptr[:-1].astype(np.int32), rows.indices.astype(np.int32)
+        self._lp.addRows(len(places), lower, upper, rows.nnz, starts, indices, rows.data)
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
         """The vertex by Pyomo component."""

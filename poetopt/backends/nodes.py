@@ -74,9 +74,10 @@ class Nodes(Protocol):
         ...
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
-        """What the objective comes to with other bounds of one column, in a limited effort; and whether that is proven.
+        """What the objective comes to with other bounds of one column, in a limited effort; and whether it is a bound.
 
-        inf, proven, where nothing below `cutoff` is left. The node is as before afterwards.
+        A bound is never above what `solve` would come to; it may be below, where rows of the model were left out. inf,
+        as a bound, where nothing under `cutoff` is left. The node is as before afterwards.
 
         Raises StoppedError once `stop` was called.
         """

@@ -16,6 +16,7 @@ from typing import Any, Self
 from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Capability, Point, Session
 from poetopt.engine.branching import BranchAndCut
+from poetopt.engine.guided import Guide
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation, Row
 
@@ -75,6 +76,7 @@ class Beside:
             cutoff=lambda: math.inf if self.run.incumbent.value is None else self.run.incumbent.value,
             on_bound=self._told,
             gap=self.run.options.gap / 2,
+            follow=Guide(self.run, self.chosen, self.model).follow_some,
         )
 
     def _grow(self, nodes: Nodes) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
 LOOK_ON = (15, 5)
 """Probing ends after so many in a row that were no better than the best."""
+DIVE_SHARE = 0.25
+"""Share of a tree's time beyond which no further dive begins."""
 MOST_STEPS = 200
 """Of a dive, and of separation at one node: a point may break a row by less than a solver can tell."""
 MOST_OPEN = 20_000
@@ -98,6 +101,8 @@ class BranchAndCut:
         Told what is proven as it rises (inf: that there is no solution), and says whether that is enough.
     gap
         Nothing is looked for that is better than the best solution by less than this share of it.
+    follow
+        Told the point of each node that isn't whole, once its rows are there: what to make of it is its matter.
     """
 
     def __init__(
@@ -109,15 +114,18 @@ class BranchAndCut:
         cutoff: Callable[[], float],
         on_bound: Callable[[float], bool],
         gap: float,
+        follow: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._nodes = nodes
         self._separate, self._judge, self._cutoff, self._on_bound = separate, judge, cutoff, on_bound
-        self._gap = gap
+        self._gap, self._follow = gap, follow
         self._learned = _Pseudocosts.of(len(nodes.lower))
         self._taken = math.inf
         """The least value of a point that was whole and broke nothing, whatever became of it."""
         self._explored = 0
         self._next_dive = 1
+        self._began = time.monotonic()
+        self._dived_s = 0.0
 
     def run(self) -> None:
         """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
@@ -164,10 +172,13 @@ class BranchAndCut:
         if not len(open_):
             self._taken = min(self._taken, vertex.objective)
             return []
+        self._follow(nodes.point(vertex, False))
         lower, upper = self._fixed(vertex, lower, upper)
-        if self._explored >= self._next_dive:
+        begin = time.monotonic()
+        if self._explored >= self._next_dive and self._dived_s <= DIVE_SHARE * (begin - self._began):
             self._next_dive = 2 * self._explored
             self._dive(vertex, lower, upper)
+            self._dived_s += time.monotonic() - begin
         nodes.enter(lower, upper)
         return self._branch(vertex, open_, lower, upper)
 
@@ -186,6 +197,7 @@ class BranchAndCut:
                 self._nodes.add(rows)
                 found = self._nodes.solve(None, self._limit())
                 continue
+            self._follow(self._nodes.point(found, False))
             held = self._nearly_whole(found, open_)
             before = lower[held], upper[held]
             below = self._held(found, held, np.round(found.values[held]), lower, upper)

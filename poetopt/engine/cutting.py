@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Session
-from poetopt.formulations.language import Formulation
+from poetopt.formulations.language import Formulation, PointLike
 
 ROUNDS_FROM_NOTHING = 12
 """At most so many rounds where each solves the relaxation from nothing: the first ones gain the most."""
@@ -32,6 +32,7 @@ def cut(
     latest: float | None = None,
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
+    on_point: Callable[[PointLike], None] | None = None,
 ) -> bool:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 
@@ -42,6 +43,8 @@ def cut(
         The incumbent's, against which a gain is measured; None: the relaxation's own.
     on_bound
         Told each bound; says whether that is enough.
+    on_point
+        Told the relaxation's point after 1, 2, 4, ... rounds, and the last one.
 
     Returns whether the relaxation is infeasible, and with it the model.
     """
@@ -50,12 +53,17 @@ def cut(
     gained = time.monotonic()
     patience = STALL_SHARE * (until - gained)
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
-    for _ in rounds:
+    point: PointLike | None = None
+    for count in rounds:
         relaxed = session.relax(max(0.1, latest - time.monotonic()))
         if relaxed.outcome is Outcome.INFEASIBLE:
             return True
         if relaxed.point is None or on_bound(relaxed.objective):
             break
+        point = relaxed.point
+        if on_point is not None and count and count & (count - 1) == 0:
+            on_point(point)
+            point = None
         scale = overhead_j or abs(relaxed.objective)
         steep = overhead_j is not None and relaxed.objective - last > STEEP * (overhead_j - relaxed.objective)
         if time.monotonic() > (latest if steep else until):
@@ -72,4 +80,6 @@ def cut(
         if not rows:
             break
         session.add(rows)
+    if on_point is not None and point is not None:
+        on_point(point)
     return False

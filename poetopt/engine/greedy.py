@@ -15,13 +15,19 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
-class _StuckError(Exception):
+class StuckError(Exception):
     """Nothing can be evicted."""
 
 
 @dataclass
-class _Replay:
-    """The state of one replay; `recomputable_at` says which operators may run again in a stage."""
+class Replay:
+    """The state of one replay.
+
+    recomputable
+        The operators that may run again, in backward stages.
+    second_j
+        What a second counts for beside its energy, in joules.
+    """
 
     problem: Problem
     ram_bytes: int
@@ -62,13 +68,17 @@ class _Replay:
         if not first:
             self.recomputes.add((self.stage, operator))
 
+    def _pages(self, i: int) -> bool:
+        """Whether tensor i comes back from storage rather than by computing."""
+        page_cost = self._page_cost(i)
+        return page_cost < float("inf") and page_cost <= self._recompute_cost(i, 0)
+
     def _restore(self, i: int, locked: set[int]) -> None:
         tensor = self.problem.tensors[i]
-        page_cost = self._page_cost(i)
-        if page_cost < float("inf") and page_cost <= self._recompute_cost(i, 0):
+        if self._pages(i):
             self._make_room(tensor.nbytes, locked)
             if not self._fits_storage(i):  # what made room for it has taken the last blocks
-                raise _StuckError
+                raise StuckError
             self._promise(i)
             self._admit(i)
             self.page_ins.add((self.stage, i))
@@ -77,7 +87,7 @@ class _Replay:
             self._compute(tensor.producer, locked | {i}, first=False)
             self._drop_unneeded(locked | {i})
         else:
-            raise _StuckError
+            raise StuckError
 
     def _may_recompute(self, producer: int) -> bool:
         return producer in self.recomputable and self.stage > self.problem.last_forward
@@ -141,22 +151,22 @@ class _Replay:
         self._drop_unneeded(locked)
         if self.live + nbytes <= self.ram_bytes:
             return
-        scored = []
-        for i in self.resident - locked:
-            size = self.problem.tensors[i].nbytes
-            if size:
-                away = self._next_read(i) - self.stage + 1
-                scored.append((self._return_cost(i) / (size * away), i))
-        for score, i in sorted(scored):
+        ranked = sorted((self._rank(i), i) for i in self.resident - locked if self.problem.tensors[i].nbytes)
+        for (*_, score), i in ranked:
             if self.live + nbytes <= self.ram_bytes:
                 return
             if score == float("inf"):
-                break
+                continue
             if self.problem.storage_blocks is not None and not self._comes_back(i):
                 continue
             self._evict(i)
         if self.live + nbytes > self.ram_bytes:
-            raise _StuckError
+            raise StuckError
+
+    def _rank(self, i: int) -> tuple[float, ...]:
+        """The lower, the sooner tensor i is evicted; what comes last is its price for what its absence frees."""
+        away = self._next_read(i) - self.stage + 1
+        return (self._return_cost(i) / (self.problem.tensors[i].nbytes * away),)
 
     def _comes_back(self, i: int) -> bool:
         """Whether tensor i, evicted now, still has a way back on a storage that fills; blocks are set aside for it."""
@@ -191,8 +201,8 @@ def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool, secon
         j for j, operator in enumerate(problem.operators) if remat and operator.recomputable and not operator.backward
     )
     try:
-        return _Replay(problem, ram_bytes, paging and problem.paging, again, second_j).run()
-    except _StuckError:
+        return Replay(problem, ram_bytes, paging and problem.paging, again, second_j).run()
+    except StuckError:
         return None
     except RecursionError:
         return None

@@ -13,6 +13,7 @@ from typing import Any
 from poetopt.backends.solver import Capability, Outcome, Point, Session
 from poetopt.engine.beside import Beside
 from poetopt.engine.cutting import cut
+from poetopt.engine.guided import Guide
 from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending
 from poetopt.engine.run import Run
@@ -70,6 +71,7 @@ class ModelSearch:
                 latest=now + CUT_SHARE[1] * remaining_s,
                 overhead_j=run.incumbent.value,
                 on_bound=self._relaxed,
+                on_point=Guide(run, self.chosen, self.model).follow,
             )
         run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
         if infeasible:

@@ -35,7 +35,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.errors import FormulationError
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.schedule import Leaning, Schedule
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
@@ -270,6 +270,7 @@ class Formulation:
     simulated: tuple[str, ...] = ()
     labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
     gives_up: GivesUp | None = None
+    leaning: Callable[[Any, PointLike], Leaning] | None = None
 
     @property
     def judged(self) -> bool:

@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from poetopt.backends.highs import HighsBackend
+from poetopt.backends.highs import HighsBackend, HighsSession
 from poetopt.backends.nodes import StoppedError
-from poetopt.backends.solver import Point, backend
+from poetopt.backends.solver import Outcome, Point, backend
 from poetopt.engine.beside import Beside
 from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.loop import solve
@@ -102,6 +102,34 @@ def test_schedules_as_the_search_alone(seed: int) -> None:
         assert reference.overhead_bound_j is not None
         assert run.incumbent.value == pytest.approx(reference.simulation.overhead_j, rel=1e-6, abs=1e-12)
         assert run.bound == pytest.approx(reference.overhead_bound_j, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_that_wait_outside_come_in(seed: int) -> None:
+    """The nodes of a model with some variables held, against a relaxation that has all rows from the beginning."""
+    rng = random.Random(seed)
+    problem, ram_bytes = tight(rng, forward=8)
+    options = Options(ram_bytes=ram_bytes, scope="full", threads=1)
+    chosen = formulation("retention")
+    model = model_of(chosen, problem, options, "full")
+    session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
+    if session.relax(60.0).outcome is Outcome.INFEASIBLE:
+        return
+    nodes = session.nodes()
+    for _ in range(6):
+        held = np.array(rng.sample(range(len(nodes.lower)), 4))
+        lower, upper = nodes.lower.copy(), nodes.upper.copy()
+        lower[held] = upper[held] = [float(rng.random() < 0.5) for _ in held]
+        nodes.enter(lower, upper)
+        vertex = nodes.solve(None, math.inf)
+        again = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
+        assert isinstance(again, HighsSession)
+        again._lp.changeColsBounds(len(held), held.astype(np.int32), lower[held], upper[held])
+        expected = again.relax(60.0)
+        if vertex is None:
+            assert expected.outcome is Outcome.INFEASIBLE
+        else:
+            assert vertex.objective == pytest.approx(expected.objective, rel=1e-6, abs=1e-9)
 
 
 def test_a_tree_that_is_stopped_says_so() -> None:

@@ -27,7 +27,10 @@ from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.space import RetentionSpace, retention_space
 from poetopt.formulations.retention.wake import wake
 from poetopt.formulations.scope import scope_depth
-from poetopt.schedule import Schedule
+from poetopt.schedule import Leaning, Schedule
+
+NOTHING = 1e-3
+"""A share of a decision that is below this isn't leant to."""
 
 
 def _schedule(model: Any, point: PointLike) -> Schedule:
@@ -111,6 +114,26 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
     return stages
 
 
+def _leaning(model: Any, point: PointLike) -> Leaning:
+    space: RetentionSpace = model.space
+    stages = len(space.problem.operators)
+    steps = np.zeros((len(space.problem.tensors), stages + 1))
+    k = point[model.residency.k]
+    np.add.at(steps, (space.point_tensor, np.maximum(space.point_previous, 0)), k)
+    np.add.at(steps, (space.point_tensor, space.point_stage), -k)
+    recomputes = zip(space.recompute_stage, space.recompute_operator, point[model.recompute.r], strict=True)
+    page_ins: dict[tuple[int, int], float] = {}
+    if space.paging:
+        pages = space.page_point
+        paged = zip(space.point_stage[pages], space.point_tensor[pages], point[model.paging.p], strict=True)
+        page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > NOTHING}
+    return Leaning(
+        np.cumsum(steps, axis=1)[:, :stages],
+        {(int(t), int(j)): float(share) for t, j, share in recomputes if share > NOTHING},
+        page_ins,
+    )
+
+
 retention = Formulation(
     name="retention",
     doc=__doc__,
@@ -124,6 +147,7 @@ retention = Formulation(
     depth=scope_depth,
     beyond=beyond,
     gives_up=gives_up,
+    leaning=_leaning,
     simulated=("recompute", "paging", "residency", "memory", "rounding", "chain_cuts", "wake", "deadline", "hiding"),
 )
 build = retention.build
