@@ -15,7 +15,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
-class StuckError(Exception):
+class _StuckError(Exception):
     """Nothing can be evicted."""
 
 
@@ -44,7 +44,14 @@ class Replay:
     promised_blocks: int = 0
     position: list[int] = field(default_factory=list)
 
-    def run(self) -> Schedule:
+    def run(self) -> Schedule | None:
+        """Replay from the beginning to the end; None where nothing can be evicted."""
+        try:
+            return self._through()
+        except (_StuckError, RecursionError):
+            return None
+
+    def _through(self) -> Schedule:
         problem = self.problem
         self.position = [0] * len(problem.tensors)
         for i in problem.inputs:
@@ -78,7 +85,7 @@ class Replay:
         if self._pages(i):
             self._make_room(tensor.nbytes, locked)
             if not self._fits_storage(i):  # what made room for it has taken the last blocks
-                raise StuckError
+                raise _StuckError
             self._promise(i)
             self._admit(i)
             self.page_ins.add((self.stage, i))
@@ -87,7 +94,7 @@ class Replay:
             self._compute(tensor.producer, locked | {i}, first=False)
             self._drop_unneeded(locked | {i})
         else:
-            raise StuckError
+            raise _StuckError
 
     def _may_recompute(self, producer: int) -> bool:
         return producer in self.recomputable and self.stage > self.problem.last_forward
@@ -161,7 +168,7 @@ class Replay:
                 continue
             self._evict(i)
         if self.live + nbytes > self.ram_bytes:
-            raise StuckError
+            raise _StuckError
 
     def _rank(self, i: int) -> tuple[float, ...]:
         """The lower, the sooner tensor i is evicted; what comes last is its price for what its absence frees."""
@@ -189,6 +196,12 @@ class Replay:
                 self._evict(i)
 
 
+def may_run_again(problem: Problem, remat: bool) -> frozenset[int]:
+    """The operators that a replay recomputes: of the forward pass, those that can be."""
+    operators = enumerate(problem.operators)
+    return frozenset(j for j, operator in operators if remat and operator.recomputable and not operator.backward)
+
+
 def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool, second_j: float = 0.0) -> Schedule | None:
     """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
 
@@ -197,12 +210,5 @@ def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool, secon
 
     It isn't simulated: the order of recomputes in a plan may need a little more than the replay did.
     """
-    again = frozenset(
-        j for j, operator in enumerate(problem.operators) if remat and operator.recomputable and not operator.backward
-    )
-    try:
-        return Replay(problem, ram_bytes, paging and problem.paging, again, second_j).run()
-    except StuckError:
-        return None
-    except RecursionError:
-        return None
+    again = may_run_again(problem, remat)
+    return Replay(problem, ram_bytes, paging and problem.paging, again, second_j).run()

@@ -15,9 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from poetopt.engine.greedy import Replay, StuckError
+from poetopt.engine.greedy import Replay, may_run_again
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation, PointLike
 from poetopt.problem import Problem
@@ -27,7 +25,7 @@ TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
 SHARE = 0.15
 """Share of the time that may go into replays, where they are many."""
-COARSE = 1
+DIGITS = 1
 """Digits of a share that count: tensors that are kept alike are evicted by what they cost."""
 
 
@@ -35,7 +33,7 @@ COARSE = 1
 class GuidedReplay(Replay):
     """A replay that follows `leaning`."""
 
-    leaning: Leaning = field(default_factory=lambda: Leaning(np.zeros((0, 0)), {}, {}))
+    leaning: Leaning = field(kw_only=True)
 
     def _pages(self, i: int) -> bool:
         stage, producer = self.stage, self.problem.tensors[i].producer
@@ -49,7 +47,7 @@ class GuidedReplay(Replay):
 
     def _rank(self, i: int) -> tuple[float, ...]:
         kept = float(self.leaning.kept[i, self.stage]) if self._next_read(i) > self.stage else 1.0
-        return (round(kept, COARSE), *super()._rank(i))
+        return (round(kept, DIGITS), *super()._rank(i))
 
 
 def guided(problem: Problem, ram_bytes: int, leaning: Leaning, *, paging: bool, remat: bool) -> Schedule | None:
@@ -57,13 +55,8 @@ def guided(problem: Problem, ram_bytes: int, leaning: Leaning, *, paging: bool, 
 
     Like `greedy`, it isn't simulated, and runs forward operators again however long the chain.
     """
-    again = frozenset(
-        j for j, operator in enumerate(problem.operators) if remat and operator.recomputable and not operator.backward
-    )
-    try:
-        return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, leaning=leaning).run()
-    except (StuckError, RecursionError):
-        return None
+    again = may_run_again(problem, remat)
+    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, leaning=leaning).run()
 
 
 @dataclass

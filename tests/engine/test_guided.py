@@ -127,3 +127,13 @@ def test_where_only_the_model_judges_nothing_is_offered() -> None:
     silent = RETENTION.with_block(Block("silent", lambda block: None))
     assert not silent.judged
     assert not followed(lambda options: replace(options, formulation=silent))
+
+
+def test_a_solve_gains_by_them() -> None:
+    """With one thread, so that there is no tree: after rounds of cutting some schedule comes first of a replay."""
+    phases = set()
+    for seed in range(12):
+        problem, ram_bytes = tight(random.Random(seed), forward=14)
+        solution = solve(problem, Options(ram_bytes=ram_bytes, scope="depth:8", threads=1))
+        phases |= {progress.phase for progress in solution.trace}
+    assert "guided" in phases
