@@ -38,8 +38,8 @@ LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
 LOOK_ON = (15, 5)
 """Probing ends after so many in a row that were no better than the best."""
-DIVE_SHARE = 0.25
-"""Share of a tree's time beyond which no further dive begins."""
+DIVE_SHARE, DIVE_S = 0.25, 2.0
+"""Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
 MOST_STEPS = 200
 """Of a dive, and of separation at one node: a point may break a row by less than a solver can tell."""
 MOST_OPEN = 20_000
@@ -186,8 +186,10 @@ class BranchAndCut:
         """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time."""
         lower, upper = lower.copy(), upper.copy()
         found: Vertex | None = vertex
+        begin = time.monotonic()
+        until = begin + max(DIVE_S, DIVE_SHARE * (begin - self._began))
         for _ in range(MOST_STEPS):
-            if found is None:
+            if found is None or time.monotonic() > until:
                 return
             open_ = self._fractional(found)
             if not len(open_):
