@@ -69,14 +69,13 @@ class HighsNodes:
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
         solver.passModel(lp)
-        basic = np.array([status == highspy.HighsBasisStatus.kBasic for status in basis.row_status], dtype=bool)
-        self._outside = basic[: matrix.shape[0]]
+        waits = np.array([status == highspy.HighsBasisStatus.kBasic for status in basis.row_status], dtype=bool)
+        waits[matrix.shape[0] :] = False  # what separators found
+        self._outside = waits[: matrix.shape[0]].copy()
         """(m,) which of the model's own rows wait."""
         self._slack = BROKEN * np.maximum(abs(matrix.rows).max(axis=1).toarray().reshape(-1), 1.0)
-        places = np.flatnonzero(self._outside).astype(np.int32)
+        places = np.flatnonzero(waits).astype(np.int32)
         solver.deleteRows(len(places), places)
-        waits = np.zeros(len(basic), dtype=bool)
-        waits[: len(self._outside)] = self._outside
         basis.row_status = [status for status, out in zip(basis.row_status, waits, strict=True) if not out]
         solver.setBasis(basis)
 

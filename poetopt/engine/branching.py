@@ -175,19 +175,22 @@ class BranchAndCut:
         self._follow(nodes.point(vertex, False))
         lower, upper = self._fixed(vertex, lower, upper)
         begin = time.monotonic()
-        if self._explored >= self._next_dive and self._dived_s <= DIVE_SHARE * (begin - self._began):
+        share_s = DIVE_SHARE * (begin - self._began)
+        if self._explored >= self._next_dive and self._dived_s <= share_s:
             self._next_dive = 2 * self._explored
-            self._dive(vertex, lower, upper)
+            self._dive(vertex, lower, upper, begin + max(DIVE_S, share_s))
             self._dived_s += time.monotonic() - begin
         nodes.enter(lower, upper)
         return self._branch(vertex, open_, lower, upper)
 
-    def _dive(self, vertex: Vertex, lower: Floats, upper: Floats) -> None:
-        """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time."""
+    def _dive(self, vertex: Vertex, lower: Floats, upper: Floats, until: float) -> None:
+        """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time.
+
+        until
+            The moment (of `time.monotonic`) at which it is given up.
+        """
         lower, upper = lower.copy(), upper.copy()
         found: Vertex | None = vertex
-        begin = time.monotonic()
-        until = begin + max(DIVE_S, DIVE_SHARE * (begin - self._began))
         for _ in range(MOST_STEPS):
             if found is None or time.monotonic() > until:
                 return

@@ -72,13 +72,12 @@ class Guide:
     def follow(self, point: PointLike) -> None:
         """Replay once for each target, where plans count and nothing is proven yet."""
         run, options = self.run, self.run.options
-        if self.chosen.leaning is None or self.chosen.strict or not self.chosen.judged or run.closed(options.gap):
+        if self.chosen.leaning is None or not self.chosen.plans_count or run.closed(options.gap):
             return
         begin = time.monotonic()
         leaning = self.chosen.leaning(self.model, point)
-        room = options.ram_bytes - self.chosen.reserve_bytes(run.problem) - run.problem.reserve_bytes
         for target in TARGETS:
-            ram_bytes = int(room * target)
+            ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = guided(run.problem, ram_bytes, leaning, paging=options.paging, remat=options.remat)
             if schedule is not None:
                 run.offer(schedule, "guided")

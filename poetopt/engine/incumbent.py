@@ -110,10 +110,10 @@ class Incumbent:
                 self._seen[schedule] = Refusal(late_s=time_s - self.options.deadline_s, hidden_share=max(0.0, share))
                 self._note(self._seen[schedule])
                 return False
-        laid_out = lay_out(plan, ram_bytes=self._room)
+        laid_out = lay_out(plan, ram_bytes=self.room_bytes)
         arena = arena_bytes(laid_out)
-        if arena > self._room:
-            self._seen[schedule] = Refusal(arena_excess=arena - self._room)
+        if arena > self.room_bytes:
+            self._seen[schedule] = Refusal(arena_excess=arena - self.room_bytes)
             self._note(self._seen[schedule])
             return False
         self.best = Candidate(schedule, laid_out, simulation, arena, value)
@@ -143,9 +143,9 @@ class Incumbent:
             return
         plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes)
         simulation = simulate(plan)
-        laid_out = lay_out(plan, ram_bytes=self._room)
+        laid_out = lay_out(plan, ram_bytes=self.room_bytes)
         arena = arena_bytes(laid_out)
-        if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self._room:
+        if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self.room_bytes:
             value = self._judge.goal.value(self._judge.trial(plan, simulation))
             self.best = Candidate(self.best.schedule, laid_out, simulation, arena, min(value, self.best.value))
 
@@ -153,13 +153,13 @@ class Incumbent:
         """Lay the best plan out as a device does that has its compact form alone: while searching, any layout did."""
         if self.best is None:
             return
-        laid_out = lay_out_within(self.best.plan, self._room)
+        laid_out = lay_out_within(self.best.plan, self.room_bytes)
         arena = arena_bytes(laid_out)
-        if arena <= self._room:
+        if arena <= self.room_bytes:
             self.best = replace(self.best, plan=laid_out, arena_bytes=arena)
 
     @property
-    def _room(self) -> int:
+    def room_bytes(self) -> int:
         """Bytes for the arena: the budget less what kernels allocate beside it."""
         return self._ram_bytes - self.problem.reserve_bytes
 

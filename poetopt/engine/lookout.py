@@ -49,7 +49,7 @@ class Lookout:
         if self.blank.status is not Status.UNKNOWN or plan.problem is not self.problem:
             return
         chosen = formulation(self.options.formulation)
-        if not by_rules and (chosen.strict or not chosen.judged):
+        if not by_rules and not chosen.plans_count:
             return
         trial = chosen.trial(plan, simulation)
         if chosen.refusal(trial) is not None or not within(self.options, self.problem, simulation, arena_bytes):

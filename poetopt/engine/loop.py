@@ -116,7 +116,7 @@ def search(
         return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
-    strict = chosen.strict or not chosen.judged
+    strict = not chosen.plans_count
     try:
         with run.timed("heuristics"):
             first_schedules(run, strict=strict, given=starts)

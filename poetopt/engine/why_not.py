@@ -213,7 +213,7 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
 def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -> list[str]:
     """The same of what the heuristics find, where there is no time for a search; nothing is proven then."""
     chosen = formulation(eased.formulation)
-    if chosen.strict or not chosen.judged:
+    if not chosen.plans_count:
         return []
     trial = Incumbent(problem, eased)
     for schedule in heuristic(problem, eased, eased.ram_bytes):

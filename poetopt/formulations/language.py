@@ -254,6 +254,8 @@ class Formulation:
     gives_up
         Optional: (model, a schedule, its values as of `start`, late) -> a row that the schedule doesn't satisfy and
         that every other one does; or, where it has no plan in time (`late`), every one that has.
+    leaning
+        Optional: (model, a point of the relaxation) -> what it leans to. With it schedules are made of relaxations.
     """
 
     name: str
@@ -276,6 +278,11 @@ class Formulation:
     def judged(self) -> bool:
         """Whether a simulated plan can be judged without the model: each block's rule is the simulator's or its own."""
         return all(b.name in self.simulated or b.refuses is not None or not b.restricts for b in self.blocks)
+
+    @property
+    def plans_count(self) -> bool:
+        """Whether a simulated plan counts that is no point of the model."""
+        return self.judged and not self.strict
 
     @property
     def goal(self) -> Goal:

@@ -116,11 +116,6 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
 
 def _leaning(model: Any, point: PointLike) -> Leaning:
     space: RetentionSpace = model.space
-    stages = len(space.problem.operators)
-    steps = np.zeros((len(space.problem.tensors), stages + 1))
-    k = point[model.residency.k]
-    np.add.at(steps, (space.point_tensor, np.maximum(space.point_previous, 0)), k)
-    np.add.at(steps, (space.point_tensor, space.point_stage), -k)
     recomputes = zip(space.recompute_stage, space.recompute_operator, point[model.recompute.r], strict=True)
     page_ins: dict[tuple[int, int], float] = {}
     if space.paging:
@@ -128,7 +123,7 @@ def _leaning(model: Any, point: PointLike) -> Leaning:
         paged = zip(space.point_stage[pages], space.point_tensor[pages], point[model.paging.p], strict=True)
         page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > NOTHING}
     return Leaning(
-        np.cumsum(steps, axis=1)[:, :stages],
+        space.crossing(point[model.residency.k]),
         {(int(t), int(j)): float(share) for t, j, share in recomputes if share > NOTHING},
         page_ins,
     )

@@ -97,10 +97,6 @@ class _Values:
     @classmethod
     def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
         n, stages = len(space.problem.tensors), len(space.problem.operators)
-        k = point[model.residency.k]
-        steps = np.zeros((n, stages + 1))
-        np.add.at(steps, (space.point_tensor, np.maximum(space.point_previous, 0)), k)
-        np.add.at(steps, (space.point_tensor, space.point_stage), -k)
         recomputed = np.zeros((stages, stages + 1))
         recomputed[space.recompute_operator, space.recompute_stage + 1] = point[model.recompute.r]
         paged = np.zeros((n, stages + 1))
@@ -110,8 +106,9 @@ class _Values:
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
-        single = [np.cumsum(a, axis=1).astype(np.float32) for a in (steps, recomputed, paged)]
-        return cls(single[0][:, :-1], single[1], single[2], written.astype(np.float32))
+        crossing = space.crossing(point[model.residency.k])
+        shares = (crossing, np.cumsum(recomputed, axis=1), np.cumsum(paged, axis=1), written)
+        return cls(*(share.astype(np.float32) for share in shares))
 
 
 def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, int, int]]:

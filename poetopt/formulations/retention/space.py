@@ -132,6 +132,13 @@ class RetentionSpace:
             found.setdefault(t, []).append(e)
         return found
 
+    def crossing(self, k: Floats) -> Floats:
+        """(n_tensors, n_stages) of k by point: what each tensor's interval keeps from a stage to the next."""
+        steps = np.zeros((len(self.problem.tensors), len(self.problem.operators) + 1))
+        np.add.at(steps, (self.point_tensor, np.maximum(self.point_previous, 0)), k)
+        np.add.at(steps, (self.point_tensor, self.point_stage), -k)
+        return np.asarray(np.cumsum(steps, axis=1)[:, :-1])
+
     @cached_property
     def memory_unit(self) -> float:
         """Bytes that one unit in a memory row stands for: the greatest common divisor of what is in the arena."""
