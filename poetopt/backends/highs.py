@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.attend import Attendant
-from poetopt.backends.highs_nodes import HighsNodes, append_rows
+from poetopt.backends.highs_nodes import HighsNodes, append_rows, pass_integers
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
@@ -159,9 +159,7 @@ class HighsSession(MatrixSession):
         stop = threading.Event()  # of its own: a search that was left behind stays told
         solver = self._fresh(stop)
         solver.passModel(self._lp.getLp())
-        integers = np.flatnonzero(self._matrix.integer).astype(np.int32)
-        kind = int(highspy.HighsVarType.kInteger)
-        solver.changeColsIntegrality(len(integers), integers, np.full(len(integers), kind, dtype=np.uint8))
+        pass_integers(solver, self._matrix.integer)
         solver.setOptionValue("time_limit", max(0.1, time_limit_s))
         solver.setOptionValue("mip_rel_gap", gap)
         solver.setOptionValue("mip_abs_gap", 1e-9)
@@ -219,12 +217,12 @@ class HighsSession(MatrixSession):
         return Search(outcome, found, objective, self._bound)
 
     def nodes(self) -> HighsNodes:
-        """The relaxation as it stands, in another object of HiGHS."""
+        """The relaxation as it stands, in other objects of HiGHS.
+
+        They have an event of their own: a search that overruns its time is no reason to end a tree.
+        """
         bounds = self._lower, self._upper
-        stop = threading.Event()  # of its own: a search that overruns its time is no reason to end a tree
-        return HighsNodes(
-            self._fresh(stop), stop, self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale
-        )
+        return HighsNodes.of(self._fresh, self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale)
 
     def _run(self, solver: highspy.Highs, stop: threading.Event, deadline: float | None = None) -> bool:
         """Run `solver`, which `stop` stops; whether it was interrupted."""

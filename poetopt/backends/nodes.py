@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +24,7 @@ class Vertex:
     values, reduced
         (n,) by column: the point, and its reduced costs.
     basis
-        What a solve of a child begins from; only the nodes that gave it know what it is.
+        What a solve of a child begins from; only the nodes that gave it, and their twins, know what it is.
     """
 
     objective: float
@@ -36,7 +36,8 @@ class Vertex:
 class Nodes(Protocol):
     """The relaxation of a session at one moment. Its rows only grow, and hold for all nodes alike.
 
-    The session goes on without it; both may be used at once, from different threads.
+    The session goes on without it; both may be used at once, from different threads. One object is of one thread: for
+    another, there is `twin`.
     """
 
     @property
@@ -83,12 +84,29 @@ class Nodes(Protocol):
         """
         ...
 
+    def search(self, cutoff: float, seconds: float, on_point: Callable[[Point], None]) -> tuple[float, bool]:
+        """The solver's own integer search of this node: what is proven of it, and whether it came to its end.
+
+        The bound is at most `cutoff`: there is nothing below it then. At its end, the best of the points below the
+        cutoff that it told `on_point` is the optimum.
+
+        Raises StoppedError once `stop` was called.
+        """
+        ...
+
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
         ...
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
         """The vertex by Pyomo component."""
+        ...
+
+    def twin(self) -> Nodes:
+        """The same relaxation for one more thread.
+
+        Rows that come to one come to the other, `stop` stops both, and either takes the other's bases.
+        """
         ...
 
     def stop(self) -> None:

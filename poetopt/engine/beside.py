@@ -1,31 +1,39 @@
 """A tree of ours beside the solver's search of the same model, in a thread of its own.
 
 The one proves what the other finds: both tell the run of bounds and schedules as they come, and whoever closes the gap
-ends both.
+ends both. A search that falls behind and finds nothing any more makes room for a second one at the tree.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from poetopt import interrupts
+from poetopt.backends.attend import TURN_S
 from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Capability, Point, Session
 from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.guided import Guide
 from poetopt.engine.run import Run
+from poetopt.engine.tree import Tree
 from poetopt.formulations.language import Formulation, Row
 
 INTERRUPTED_S = 0.1
 GRACE_S = 0.3
 """What a solver closes in less isn't worth a second copy of the model."""
 
-_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="branching")
-"""One thread for all trees of this process: HiGHS keeps its scheduler per thread."""
+LEAD = 0.3
+"""The tree leads where it has closed this share of what the search's bound leaves open."""
+FRUITLESS_S = 5.0
+"""A search that is behind goes on for so long, and as long again as it took to find what it found."""
+
+_workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
+"""The threads for all trees of this process: HiGHS keeps its scheduler per thread."""
 
 
 @dataclass
@@ -46,44 +54,79 @@ class Beside:
     sources: frozenset[str] = frozenset()
     _ended: threading.Event = field(default_factory=threading.Event)
     _nodes: Nodes | None = None
-    _future: Future[None] | None = None
+    _tree: Tree | None = None
+    _futures: list[Future[None]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         if self.run.options.threads != 1 and Capability.NODES in self.session.capabilities:
             self._nodes = self.session.nodes()
-            self._future = _worker.submit(self._grow, self._nodes)
+            self._tree = self.tree(self._nodes)
+            self._futures.append(_workers.submit(self._grow, self._tree, self._nodes))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._future is None or self._nodes is None:
+        if self._nodes is None:
             return
         self._ended.set()
         self._nodes.stop()
-        if not self._future.cancel():
-            # After an interrupt a tree that is slow to notice is left behind: what it tells is not heard any more.
-            wait([self._future], timeout=INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else None)
-            if error is None:
-                self._future.result()
+        left = [future for future in self._futures if not future.cancel()]
+        # After an interrupt a tree that is slow to notice is left behind: what it tells is not heard any more.
+        wait(left, timeout=INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else None)
+        if error is None:
+            for future in left:
+                future.result()
 
-    def tree(self, nodes: Nodes) -> BranchAndCut:
-        """The tree from `nodes`, which tells the run what it finds."""
-        return BranchAndCut(
-            nodes,
-            separate=self._rows,
-            judge=self._judged,
+    def tree(self, nodes: Nodes) -> Tree:
+        """The tree over the relaxation of `nodes`, which tells the run what it proves."""
+        return Tree(
+            nodes.lower,
+            nodes.upper,
             cutoff=lambda: math.inf if self.run.incumbent.value is None else self.run.incumbent.value,
             on_bound=self._told,
             gap=self.run.options.gap / 2,
+        )
+
+    def explorer(self, tree: Tree, nodes: Nodes) -> BranchAndCut:
+        """One who explores it, and tells the run what is found."""
+        return BranchAndCut(
+            tree,
+            nodes,
+            separate=self._rows,
+            judge=self._judged,
             follow=Guide(self.run, self.chosen, self.model).follow_some,
         )
 
-    def _grow(self, nodes: Nodes) -> None:
-        if self._ended.wait(GRACE_S):
-            return
+    def leads(self, bound: float, found_s: float, searched_s: float) -> bool:
+        """Whether the processor of the search would be better used here.
+
+        bound
+            The search's.
+        found_s, searched_s
+            When it found its last schedule, and how long it has been at work.
+        """
+        tree, value = self._tree, self.run.incumbent.value
+        if tree is None or tree.over or len(self._futures) > 1 or value is None:
+            return False
+        return searched_s > FRUITLESS_S + 2 * found_s and tree.bound - bound > LEAD * (value - bound)
+
+    def take_over(self) -> None:
+        """Two explore the tree until it ends, or the time."""
+        assert self._tree is not None
+        assert self._nodes is not None
+        self._futures.append(_workers.submit(self._explore, self._tree, self._nodes.twin()))
+        while not self._tree.over and self.run.remaining_s > 0:
+            interrupts.check()
+            wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED)
+
+    def _grow(self, tree: Tree, nodes: Nodes) -> None:
+        if not self._ended.wait(GRACE_S):
+            self._explore(tree, nodes)
+
+    def _explore(self, tree: Tree, nodes: Nodes) -> None:
         try:
-            self.tree(nodes).run()
+            self.explorer(tree, nodes).run()
         except StoppedError:
             return
 

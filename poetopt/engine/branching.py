@@ -1,4 +1,4 @@
-"""Branch and cut: a tree of relaxations in which rows are separated at every node.
+"""Branch and cut: what is done at each node of a tree of relaxations, in which rows are separated at every one.
 
 A solver's own search takes the rows that were found before it began, and branches on what they left open. But what is
 open after a branching is open for other reasons, and a few cuts there close most of it: a tree of some ten nodes proves
@@ -13,17 +13,16 @@ Source: Achterberg, Koch and Martin, "Branching rules revisited", Operations Res
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.nodes import Floats, Nodes, Vertex
 from poetopt.backends.solver import Point
+from poetopt.engine.tree import Open, Tree
 from poetopt.formulations.language import Row
 
 WHOLE = 1e-6
@@ -38,150 +37,96 @@ LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
 LOOK_ON = (15, 5)
 """Probing ends after so many in a row that were no better than the best."""
-DIVE_SHARE, DIVE_S = 0.25, 2.0
-"""Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
 MOST_STEPS = 200
 """Of a dive, and of separation at one node: a point may break a row by less than a solver can tell."""
-MOST_OPEN = 20_000
-"""A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
 LEAST = 1e-5
 """A child that is no better than its parent counts as better by this share of what is open."""
 
 
-@dataclass(order=True)
-class _Open:
-    """A node to be explored: the least bound first, of equal ones the deepest.
-
-    Kept are the `columns` (m,) whose bounds aren't the root's, and theirs: nodes are many, and so are columns.
-    """
-
-    bound: float
-    order: int
-    columns: NDArray[np.int64] = field(compare=False)
-    lower: Floats = field(compare=False)
-    upper: Floats = field(compare=False)
-    basis: object = field(compare=False)
-
-
-@dataclass
-class _Pseudocosts:
-    """What branching on a column brought: sums and counts by column and side, per unit of what it moved."""
-
-    sums: Floats
-    counts: Floats
-
-    @classmethod
-    def of(cls, columns: int) -> _Pseudocosts:
-        return cls(np.zeros((columns, 2)), np.zeros((columns, 2)))
-
-    def learn(self, column: int, side: int, gain: float) -> None:
-        self.sums[column, side] += gain
-        self.counts[column, side] += 1
-
-    def gains(self, columns: NDArray[np.int64]) -> Floats:
-        """(m, 2) of columns; the mean of all where there is nothing of one."""
-        mean = self.sums.sum(axis=0) / np.maximum(self.counts.sum(axis=0), 1)
-        own = self.sums[columns] / np.maximum(self.counts[columns], 1)
-        return np.where(self.counts[columns] > 0, own, mean)
-
-
 class BranchAndCut:
-    """The tree of one model.
+    """One who explores a tree.
 
+    tree
+        Shared with others, each in a thread of their own.
     nodes
-        Its relaxation.
+        The relaxation; of this one alone.
     separate
         The rows that a vertex breaks.
     judge
         Told each point that is whole; the rows of the model that it breaks, or nothing where it was taken for what it
         is worth.
-    cutoff
-        The value of the best solution known anywhere; inf.
-    on_bound
-        Told what is proven as it rises (inf: that there is no solution), and says whether that is enough.
-    gap
-        Nothing is looked for that is better than the best solution by less than this share of it.
     follow
         Told the point of each node that isn't whole, once its rows are there: what to make of it is its matter.
     """
 
     def __init__(
         self,
+        tree: Tree,
         nodes: Nodes,
         *,
         separate: Callable[[Point], list[Row]],
         judge: Callable[[Point], list[Row]],
-        cutoff: Callable[[], float],
-        on_bound: Callable[[float], bool],
-        gap: float,
         follow: Callable[[Point], None] = lambda _: None,
     ) -> None:
-        self._nodes = nodes
-        self._separate, self._judge, self._cutoff, self._on_bound = separate, judge, cutoff, on_bound
-        self._gap, self._follow = gap, follow
-        self._learned = _Pseudocosts.of(len(nodes.lower))
-        self._taken = math.inf
-        """The least value of a point that was whole and broke nothing, whatever became of it."""
-        self._explored = 0
-        self._next_dive = 1
-        self._began = time.monotonic()
-        self._dived_s = 0.0
+        self._tree, self._nodes = tree, nodes
+        self._separate, self._judge, self._follow = separate, judge, follow
 
     def run(self) -> None:
         """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
-        nodes = self._nodes
-        queue = [self._open(-math.inf, nodes.lower, nodes.upper, None)]
-        count = 0
-        while queue and len(queue) < MOST_OPEN:
-            least = min(queue[0].bound, self._taken)
-            if self._told(least) or queue[0].bound >= self._taken:
-                return
-            for child in self._children(heapq.heappop(queue)):
-                count -= 1
-                child.order = count
-                heapq.heappush(queue, child)
-        if not queue:
-            self._told(self._taken)
+        try:
+            while (node := self._tree.take()) is not None:
+                self._tree.put(self._children(node))
+        finally:
+            self._tree.give_up()  # after an error nobody is to wait for this one's children
 
-    def _open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> _Open:
-        """A node with these bounds, (n,) each."""
-        columns = np.flatnonzero((lower != self._nodes.lower) | (upper != self._nodes.upper))
-        return _Open(bound, 0, columns, lower[columns], upper[columns], basis)
-
-    def _limit(self) -> float:
-        """Nodes from here on are of no interest."""
-        cutoff = self._cutoff()
-        return cutoff - self._gap * abs(cutoff) if math.isfinite(cutoff) else cutoff
-
-    def _told(self, bound: float) -> bool:
-        """Tell what is proven: what was passed over is no better than the limit."""
-        return self._on_bound(min(bound, self._limit()))
-
-    def _children(self, node: _Open) -> list[_Open]:
-        nodes = self._nodes
-        if node.bound >= self._limit():
-            return []
-        self._explored += 1
+    def _children(self, node: Open) -> list[Open]:
+        nodes, tree = self._nodes, self._tree
         lower, upper = nodes.lower.copy(), nodes.upper.copy()
         lower[node.columns], upper[node.columns] = node.lower, node.upper
         nodes.enter(lower, upper)
-        vertex = self._cut(nodes.solve(node.basis, self._limit()))
+        vertex = self._cut(nodes.solve(node.basis, self._tree.limit()))
         if vertex is None:
             return []
         open_ = self._fractional(vertex)
         if not len(open_):
-            self._taken = min(self._taken, vertex.objective)
+            tree.whole(vertex.objective)
             return []
         self._follow(nodes.point(vertex, False))
         lower, upper = self._fixed(vertex, lower, upper)
-        begin = time.monotonic()
-        share_s = DIVE_SHARE * (begin - self._began)
-        if self._explored >= self._next_dive and self._dived_s <= share_s:
-            self._next_dive = 2 * self._explored
-            self._dive(vertex, lower, upper, begin + max(DIVE_S, share_s))
-            self._dived_s += time.monotonic() - begin
+        bound = self._searched(vertex, lower, upper)
+        if bound >= tree.limit():
+            return []
+        seconds = tree.time_to_dive()
+        if seconds:
+            begin = time.monotonic()
+            self._dive(vertex, lower, upper, begin + seconds)
+            tree.dived(time.monotonic() - begin)
         nodes.enter(lower, upper)
-        return self._branch(vertex, open_, lower, upper)
+        return self._branch(vertex, open_, lower, upper, bound)
+
+    def _searched(self, vertex: Vertex, lower: Floats, upper: Floats) -> float:
+        """What the solver's own search proves of a node, if it is its turn; inf where it leaves nothing open.
+
+        Its points may break rows that come late: these are added, and it begins again.
+        """
+        tree = self._tree
+        begin = time.monotonic()
+        share = tree.open_share(vertex.objective)
+        until = begin + tree.time_to_search(share)
+        bound, ended, rows = vertex.objective, False, list[Row]()
+        self._nodes.enter(lower, upper)
+        while not ended and bound < tree.limit() and (left := until - time.monotonic()) > 0:
+            rows.clear()
+            proven, ended = self._nodes.search(tree.limit(), left, lambda point: rows.extend(self._judge(point)))
+            bound = max(bound, proven)
+            if rows:
+                self._nodes.add(rows)
+                ended = False
+        if ended and bound < tree.limit():
+            tree.whole(bound)
+        if until > begin:
+            tree.searched(share, 0.0 if ended else tree.open_share(bound), time.monotonic() - begin)
+        return math.inf if ended else bound
 
     def _dive(self, vertex: Vertex, lower: Floats, upper: Floats, until: float) -> None:
         """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time.
@@ -200,7 +145,7 @@ class BranchAndCut:
                 if not rows:
                     return
                 self._nodes.add(rows)
-                found = self._nodes.solve(None, self._limit())
+                found = self._nodes.solve(None, self._tree.limit())
                 continue
             self._follow(self._nodes.point(found, False))
             held = self._nearly_whole(found, open_)
@@ -226,7 +171,7 @@ class BranchAndCut:
         """The vertex below with `columns` at `values`; the bounds are changed."""
         lower[columns] = upper[columns] = values
         self._nodes.enter(lower, upper)
-        return self._nodes.solve(vertex.basis, self._limit())
+        return self._nodes.solve(vertex.basis, self._tree.limit())
 
     def _fractional(self, vertex: Vertex) -> NDArray[np.int64]:
         away = np.abs(vertex.values - np.round(vertex.values))
@@ -244,11 +189,11 @@ class BranchAndCut:
             before = vertex
             self._nodes.add(rows)
             rounds += 1
-            vertex = self._nodes.solve(None, self._limit())
+            vertex = self._nodes.solve(None, self._tree.limit())
             if vertex is None or whole:
                 continue  # a point that breaks rows of the model can't stay
-            little = vertex.objective - before.objective < ROUND_GAIN * (self._limit() - vertex.objective)
-            last = (little and rounds > 1) or (rounds >= ROUNDS and self._explored > 1)
+            little = vertex.objective - before.objective < ROUND_GAIN * (self._tree.limit() - vertex.objective)
+            last = (little and rounds > 1) or (rounds >= ROUNDS and self._tree.explored > 1)
             if last and len(self._fractional(vertex)):
                 break
         return vertex
@@ -256,7 +201,7 @@ class BranchAndCut:
     def _fixed(self, vertex: Vertex, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
         """A node's bounds without what only solutions of no interest have, by the reduced costs."""
         lower, upper = lower.copy(), upper.copy()
-        limit = self._limit()
+        limit = self._tree.limit()
         if math.isfinite(limit):
             slack = limit - vertex.objective + 1e-6 * abs(limit)
             stays = self._nodes.integer & (np.abs(vertex.reduced) > slack)
@@ -266,14 +211,16 @@ class BranchAndCut:
             lower[up] = upper[up]
         return lower, upper
 
-    def _branch(self, vertex: Vertex, open_: NDArray[np.int64], lower: Floats, upper: Floats) -> list[_Open]:
+    def _branch(
+        self, vertex: Vertex, open_: NDArray[np.int64], lower: Floats, upper: Floats, bound: float
+    ) -> list[Open]:
         """The two children of the node that is entered, by the best of the columns `open_`; fewer where one is void."""
         best: tuple[float, int, tuple[float, float]] | None = None
         since = 0
-        root = self._explored == 1
+        root = self._tree.explored == 1
         most, patience = (LOOK[0], LOOK_ON[0]) if root else (LOOK[1], LOOK_ON[1])
         for column in self._promising(vertex, open_)[:most].tolist():
-            known = not root and bool(self._learned.counts[column].min() > 0)
+            known = not root and bool(self._tree.learned.counts[column].min() > 0)
             if known:
                 gains = self._expected(vertex, column)
                 bounds = vertex.objective, vertex.objective
@@ -296,11 +243,11 @@ class BranchAndCut:
                 if since >= patience:
                     break
         assert best is not None
-        return self._halves(vertex, best[1], best[2], lower, upper)
+        return self._halves(vertex, best[1], (max(best[2][0], bound), max(best[2][1], bound)), lower, upper)
 
     def _halves(
         self, vertex: Vertex, column: int, bounds: tuple[float, float], lower: Floats, upper: Floats
-    ) -> list[_Open]:
+    ) -> list[Open]:
         floor = math.floor(vertex.values[column])
         children = []
         for side in (0, 1):
@@ -311,24 +258,24 @@ class BranchAndCut:
                 above[column] = floor
             else:
                 below[column] = floor + 1
-            children.append(self._open(max(bounds[side], vertex.objective), below, above, vertex.basis))
+            children.append(self._tree.open(max(bounds[side], vertex.objective), below, above, vertex.basis))
         return children
 
     def _promising(self, vertex: Vertex, open_: NDArray[np.int64]) -> NDArray[np.int64]:
         """The columns in the order in which they are looked at."""
         part = vertex.values[open_] - np.floor(vertex.values[open_])
-        if not self._learned.counts.any():
+        if not self._tree.learned.counts.any():
             costs = np.abs(self._nodes.costs)
             scores = np.minimum(part, 1 - part) * (1 + costs[open_] / max(float(costs.max()), 1e-300))
         else:
-            gains = self._learned.gains(open_)
+            gains = self._tree.learned.gains(open_)
             least = self._least(vertex)
             scores = np.maximum(gains[:, 0] * part, least) * np.maximum(gains[:, 1] * (1 - part), least)
         return open_[np.argsort(-scores, kind="stable")]
 
     def _expected(self, vertex: Vertex, column: int) -> tuple[float, float]:
         part = vertex.values[column] - math.floor(vertex.values[column])
-        (down, up) = self._learned.gains(np.array([column]))[0]
+        (down, up) = self._tree.learned.gains(np.array([column]))[0]
         return float(down * part), float(up * (1 - part))
 
     def _probed(
@@ -337,13 +284,13 @@ class BranchAndCut:
         """What branching on a column gains on both sides, and what is proven of each."""
         value = float(vertex.values[column])
         floor = math.floor(value)
-        limit = self._limit()
+        limit = self._tree.limit()
         sides = ((float(lower[column]), float(floor)), (float(floor + 1), float(upper[column])))
         found = [self._nodes.probe(column, *side, vertex.basis, limit) for side in sides]
         most = limit if math.isfinite(limit) else vertex.objective + abs(vertex.objective) + 1.0
         gains = [max(0.0, min(objective, most) - vertex.objective) for objective, _ in found]
-        self._learned.learn(column, 0, gains[0] / (value - floor))
-        self._learned.learn(column, 1, gains[1] / (floor + 1 - value))
+        self._tree.learned.learn(column, 0, gains[0] / (value - floor))
+        self._tree.learned.learn(column, 1, gains[1] / (floor + 1 - value))
         bounds = [objective if proven else vertex.objective for objective, proven in found]
         return (gains[0], gains[1]), (bounds[0], bounds[1])
 
@@ -352,5 +299,5 @@ class BranchAndCut:
         return max(gains[0], least) * max(gains[1], least)
 
     def _least(self, vertex: Vertex) -> float:
-        limit = self._limit()
+        limit = self._tree.limit()
         return LEAST * ((limit - vertex.objective) if math.isfinite(limit) else abs(vertex.objective)) + 1e-300

@@ -23,8 +23,9 @@ from poetopt.schedule import Leaning, Schedule
 
 TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
-SHARE = 0.15
-"""Share of the time that may go into replays, where they are many."""
+SHARE = 0.15, 0.02
+"""Share of the time that may go into replays, where they are many: at first, and at least. It halves with each that
+brings nothing, and is whole again after one that does."""
 DIGITS = 1
 """Digits of a share that count: tensors that are kept alike are evicted by what they cost."""
 
@@ -67,6 +68,7 @@ class Guide:
     chosen: Formulation
     model: Any
     _spent_s: float = 0.0
+    _share: float = SHARE[0]
     _begin: float = field(default_factory=time.monotonic)
 
     def follow(self, point: PointLike) -> None:
@@ -85,5 +87,8 @@ class Guide:
 
     def follow_some(self, point: PointLike) -> None:
         """The same of one of many points, if there is time for it."""
-        if self._spent_s <= SHARE * (time.monotonic() - self._begin):
+        if self._spent_s <= self._share * (time.monotonic() - self._begin):
+            best = self.run.incumbent.best
             self.follow(point)
+            better = self.run.incumbent.best is not best
+            self._share = SHARE[0] if better else max(SHARE[1], self._share / 2)

@@ -123,22 +123,27 @@ class ModelSearch:
         first one.
         """
         run, chosen, model, session = self.run, self.chosen, self.model, self.session
-        began = time.monotonic()
+        first = found_at = began = time.monotonic()
         broken_s: float | None = None
         found_late: list[Row] = []
-        late = 0
+        late, behind = 0, False
 
         def improving(point: Point) -> None:
-            nonlocal broken_s
-            schedule = chosen.schedule(model, point)
+            nonlocal broken_s, found_at
+            schedule, best = chosen.schedule(model, point), run.incumbent.best
             run.offer(schedule, "search")
+            if run.incumbent.best is not best:
+                found_at = time.monotonic()
             rows = [row for row in run.separate(model, point) if row.core]
             found_late.extend(rows)
             broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
 
         def enough() -> bool:
+            nonlocal behind
             waited = broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
-            return waited or self._closed() or run.remaining_s <= 0
+            times = found_at - first, time.monotonic() - first
+            behind = behind or (self.tree is not None and self.tree.leads(session.incumbent_bound, *times))
+            return waited or behind or self._closed() or run.remaining_s <= 0
 
         while not self._closed() and run.remaining_s > 0:
             began, broken_s = time.monotonic(), None
@@ -166,6 +171,10 @@ class ModelSearch:
                 self._bound(best.value, "search")  # nothing that is left is better
                 return Ending.FINISHED
             self._bound(found.bound if best is None else _proven(found.bound, cutoff, best.value), "search")
+            if self.tree is not None and behind:
+                behind = False
+                self.tree.take_over()
+                continue
             if found.point is None or self._closed():
                 break
             rows = [row for row in run.separate(model, found.point) if row.core]

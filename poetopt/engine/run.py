@@ -51,6 +51,8 @@ class Run:
     interrupted: bool = False
     guard: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever changes any of this, or the blocks' separators: two searches may be at work."""
+    offering: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a schedule is judged, which may take seconds of layout; never wanted by one who holds the guard."""
 
     def __post_init__(self) -> None:
         self.incumbent = Incumbent(self.problem, self.options)
@@ -97,9 +99,10 @@ class Run:
             self.listener(progress)
 
     def offer(self, schedule: Schedule, phase: str) -> None:
-        with self.guard:
+        with self.offering:
             if not self.interrupted and self.incumbent.offer(schedule) and not self.interrupted:
-                self.say(phase)
+                with self.guard:
+                    self.say(phase)
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The rows of all blocks that `point` breaks."""

@@ -20,6 +20,8 @@ DEPTHS follow while each pays and leaves no more than WARM_UP_GAP open."""
 WARM_UP_SHARE = (0.2, 0.35, 0.7)
 """Share of the remaining time that each of those may take, and one of the deeper ones if the last is proven."""
 WARM_UP_GAP = 0.05
+WARM_ENOUGH_SHARE = 0.4
+"""Share of its time after which a warm-up ends though a little is open."""
 SOON_SHARE = 0.35
 """Share of the remaining time after which `auto` goes deeper though a little is open."""
 PATIENCE = 0.2
@@ -55,6 +57,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             proves = last is not None and last.closed
             share = WARM_UP_SHARE[min(place, len(WARM_UP) if proves else len(WARM_UP) - 1)]
             run.until = time.monotonic() + share * run.remaining_s
+            run.soon = time.monotonic() + WARM_ENOUGH_SHARE * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
         if automatic and scope != "full":

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import linprog
 
-from poetopt.backends.nodes import StoppedError
-from poetopt.backends.solver import Session
+from poetopt.backends.nodes import Nodes, StoppedError
+from poetopt.backends.solver import Point, Session
 from poetopt.formulations.language import Row
 from poetopt.testing import milp
 
@@ -20,12 +20,15 @@ TOLERANCE = 1e-6
 
 
 def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, need: Need) -> None:
-    """Bounds, bases, cutoffs, probes and rows of the nodes of `session`, whose relaxation is solved, against scipy's.
+    """Bounds, bases, cutoffs, probes, searches, rows and twins of the nodes of `session`, whose relaxation is solved.
+
+    Relaxations are compared with scipy's, and optima with trying everything.
 
     need
         Told what must hold, and the message where it doesn't; it raises then.
     """
     nodes = session.nodes()
+    twin = nodes.twin()
     n = len(problem.costs)
     need(bool(nodes.integer.all()), "its nodes have columns that aren't integers, and all are")
     root = nodes.solve(None, math.inf)
@@ -61,13 +64,40 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
         need(nodes.solve(None, known - 0.5) is None, "a node has something below a cutoff that is below its optimum")
         again = nodes.solve(vertex.basis, known + 0.5)
         need(again is not None and _close(again.objective, known), "after probes a node isn't what it was")
+        twin.enter(lower, upper)
+        same = twin.solve(vertex.basis, math.inf)
+        need(same is not None and _close(same.objective, known), "from a node's basis its twin comes to something else")
+        best = problem.best(held, extra=None if extra is None else (np.ones(n), extra.lower))
+        _check_search(nodes, problem, math.inf if best is None else best, need)
     need(session.incumbent_bound == before, "what its nodes do changed the session's bound")
     nodes.stop()
+    need(_refuses(nodes) and _refuses(twin), "nodes that were stopped, and their twins, must raise StoppedError")
+
+
+def _refuses(nodes: Nodes) -> bool:
     try:
         nodes.solve(None, math.inf)
     except StoppedError:
-        return
-    need(False, "nodes that were stopped must raise StoppedError")
+        return True
+    return False
+
+
+def _check_search(nodes: Nodes, problem: milp.Covering, best: float, need: Need) -> None:
+    """Searches of the node that is entered, whose optimum is `best` (inf: none), with a cutoff on either side of it."""
+    for cutoff in (best - 0.5, best + 0.5) if math.isfinite(best) else (1e3,):
+        values: list[float] = []
+
+        def told(point: Point, values: list[float] = values) -> None:
+            values.append(float(problem.costs @ np.round(point[problem.model.x])) + problem.constant)
+
+        bound, ended = nodes.search(cutoff, 60.0, told)
+        need(ended, "a search of a few columns didn't come to its end in a minute")
+        need(
+            _close(bound, min(best, cutoff)), f"a search of a node proves {bound} below {cutoff}; its optimum is {best}"
+        )
+        found = min(values, default=math.inf)
+        need(found >= cutoff or _close(found, best), f"a search told of {found}, and the node's optimum is {best}")
+        need(cutoff < best or found < cutoff, "a search told of nothing, and there is something below the cutoff")
 
 
 def _relaxed(problem: milp.Covering, held: dict[int, float], half: bool = False) -> float:

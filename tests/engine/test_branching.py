@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from poetopt.backends.highs import HighsBackend, HighsSession
 from poetopt.backends.nodes import StoppedError
 from poetopt.backends.solver import Outcome, Point, backend
+from poetopt.engine import tree as tree_module
 from poetopt.engine.beside import Beside
 from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.loop import solve
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
+from poetopt.engine.tree import Tree
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Row
 from poetopt.testing import milp
@@ -26,7 +29,8 @@ from poetopt.testing.problems import tight
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("late", [False, True])
-def test_as_trying_everything(seed: int, late: bool) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_as_trying_everything(seed: int, late: bool, threads: int) -> None:
     rng = random.Random(seed)
     problem = milp.covering(rng, n=10, m=6)
     n = len(problem.costs)
@@ -51,8 +55,12 @@ def test_as_trying_everything(seed: int, late: bool) -> None:
         bounds.append(bound)
         return False
 
-    tree = BranchAndCut(session.nodes(), separate=broken, judge=judge, cutoff=lambda: best[0], on_bound=told, gap=0.0)
-    tree.run()
+    nodes = session.nodes()
+    tree = Tree(nodes.lower, nodes.upper, cutoff=lambda: best[0], on_bound=told, gap=0.0)
+    explorers = [BranchAndCut(tree, each, separate=broken, judge=judge) for each in (nodes, nodes.twin())[:threads]]
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(explorer.run) for explorer in explorers]:
+            done.result()
     known = problem.best(extra=(weights, side) if late else None)
     assert known is not None
     assert best[0] == pytest.approx(known)
@@ -70,21 +78,21 @@ def test_where_there_is_nothing() -> None:
         return False
 
     nothing: list[Row] = []
-    tree = BranchAndCut(
-        session.nodes(),
-        separate=lambda point: nothing,
-        judge=lambda point: nothing,
-        cutoff=lambda: math.inf,
-        on_bound=told,
-        gap=0.0,
-    )
-    tree.run()
+    nodes = session.nodes()
+    tree = Tree(nodes.lower, nodes.upper, cutoff=lambda: math.inf, on_bound=told, gap=0.0)
+    BranchAndCut(tree, nodes, separate=lambda point: nothing, judge=lambda point: nothing).run()
     assert bounds[-1] == math.inf
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_schedules_as_the_search_alone(seed: int) -> None:
-    """The tree of `retention` alone, without heuristics, against HiGHS kept to one thread."""
+@pytest.mark.parametrize("reach", [0.0, math.inf])
+def test_schedules_as_the_search_alone(seed: int, reach: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree of `retention` alone, without heuristics, against HiGHS kept to one thread.
+
+    reach
+        Each node but the root is searched by the solver where there is a schedule already, or none is.
+    """
+    monkeypatch.setattr(tree_module, "REACH", reach)
     problem, ram_bytes = tight(random.Random(seed), forward=5)
     options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
     reference = solve(problem, options)
@@ -94,7 +102,8 @@ def test_schedules_as_the_search_alone(seed: int) -> None:
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
     session.relax(60.0)
     beside = Beside(run, chosen, model, session)
-    beside.tree(session.nodes()).run()
+    nodes = session.nodes()
+    beside.explorer(beside.tree(nodes), nodes).run()
     if reference.status is Status.INFEASIBLE:
         assert beside.infeasible
     elif run.incumbent.best is not None and not run.incumbent.arena_excess:
@@ -137,18 +146,19 @@ def test_a_tree_that_is_stopped_says_so() -> None:
     session.relax(60.0)
     nodes = session.nodes()
     nothing: list[Row] = []
-    tree = BranchAndCut(
-        nodes,
-        separate=lambda point: nothing,
-        judge=lambda point: nothing,
-        cutoff=lambda: math.inf,
-        on_bound=lambda bound: False,
-        gap=0.0,
+    tree = Tree(nodes.lower, nodes.upper, cutoff=lambda: math.inf, on_bound=lambda bound: False, gap=0.0)
+    explorer, other = (
+        BranchAndCut(tree, each, separate=lambda point: nothing, judge=lambda point: nothing)
+        for each in (nodes, nodes.twin())
     )
     timer = threading.Timer(0.2, nodes.stop)
     timer.start()
-    with pytest.raises(StoppedError):
-        tree.run()
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(other.run)
+        with pytest.raises(StoppedError):
+            explorer.run()
+        assert beside.exception() is None or isinstance(beside.exception(), StoppedError)
+    assert tree.over
 
 
 def test_a_search_that_is_given_up_ends_no_tree() -> None:

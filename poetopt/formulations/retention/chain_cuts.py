@@ -118,7 +118,12 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
     again = np.zeros(stages, dtype=bool)
     again[space.recompute_operator] = True
     late = int(space.recompute_stage.min()) if len(space.recompute_stage) else stages
-    columns = np.arange(late, stages)
+    # the stages at whose real uses a path may end
+    columns = np.unique(
+        [b for j in np.flatnonzero(again) for i in problem.operators[j].outputs for b in problem.readers[i]]
+    )
+    columns = columns[columns >= late].astype(np.int64)
+    column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
     distance: dict[int, Singles] = {}
     found: list[tuple[float, int, int, int]] = []
@@ -126,12 +131,13 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
         producer = problem.tensors[i].producer
         uses = problem.readers[i]
         if producer >= 0 and again[producer]:
-            tail = _window(values.recomputed[producer], columns, stages)
-            for u in problem.operators[producer].inputs:
-                np.minimum(tail, distance[u], out=tail)
-            tail += _stay(values, i, columns, stages)
-            distance[i] = tail
-            _collect(found, distance[i], i, max(producer, 0), [(b, b - late) for b in uses if b >= late])
+            distance[i] = _stay(values, i, columns, stages)
+            if values.recomputed[producer, -1] > 0:  # else the path may begin here for nothing
+                tail = _window(values.recomputed[producer], columns, stages)
+                for u in problem.operators[producer].inputs:
+                    np.minimum(tail, distance[u], out=tail)
+                distance[i] = np.add(tail, distance[i], out=tail)
+            _collect(found, distance[i], i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late])
             early = np.array([b for b in uses if b < late], dtype=np.int64)
             for u in problem.operators[producer].inputs:
                 pending[u] -= 1
@@ -172,7 +178,7 @@ def _window(cumulative: Singles, columns: np.ndarray, stages: int) -> Singles:
 def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
     """(s, b) -> c_i(s) + w_i(s, b)."""
     crossing = values.crossing[i][:, None]
-    if values.written[i] > 0:
+    if values.written[i] > 0 and values.paged[i, -1] > 0:
         result = _window(values.paged[i], columns, stages)
         np.minimum(result, values.written[i], out=result)
         result += crossing

@@ -37,6 +37,8 @@ from poetopt.formulations.retention.space import RetentionSpace
 
 ACTIVE = 1e-3
 """A recomputation below this value opens no intra-stage row."""
+Way = list[tuple[Any, int, float]]
+"""How a tensor may be there: (a variable of the model, the index of one of its entries, its value), to be added up."""
 VIOLATION = 1e-6
 """A row is violated where it exceeds the budget by more than this share of it."""
 
@@ -69,6 +71,7 @@ def _build(block: PyomoBlock) -> None:
 
     block.spanning = spanning
     block.found = []
+    block.sized = {}
     block.stage = pyo.Constraint(pyo.RangeSet(0, len(space.problem.operators) - 1), rule=stage_row)
 
 
@@ -108,9 +111,10 @@ def _recomputes(block: PyomoBlock, point: PointLike) -> Iterator[tuple[_Instant,
     if space.paging:
         p[space.page_point] = point[model.paging.p]
     spanned = _spanned_bytes(space, k)
+    values = r.tolist(), k.tolist(), p.tolist()  # read one by one, which is slow of arrays
     for x in np.flatnonzero(r > ACTIVE).tolist():
         j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
-        live = _Instant(block, space, j, t, x, r, k, p)
+        live = _Instant(block, j, t, x, *values)
         yield live, live.bytes + float(spanned[t])
 
 
@@ -141,36 +145,51 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def _sized_points(block: PyomoBlock, t: int) -> list[tuple[int, int, float, int, int]]:
+    """(point, tensor, bytes, page-in or -1, producer) of each tensor that takes room and has a point at stage t."""
+    if t not in block.sized:
+        space: RetentionSpace = block.model().space
+        points = np.array(space.points_at[t])
+        tensors = space.point_tensor[points]
+        rows = zip(
+            points.tolist(),
+            tensors.tolist(),
+            space.tensor_bytes[tensors].tolist(),
+            space.page_index[points].tolist(),
+            strict=True,
+        )
+        block.sized[t] = [(e, i, m, page, space.problem.tensors[i].producer) for e, i, m, page in rows if m]
+    found: list[tuple[int, int, float, int, int]] = block.sized[t]
+    return found
+
+
 class _Instant:
     """What is live while operator j is recomputed in stage t: terms beside those that span the stage."""
 
     def __init__(
-        self, block: PyomoBlock, space: RetentionSpace, j: int, t: int, x: int, r: Floats, k: Floats, p: Floats
+        self, block: PyomoBlock, j: int, t: int, x: int, r: list[float], k: list[float], p: list[float]
     ) -> None:
         model = block.model()
+        space: RetentionSpace = model.space
         self.block, self.space, self.t = block, space, t
         self.constant = 0.0
-        self.terms: list[tuple[float, object]] = []
+        self.terms: list[tuple[float, Any, int]] = []
+        """(bytes, a variable of the model, the index of one of its entries)"""
         self.bytes = 0.0
         keep, again = model.residency.k, model.recompute.r
         operator = space.problem.operators[j]
         size = space.tensor_bytes
         if operator.workspace_bytes:
-            self._add(float(space.workspace_bytes[j]), [(again[x], float(r[x]))])
+            self._add(float(space.workspace_bytes[j]), [(again, x, r[x])])
         allowed = space.recomputes_at[t]
         outputs = set(operator.outputs)
-        for e in space.points_at[t]:
-            i = int(space.point_tensor[e])
-            m = float(size[i])
-            if not m:
-                continue
-            resident = [(keep[e], float(k[e]))]
-            if space.page_index[e] >= 0:
-                resident.append((model.paging.p[int(space.page_index[e])], float(p[e])))
-            producer = space.problem.tensors[i].producer
+        for e, i, m, page, producer in _sized_points(block, t):
+            resident = [(keep, e, k[e])]
+            if page >= 0:
+                resident.append((model.paging.p, page, p[e]))
             if i in outputs:
                 outputs.discard(i)
-                self._add(m, max([resident, [(again[x], float(r[x]))]], key=_total))
+                self._add(m, max([resident, [(again, x, r[x])]], key=_total))
             elif producer > j:
                 self._add(m, resident)
             elif space.point_real[e]:
@@ -179,25 +198,25 @@ class _Instant:
             else:
                 ways = []
                 if not space.point_last[e]:
-                    ways.append([(keep[e + 1], float(k[e + 1]))])
+                    ways.append([(keep, e + 1, k[e + 1])])
                 for h in space.problem.readers[i]:
                     if h >= j and h in allowed:
                         y = space.recompute_of[h, t]
-                        ways.append([(again[y], float(r[y]))])
+                        ways.append([(again, y, r[y])])
                 if ways:
                     self._add(m, max(ways, key=_total))
         for i in sorted(outputs):
             # no point here: the tensor is unwanted now, or kept across the stage and overwritten in place
             kept = next((e for e in block.spanning[t] if space.point_tensor[e] == i), None)
             if kept is None:
-                self._add(float(size[i]), [(again[x], float(r[x]))])
+                self._add(float(size[i]), [(again, x, r[x])])
             elif r[x] > k[kept]:
-                self._add(float(size[i]), [(again[x], float(r[x]))])
-                self._add(-float(size[i]), [(keep[kept], float(k[kept]))])
+                self._add(float(size[i]), [(again, x, r[x])])
+                self._add(-float(size[i]), [(keep, kept, k[kept])])
 
-    def _add(self, nbytes: float, way: list[tuple[object, float]]) -> None:
-        for variable, value in way:
-            self.terms.append((nbytes, variable))
+    def _add(self, nbytes: float, way: Way) -> None:
+        for variables, place, value in way:
+            self.terms.append((nbytes, variables, place))
             self.bytes += nbytes * value
 
     def row(self, violation: float) -> Row:
@@ -207,7 +226,9 @@ class _Instant:
         size = self.space.tensor_bytes[self.space.point_tensor[spanning]] if spanning else np.zeros(0)
         variables: dict[int, object] = {}
         weights: dict[int, float] = {}
-        for nbytes, variable in [*self.terms, *zip(size.tolist(), (keep[e] for e in spanning), strict=True)]:
+        across = ((nbytes, keep, e) for nbytes, e in zip(size.tolist(), spanning, strict=True))
+        for nbytes, component, place in [*self.terms, *across]:
+            variable = component[place]
             variables[id(variable)] = variable
             weights[id(variable)] = weights.get(id(variable), 0.0) + nbytes / unit
         return Row(
@@ -221,8 +242,8 @@ class _Instant:
         )
 
 
-def _total(way: list[tuple[object, float]]) -> float:
-    return sum(value for _, value in way)
+def _total(way: Way) -> float:
+    return sum(value for _, _, value in way)
 
 
 memory = Block("memory", _build, requires=("recompute", "residency"), separator=_separate)

@@ -1,0 +1,215 @@
+"""The open nodes of a branch and bound, and what their bounds prove: shared by all who explore it.
+
+The node with the least bound is given out first. What is proven is the least bound of those that are open and of those
+at which somebody is at work.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.backends.nodes import Floats
+
+MOST_OPEN = 20_000
+"""A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
+DIVE_SHARE, DIVE_S = 0.25, 2.0
+"""Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
+SEARCH_NODES, SEARCH_S = 15, (1.0, 5.0)
+"""A solver's search of one node may take as long as so many others took, within these seconds."""
+SEARCH_SHARE = 0.5
+"""Share of a tree's time beyond which no such search begins, those not counted that left little open."""
+LITTLE = 0.5
+"""Little is this share of what was open at a node."""
+REACH, FAILED, CLOSED, PASSED = 0.5, 0.7, 1.5, 1.05
+"""Searched are nodes of which no more than a share of what was open at the root is open. At first it is REACH; after a
+search it is the share of that node, times CLOSED, or FAILED where more than a little is left, and it grows by PASSED
+with each node that is passed over."""
+TURN_S = 0.1
+"""How often one who waits for a node looks whether the tree is given up."""
+
+
+@dataclass(order=True)
+class Open:
+    """A node to be explored: the least bound first, of equal ones the latest.
+
+    Kept are the `columns` (m,) whose bounds aren't the root's, and theirs: nodes are many, and so are columns.
+    """
+
+    bound: float
+    order: int
+    columns: NDArray[np.int64] = field(compare=False)
+    lower: Floats = field(compare=False)
+    upper: Floats = field(compare=False)
+    basis: object = field(compare=False)
+
+
+class Pseudocosts:
+    """What branching on a column brought: sums and counts by column and side, per unit of what it moved."""
+
+    def __init__(self, columns: int) -> None:
+        self._sums, self.counts = np.zeros((columns, 2)), np.zeros((columns, 2))
+
+    def learn(self, column: int, side: int, gain: float) -> None:
+        self._sums[column, side] += gain
+        self.counts[column, side] += 1
+
+    def gains(self, columns: NDArray[np.int64]) -> Floats:
+        """(m, 2) of columns; the mean of all where there is nothing of one."""
+        mean = self._sums.sum(axis=0) / np.maximum(self.counts.sum(axis=0), 1)
+        own = self._sums[columns] / np.maximum(self.counts[columns], 1)
+        return np.where(self.counts[columns] > 0, own, mean)
+
+
+class Tree:
+    """Give out nodes with `take`, and take their children back with `put`, from any number of threads.
+
+    lower, upper
+        (n,) bounds of the columns at the root.
+    cutoff
+        The value of the best solution known anywhere; inf.
+    on_bound
+        Told what is proven as it rises (inf: that there is no solution), and says whether that is enough.
+    gap
+        Nothing is looked for that is better than the best solution by less than this share of it.
+    """
+
+    def __init__(
+        self,
+        lower: Floats,
+        upper: Floats,
+        *,
+        cutoff: Callable[[], float],
+        on_bound: Callable[[float], bool],
+        gap: float,
+    ) -> None:
+        self.lower, self.upper = lower, upper
+        self._cutoff, self._on_bound, self._gap = cutoff, on_bound, gap
+        self.learned = Pseudocosts(len(lower))
+        self.explored = 0
+        self._taken_value = math.inf
+        self._queue = [self.open(-math.inf, lower, upper, None)]
+        self._at_work: dict[int, float] = {}
+        self._count = 0
+        self._over = False
+        self._change = threading.Condition()
+        self._began, self._next_dive, self._dived_s = time.monotonic(), 1, 0.0
+        self._root, self._reach = -math.inf, REACH
+        self._searched_s = self._fruitless_s = 0.0
+
+    def open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> Open:
+        """A node with these bounds, (n,) each."""
+        columns = np.flatnonzero((lower != self.lower) | (upper != self.upper))
+        return Open(bound, 0, columns, lower[columns], upper[columns], basis)
+
+    def limit(self) -> float:
+        """Nodes from here on are of no interest."""
+        cutoff = self._cutoff()
+        return cutoff - self._gap * abs(cutoff) if math.isfinite(cutoff) else cutoff
+
+    def whole(self, value: float) -> None:
+        """A point of `value` was whole and broke nothing, whatever became of it."""
+        self._taken_value = min(self._taken_value, value)
+
+    @property
+    def bound(self) -> float:
+        """What is proven of all that is left."""
+        with self._change:
+            first = self._queue[0].bound if self._queue else math.inf
+            return min(first, self._taken_value, *self._at_work.values(), self.limit())
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody needs to look any further, or can."""
+        return self._over
+
+    def give_up(self) -> None:
+        """Nobody is given a node any more."""
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def take(self) -> Open | None:
+        """The next node, once there is one; None when nothing is left, or what is proven is enough."""
+        with self._change:
+            while not self._over:
+                if self._finished():
+                    self._over = True
+                    self._change.notify_all()
+                elif self._queue:
+                    node = heapq.heappop(self._queue)
+                    self._at_work[threading.get_ident()] = node.bound
+                    if node.bound < self.limit():
+                        self.explored += 1
+                        return node
+                    del self._at_work[threading.get_ident()]
+                else:
+                    self._change.wait(TURN_S)  # somebody's children are still to come
+            return None
+
+    def put(self, children: Sequence[Open]) -> None:
+        """The open children of the node that this thread took."""
+        with self._change:
+            for child in children:
+                self._count -= 1
+                child.order = self._count
+                heapq.heappush(self._queue, child)
+            del self._at_work[threading.get_ident()]
+            self._change.notify_all()
+
+    def _finished(self) -> bool:
+        """Tell what is proven, if anything; whether that is all that there is to say."""
+        bound = self.bound
+        if self._on_bound(bound) or bound >= min(self._taken_value, self.limit()):
+            return True
+        return len(self._queue) >= MOST_OPEN or not (self._queue or self._at_work)
+
+    def open_share(self, bound: float) -> float:
+        """How much of what was open at the first node that was asked for, the root, is open at one of `bound`."""
+        limit = self.limit()
+        if not math.isfinite(limit):
+            return math.inf
+        with self._change:
+            if math.isinf(self._root):
+                self._root = bound
+        return (limit - bound) / max(limit - self._root, 1e-300)
+
+    def time_to_search(self, share: float) -> float:
+        """Seconds that a solver's search of a node may take of which `share` is open; 0 where it is to be branched."""
+        with self._change:
+            elapsed_s = time.monotonic() - self._began
+            if self.explored == 1 or share > self._reach or self._fruitless_s > SEARCH_SHARE * elapsed_s:
+                self._reach *= PASSED
+                return 0.0
+            node_s = (elapsed_s - self._dived_s - self._searched_s) / self.explored
+            return min(max(SEARCH_NODES * node_s, SEARCH_S[0]), SEARCH_S[1])
+
+    def searched(self, share: float, left: float, seconds: float) -> None:
+        """What such a search took, and how much it `left` of what was open."""
+        with self._change:
+            self._searched_s += seconds
+            if left <= 0:
+                self._reach = max(self._reach, CLOSED * share)
+            elif left > LITTLE * share:
+                self._reach = min(self._reach, FAILED * share)
+                self._fruitless_s += seconds
+
+    def time_to_dive(self) -> float:
+        """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""
+        with self._change:
+            share_s = DIVE_SHARE * (time.monotonic() - self._began)
+            if self.explored < self._next_dive or self._dived_s > share_s:
+                return 0.0
+            self._next_dive = 2 * self.explored
+            return max(DIVE_S, share_s)
+
+    def dived(self, seconds: float) -> None:
+        """What a dive took."""
+        self._dived_s += seconds
