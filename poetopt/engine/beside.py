@@ -86,6 +86,7 @@ class Beside:
             cutoff=lambda: math.inf if self.run.incumbent.value is None else self.run.incumbent.value,
             on_bound=self._told,
             gap=self.run.options.gap / 2,
+            remaining_s=lambda: self.run.remaining_s,
         )
 
     def explorer(self, tree: Tree, nodes: Nodes) -> BranchAndCut:
@@ -131,8 +132,9 @@ class Beside:
             return
 
     def _rows(self, point: Point) -> list[Row]:
-        rows = self.run.separate(self.model, point)
-        self.sources |= {row.block for row in rows}
+        with self.run.guard:  # two may explore
+            rows = self.run.separate(self.model, point)
+            self.sources |= {row.block for row in rows}
         return rows
 
     def _judged(self, point: Point) -> list[Row]:

@@ -23,7 +23,7 @@ from poetopt.schedule import Leaning, Schedule
 
 TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
-SHARE = 0.15, 0.02
+SHARE = 0.15, 0.1
 """Share of the time that may go into replays, where they are many: at first, and at least. It halves with each that
 brings nothing, and is whole again after one that does."""
 DIGITS = 1

@@ -22,9 +22,10 @@ MOST_OPEN = 20_000
 """A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
 DIVE_SHARE, DIVE_S = 0.25, 2.0
 """Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
-SEARCH_NODES, SEARCH_S = 15, (1.0, 5.0)
-"""A solver's search of one node may take as long as so many others took, within these seconds."""
-SEARCH_SHARE = 0.5
+SEARCH_NODES, SEARCH_S = 15, (1.0, 3.5, 5.0)
+"""A solver's search of one node may take as long as so many others took: seconds at least, at most in the beginning,
+and at most once such searches have closed nodes (CLOSED times as long after each)."""
+SEARCH_SHARE = 0.3
 """Share of a tree's time beyond which no such search begins, those not counted that left little open."""
 LITTLE = 0.5
 """Little is this share of what was open at a node."""
@@ -79,6 +80,8 @@ class Tree:
         Told what is proven as it rises (inf: that there is no solution), and says whether that is enough.
     gap
         Nothing is looked for that is better than the best solution by less than this share of it.
+    remaining_s
+        Seconds that are left.
     """
 
     def __init__(
@@ -89,19 +92,20 @@ class Tree:
         cutoff: Callable[[], float],
         on_bound: Callable[[float], bool],
         gap: float,
+        remaining_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.lower, self.upper = lower, upper
-        self._cutoff, self._on_bound, self._gap = cutoff, on_bound, gap
+        self._cutoff, self._on_bound, self._gap, self._remaining_s = cutoff, on_bound, gap, remaining_s
         self.learned = Pseudocosts(len(lower))
         self.explored = 0
-        self._taken_value = math.inf
+        self._whole = math.inf
         self._queue = [self.open(-math.inf, lower, upper, None)]
         self._at_work: dict[int, float] = {}
         self._count = 0
         self._over = False
         self._change = threading.Condition()
         self._began, self._next_dive, self._dived_s = time.monotonic(), 1, 0.0
-        self._root, self._reach = -math.inf, REACH
+        self._root, self._reach, self._longest_s = -math.inf, REACH, SEARCH_S[1]
         self._searched_s = self._fruitless_s = 0.0
 
     def open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> Open:
@@ -116,14 +120,15 @@ class Tree:
 
     def whole(self, value: float) -> None:
         """A point of `value` was whole and broke nothing, whatever became of it."""
-        self._taken_value = min(self._taken_value, value)
+        with self._change:
+            self._whole = min(self._whole, value)
 
     @property
     def bound(self) -> float:
         """What is proven of all that is left."""
         with self._change:
             first = self._queue[0].bound if self._queue else math.inf
-            return min(first, self._taken_value, *self._at_work.values(), self.limit())
+            return min(first, self._whole, *self._at_work.values(), self.limit())
 
     @property
     def over(self) -> bool:
@@ -167,7 +172,7 @@ class Tree:
     def _finished(self) -> bool:
         """Tell what is proven, if anything; whether that is all that there is to say."""
         bound = self.bound
-        if self._on_bound(bound) or bound >= min(self._taken_value, self.limit()):
+        if self._on_bound(bound) or bound >= min(self._whole, self.limit()):
             return True
         return len(self._queue) >= MOST_OPEN or not (self._queue or self._at_work)
 
@@ -189,7 +194,7 @@ class Tree:
                 self._reach *= PASSED
                 return 0.0
             node_s = (elapsed_s - self._dived_s - self._searched_s) / self.explored
-            return min(max(SEARCH_NODES * node_s, SEARCH_S[0]), SEARCH_S[1])
+            return max(0.0, min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, self._remaining_s()))
 
     def searched(self, share: float, left: float, seconds: float) -> None:
         """What such a search took, and how much it `left` of what was open."""
@@ -197,6 +202,7 @@ class Tree:
             self._searched_s += seconds
             if left <= 0:
                 self._reach = max(self._reach, CLOSED * share)
+                self._longest_s = min(CLOSED * self._longest_s, SEARCH_S[2])
             elif left > LITTLE * share:
                 self._reach = min(self._reach, FAILED * share)
                 self._fruitless_s += seconds
@@ -212,4 +218,5 @@ class Tree:
 
     def dived(self, seconds: float) -> None:
         """What a dive took."""
-        self._dived_s += seconds
+        with self._change:
+            self._dived_s += seconds

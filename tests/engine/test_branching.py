@@ -6,6 +6,7 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,30 @@ def test_schedules_as_the_search_alone(seed: int, reach: float, monkeypatch: pyt
         assert reference.overhead_bound_j is not None
         assert run.incumbent.value == pytest.approx(reference.simulation.overhead_j, rel=1e-6, abs=1e-12)
         assert run.bound == pytest.approx(reference.overhead_bound_j, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_two_explore_what_a_search_leaves(seed: int) -> None:
+    """Both threads of `take_over`, with rows and bases of either, against HiGHS kept to one thread."""
+    problem, ram_bytes = tight(random.Random(seed), forward=6)
+    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
+    reference = solve(problem, options)
+    chosen = formulation("retention")
+    run = Run(problem, replace(options, threads=2), None)
+    model = model_of(chosen, problem, options, "full")
+    session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
+    if session.relax(60.0).outcome is Outcome.INFEASIBLE:
+        return
+    with Beside(run, chosen, model, session) as beside:
+        assert not beside.leads(math.inf, 0.0, math.inf), "nothing was found yet"
+        beside.take_over()
+    if reference.status is Status.INFEASIBLE:
+        assert beside.infeasible
+    elif run.incumbent.best is not None and not run.incumbent.arena_excess:
+        assert reference.simulation is not None
+        assert run.incumbent.value == pytest.approx(reference.simulation.overhead_j, rel=1e-6, abs=1e-12)
+        assert run.bound == pytest.approx(run.incumbent.value, rel=1e-6, abs=1e-12)
+        assert not beside.leads(-math.inf, 0.0, math.inf), "the tree is over"
 
 
 @pytest.mark.parametrize("seed", range(30))
