@@ -27,6 +27,8 @@ BROKEN = 1e-6
 """A row that waits outside comes in where it is broken by more than this share of its largest coefficient."""
 _NO_LIMIT = 2**31 - 1
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
+_SEARCHED = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
+"""How a search ends that has a bound."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class _Relaxation:
         """Held while rows or a basis change."""
 
     def since(self, count: int) -> list[tuple[_Rows, NDArray[np.int64]]]:
-        """What came after the first `count`: rows, and the places of those that waited."""
+        """What came after the first `count`: rows, and the places of those that waited. For who holds the guard."""
         return self._later[count:]
 
     def add(self, rows: _Rows) -> None:
@@ -166,6 +168,7 @@ class HighsNodes:
         scale: float,
     ) -> HighsNodes:
         """The nodes of the relaxation `lp`, whose last solve ended at `basis`. For the rest see `HighsNodes`."""
+        bounds = bounds[0].copy(), bounds[1].copy()  # a twin's too, while the session tightens its own
         return cls(fresh, _Relaxation(lp, basis, matrix), matrix, bounds, scale, threading.Event())
 
     def twin(self) -> HighsNodes:
@@ -209,7 +212,10 @@ class HighsNodes:
         return objective, status == highspy.HighsModelStatus.kOptimal
 
     def search(self, cutoff: float, seconds: float, on_point: Callable[[Point], None]) -> tuple[float, bool]:
-        """HiGHS's search of this node, from presolve on: where little is open, it closes what a tree takes long for."""
+        """HiGHS's search of this node, from presolve on: where little is open, it closes what a tree takes long for.
+
+        It may notice `stop` late: presolve and its first relaxation don't look.
+        """
         with self._relaxation.guard:
             self._catch_up()
         solver, stop = self._fresh(self._stop), self._stop
@@ -239,8 +245,10 @@ class HighsNodes:
         if stop.is_set():
             raise StoppedError
         info, status = solver.getInfo(), solver.getModelStatus()
-        if status in _NOTHING:
+        if status in _NOTHING and info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusNone:
             return cutoff, True
+        if status not in _SEARCHED:  # as where a point was found that breaks a row by a little
+            return -math.inf, False
         if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             told(self._unscaled(info.objective_function_value), np.array(solver.getSolution().col_value))
         proven = self._unscaled(info.mip_dual_bound)

@@ -30,7 +30,7 @@ GRACE_S = 0.3
 LEAD = 0.3
 """The tree leads where it has closed this share of what the search's bound leaves open."""
 FRUITLESS_S = 5.0
-"""A search that is behind goes on for so long, and as long again as it took to find what it found."""
+"""A search that is behind goes on for so long, and for twice the time that it took to find what it found."""
 
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
 """The threads for all trees of this process: HiGHS keeps its scheduler per thread."""
@@ -117,9 +117,10 @@ class Beside:
         assert self._tree is not None
         assert self._nodes is not None
         self._futures.append(_workers.submit(self._explore, self._tree, self._nodes.twin()))
-        while not self._tree.over and self.run.remaining_s > 0:
+        while not self._tree.over and self.run.remaining_s > 0 and not self.run.closed(self.run.options.gap):
             interrupts.check()
-            wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED)
+            for future in wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
+                future.result()  # an error of either ends it
 
     def _grow(self, tree: Tree, nodes: Nodes) -> None:
         if not self._ended.wait(GRACE_S):

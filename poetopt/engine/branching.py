@@ -109,23 +109,25 @@ class BranchAndCut:
 
         Its points may break rows that come late: these are added, and it begins again.
         """
-        tree = self._tree
+        tree, bound, rows = self._tree, vertex.objective, list[Row]()
+        share = tree.open_share(bound)
+        seconds = tree.time_to_search(share)
+        if not seconds:
+            return bound
         begin = time.monotonic()
-        share = tree.open_share(vertex.objective)
-        until = begin + tree.time_to_search(share)
-        bound, ended, rows = vertex.objective, False, list[Row]()
+        ended = False
         self._nodes.enter(lower, upper)
-        while not ended and bound < tree.limit() and (left := until - time.monotonic()) > 0:
+        while bound < tree.limit() and (left := begin + seconds - time.monotonic()) > 0:
             rows.clear()
             proven, ended = self._nodes.search(tree.limit(), left, lambda point: rows.extend(self._judge(point)))
             bound = max(bound, proven)
-            if rows:
-                self._nodes.add(rows)
-                ended = False
+            if not rows:
+                break
+            self._nodes.add(rows)
+            ended = False
         if ended and bound < tree.limit():
             tree.whole(bound)
-        if until > begin:
-            tree.searched(share, 0.0 if ended else tree.open_share(bound), time.monotonic() - begin)
+        tree.searched(share, 0.0 if ended else tree.open_share(bound), time.monotonic() - begin)
         return math.inf if ended else bound
 
     def _dive(self, vertex: Vertex, lower: Floats, upper: Floats, until: float) -> None:

@@ -32,7 +32,7 @@ def cut(
     latest: float | None = None,
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
-    on_point: Callable[[PointLike], None] | None = None,
+    on_point: Callable[[PointLike], object] | None = None,
 ) -> bool:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 

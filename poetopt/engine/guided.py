@@ -24,8 +24,7 @@ from poetopt.schedule import Leaning, Schedule
 TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
 SHARE = 0.15, 0.1
-"""Share of the time that may go into replays, where they are many: at first, and at least. It halves with each that
-brings nothing, and is whole again after one that does."""
+"""Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
 DIGITS = 1
 """Digits of a share that count: tensors that are kept alike are evicted by what they cost."""
 
@@ -71,24 +70,22 @@ class Guide:
     _share: float = SHARE[0]
     _begin: float = field(default_factory=time.monotonic)
 
-    def follow(self, point: PointLike) -> None:
-        """Replay once for each target, where plans count and nothing is proven yet."""
+    def follow(self, point: PointLike) -> bool:
+        """Replay once for each target, where plans count and nothing is proven yet; whether that brought anything."""
         run, options = self.run, self.run.options
         if self.chosen.leaning is None or not self.chosen.plans_count or run.closed(options.gap):
-            return
-        begin = time.monotonic()
+            return False
+        begin, better = time.monotonic(), False
         leaning = self.chosen.leaning(self.model, point)
         for target in TARGETS:
             ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = guided(run.problem, ram_bytes, leaning, paging=options.paging, remat=options.remat)
             if schedule is not None:
-                run.offer(schedule, "guided")
+                better |= run.offer(schedule, "guided")
         self._spent_s += time.monotonic() - begin
+        return better
 
     def follow_some(self, point: PointLike) -> None:
         """The same of one of many points, if there is time for it."""
         if self._spent_s <= self._share * (time.monotonic() - self._begin):
-            best = self.run.incumbent.best
-            self.follow(point)
-            better = self.run.incumbent.best is not best
-            self._share = SHARE[0] if better else max(SHARE[1], self._share / 2)
+            self._share = SHARE[0] if self.follow(point) else SHARE[1]

@@ -130,9 +130,8 @@ class ModelSearch:
 
         def improving(point: Point) -> None:
             nonlocal broken_s, found_at
-            schedule, best = chosen.schedule(model, point), run.incumbent.best
-            run.offer(schedule, "search")
-            if run.incumbent.best is not best:
+            schedule = chosen.schedule(model, point)
+            if run.offer(schedule, "search"):
                 found_at = time.monotonic()
             rows = [row for row in run.separate(model, point) if row.core]
             found_late.extend(rows)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solver import Capability, Frozen, Outcome, Session
+from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Floats, Formulation
 
@@ -99,11 +99,15 @@ def _search(
     cutoff: float | None = None,
 ) -> None:
     """Search with a part held; offer what is found, and add the rows that it breaks."""
+
+    def offered(point: Point) -> None:
+        run.offer(chosen.schedule(model, point), phase)
+
     found = session.search(
         time_limit_s=seconds,
         gap=run.options.gap,
         start=start,
-        on_point=lambda point: run.offer(chosen.schedule(model, point), phase),
+        on_point=offered,
         on_bound=lambda _: None,
         frozen=frozen,
         cutoff=cutoff,

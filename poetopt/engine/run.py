@@ -98,11 +98,14 @@ class Run:
         if self.listener is not None:
             self.listener(progress)
 
-    def offer(self, schedule: Schedule, phase: str) -> None:
+    def offer(self, schedule: Schedule, phase: str) -> bool:
+        """Whether it is the best now."""
         with self.offering:
-            if not self.interrupted and self.incumbent.offer(schedule) and not self.interrupted:
+            kept = not self.interrupted and self.incumbent.offer(schedule) and not self.interrupted
+            if kept:
                 with self.guard:
                     self.say(phase)
+            return kept
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The rows of all blocks that `point` breaks."""

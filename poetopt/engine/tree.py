@@ -77,7 +77,7 @@ class Tree:
     cutoff
         The value of the best solution known anywhere; inf.
     on_bound
-        Told what is proven as it rises (inf: that there is no solution), and says whether that is enough.
+        Told what is proven whenever a node is given out (inf: that there is no solution); says whether that is enough.
     gap
         Nothing is looked for that is better than the best solution by less than this share of it.
     remaining_s
@@ -179,19 +179,21 @@ class Tree:
     def open_share(self, bound: float) -> float:
         """How much of what was open at the first node that was asked for, the root, is open at one of `bound`."""
         limit = self.limit()
-        if not math.isfinite(limit):
-            return math.inf
         with self._change:
             if math.isinf(self._root):
                 self._root = bound
+        if not math.isfinite(limit):
+            return math.inf
         return (limit - bound) / max(limit - self._root, 1e-300)
 
     def time_to_search(self, share: float) -> float:
         """Seconds that a solver's search of a node may take of which `share` is open; 0 where it is to be branched."""
         with self._change:
             elapsed_s = time.monotonic() - self._began
-            if self.explored == 1 or share > self._reach or self._fruitless_s > SEARCH_SHARE * elapsed_s:
-                self._reach *= PASSED
+            if self.explored == 1 or share <= 0 or self._fruitless_s > SEARCH_SHARE * elapsed_s:
+                return 0.0
+            if share > self._reach:
+                self._reach *= PASSED if math.isfinite(share) else 1.0
                 return 0.0
             node_s = (elapsed_s - self._dived_s - self._searched_s) / self.explored
             return max(0.0, min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, self._remaining_s()))
