@@ -139,9 +139,9 @@ class HighsNodes:
             The event.
         """
         self._fresh, self._relaxation = fresh, relaxation
-        self._matrix, self._bounds, self._scale, self._stop = matrix, bounds, scale, stop
+        self._matrix, self._scale, self._stop = matrix, scale, stop
         self.integer, self.costs = matrix.integer, matrix.costs
-        self.lower, self.upper = bounds[0].copy(), bounds[1].copy()
+        self.lower, self.upper = bounds[0].copy(), bounds[1].copy()  # the session tightens its own
         self._at = self.lower, self.upper
         self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
         self._outside = relaxation.waits.copy()
@@ -168,12 +168,12 @@ class HighsNodes:
         scale: float,
     ) -> HighsNodes:
         """The nodes of the relaxation `lp`, whose last solve ended at `basis`. For the rest see `HighsNodes`."""
-        bounds = bounds[0].copy(), bounds[1].copy()  # a twin's too, while the session tightens its own
         return cls(fresh, _Relaxation(lp, basis, matrix), matrix, bounds, scale, threading.Event())
 
     def twin(self) -> HighsNodes:
         """The same relaxation for one more thread."""
-        return HighsNodes(self._fresh, self._relaxation, self._matrix, self._bounds, self._scale, self._stop)
+        bounds = self.lower, self.upper
+        return HighsNodes(self._fresh, self._relaxation, self._matrix, bounds, self._scale, self._stop)
 
     def enter(self, lower: Floats, upper: Floats) -> None:
         """Go to the node with these bounds."""
