@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ STALL_GAIN = 2e-4
 STALL_SHARE = 0.3
 """It does end when they took this share of its time. On a plateau each round cuts off one of many optimal corners,
 at little cost, and what comes after it is often the rest of the gap."""
-STEEP = 0.01
-"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting."""
+STEEP, STEEP_ROUNDS = 0.01, 10
+"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting: one by one
+they differ, so that it is so many that count."""
 
 
 def cut(
@@ -50,6 +52,7 @@ def cut(
     """
     latest = until if latest is None else latest
     stalled, last = 0, -math.inf
+    recent: deque[float] = deque(maxlen=STEEP_ROUNDS)
     gained = time.monotonic()
     patience = STALL_SHARE * (until - gained)
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
@@ -65,7 +68,10 @@ def cut(
             on_point(point)
             point = None
         scale = overhead_j or abs(relaxed.objective)
-        steep = overhead_j is not None and relaxed.objective - last > STEEP * (overhead_j - relaxed.objective)
+        steep = overhead_j is not None and (
+            not recent or relaxed.objective - recent[0] > STEEP * len(recent) * (overhead_j - relaxed.objective)
+        )
+        recent.append(relaxed.objective)
         if time.monotonic() > (latest if steep else until):
             break
         if relaxed.objective - last < STALL_GAIN * scale:

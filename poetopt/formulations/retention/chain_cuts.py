@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from poetopt.formulations.language import Block, PointLike, PyomoBlock, Row
 from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.chain_rows import ChainRows
 from poetopt.formulations.retention.repetition import Repetition
 from poetopt.formulations.retention.space import RetentionSpace
 
@@ -50,6 +51,7 @@ def _build(block: PyomoBlock) -> None:
     """No variables and no rows of its own; what the separator remembers."""
     block.repetition = Repetition(block.model().space.problem)
     block.given = set()
+    block.rows = None
 
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
@@ -61,16 +63,23 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
         return []
     values = _Values.at(model, space, point)
     found = sorted(_violated(space, values), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
-    rows = [_row(model, _chain(space, values, i, s, b), violation) for violation, i, s, b in found]
-    return rows + [_row(model, chain, 0.0) for chain in _images(block, rows)]
+    chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
+    rows = [_rows(block).row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
+    return rows + [_rows(block).row(image, 0.0) for image in _images(block, chains)]
 
 
-def _images(block: PyomoBlock, rows: list[Row]) -> list[Chain]:
-    """The cuts of `rows` in equal blocks of the network, each at most once a model.
+def _rows(block: PyomoBlock) -> ChainRows:
+    if block.rows is None:
+        block.rows = ChainRows(block.model())
+    rows: ChainRows = block.rows
+    return rows
+
+
+def _images(block: PyomoBlock, chains: list[Chain]) -> list[Chain]:
+    """The cuts of `chains` in equal blocks of the network, each at most once a model.
 
     They are seldom violated yet; the relaxation would move there next, block by block and round by round.
     """
-    chains = [row.key for row in rows if isinstance(row.key, Chain)]
     block.given.update(chains)
     found: list[Chain] = []
     for chain in chains:
@@ -233,52 +242,10 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
     return Chain(s, b, tuple(path), tuple(bool(x) for x in by_page))
 
 
-def _row(model: PyomoBlock, chain: Chain, violation: float) -> Row:
-    """The cut of `chain` in the variables of `model`, whatever its scope."""
-    space: RetentionSpace = model.space
-    s, b, path, by_page = chain
-    variables: list[object] = []
-    producer = space.problem.tensors[path[-1]].producer
-    if producer >= 0:
-        for t in range(s + 1, b + 1):
-            x = space.recompute_of.get((producer, t))
-            if x is not None:
-                variables.append(model.recompute.r[x])
-    for v, paged in zip(path, by_page, strict=True):
-        e = _crossing_point(space, v, s)
-        if e is not None:
-            variables.append(model.residency.k[e])
-        if not space.paging or v not in model.paging.o_index:
-            continue
-        if paged:
-            pages = (int(space.page_index[x]) for x in _points_in(space, v, s, b))
-            variables += [model.paging.p[y] for y in pages if y >= 0]
-        else:
-            variables.append(model.paging.o[model.paging.o_index[v]])
-    return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=chain)
-
-
 def _revive(block: PyomoBlock, key: object) -> Row:
     """A cut found in another scope, in the variables of this one."""
     assert isinstance(key, Chain)
-    return _row(block.model(), key, 0.0)
-
-
-def _crossing_point(space: RetentionSpace, i: int, s: int) -> int | None:
-    """The point of tensor i whose keep-interval crosses from stage s to s+1."""
-    first, last = space.tensor_range[i]
-    e = first + int(np.searchsorted(space.point_stage[first:last], s, side="right"))
-    if e == last or space.point_previous[e] > s:
-        return None
-    return e
-
-
-def _points_in(space: RetentionSpace, i: int, s: int, b: int) -> range:
-    """The points of tensor i in (s, b]."""
-    first, last = space.tensor_range[i]
-    stages = space.point_stage[first:last]
-    low, high = np.searchsorted(stages, [s, b], side="right")
-    return range(first + int(low), first + int(high))
+    return _rows(block).row(key, 0.0)
 
 
 chain_cuts = Block("chain_cuts", _build, requires=("recompute", "residency"), separator=_separate, revive=_revive)

@@ -33,6 +33,7 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.language import Block, Floats, PointLike, PyomoBlock, PyomoRow, Row
+from poetopt.formulations.retention.instants import Instants
 from poetopt.formulations.retention.space import RetentionSpace
 
 ACTIVE = 1e-3
@@ -72,6 +73,7 @@ def _build(block: PyomoBlock) -> None:
     block.spanning = spanning
     block.found = []
     block.sized = {}
+    block.instants = Instants(space)
     block.stage = pyo.Constraint(pyo.RangeSet(0, len(space.problem.operators) - 1), rule=stage_row)
 
 
@@ -90,17 +92,13 @@ def _spanning(space: RetentionSpace) -> list[list[int]]:
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
     room = block.model().space.room_bytes
-    rows = [
-        live.row((nbytes - room) / room)
-        for live, nbytes in _recomputes(block, point)
-        if nbytes - room > VIOLATION * room
-    ]
+    rows = [live.row((nbytes - room) / room) for live, nbytes in _recomputes(block, point, room * (1 + VIOLATION))]
     block.found += rows
     return rows
 
 
-def _recomputes(block: PyomoBlock, point: PointLike) -> Iterator[tuple[_Instant, float]]:
-    """What is live, and how many bytes that is, during each recomputation that `point` opens."""
+def _recomputes(block: PyomoBlock, point: PointLike, least: float) -> Iterator[tuple[_Instant, float]]:
+    """What is live, and how many bytes that is, during each recomputation that `point` opens: more than `least`."""
     model = block.model()
     space: RetentionSpace = model.space
     if not len(space.recompute_stage):
@@ -110,12 +108,13 @@ def _recomputes(block: PyomoBlock, point: PointLike) -> Iterator[tuple[_Instant,
     p = np.zeros(len(space.point_tensor))
     if space.paging:
         p[space.page_point] = point[model.paging.p]
-    spanned = _spanned_bytes(space, k)
-    values = r.tolist(), k.tolist(), p.tolist()  # read one by one, which is slow of arrays
-    for x in np.flatnonzero(r > ACTIVE).tolist():
+    nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
+    crowded = np.flatnonzero((r > ACTIVE) & (nbytes > least))
+    if len(crowded):
+        values = r.tolist(), k.tolist(), p.tolist()  # read one by one, which is slow of arrays
+    for x in crowded.tolist():
         j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
-        live = _Instant(block, j, t, x, *values)
-        yield live, live.bytes + float(spanned[t])
+        yield _Instant(block, j, t, x, *values), float(nbytes[x])
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
@@ -141,7 +140,7 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
         absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
         if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
             found.add(t)
-    found.update(live.t for live, nbytes in _recomputes(model.memory, point) if nbytes >= full)
+    found.update(live.t for live, _ in _recomputes(model.memory, point, full))
     return tuple(sorted(found))
 
 
@@ -175,7 +174,6 @@ class _Instant:
         self.constant = 0.0
         self.terms: list[tuple[float, Any, int]] = []
         """(bytes, a variable of the model, the index of one of its entries)"""
-        self.bytes = 0.0
         keep, again = model.residency.k, model.recompute.r
         operator = space.problem.operators[j]
         size = space.tensor_bytes
@@ -194,7 +192,6 @@ class _Instant:
                 self._add(m, resident)
             elif space.point_real[e]:
                 self.constant += m
-                self.bytes += m
             else:
                 ways = []
                 if not space.point_last[e]:
@@ -215,9 +212,7 @@ class _Instant:
                 self._add(-float(size[i]), [(keep, kept, k[kept])])
 
     def _add(self, nbytes: float, way: Way) -> None:
-        for variables, place, value in way:
-            self.terms.append((nbytes, variables, place))
-            self.bytes += nbytes * value
+        self.terms += [(nbytes, variables, place) for variables, place, _ in way]
 
     def row(self, violation: float) -> Row:
         unit = self.space.memory_unit

@@ -1,0 +1,79 @@
+"""Chain cuts in the variables of one model, whatever scope they were found in."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from poetopt.formulations.language import PyomoBlock, Row
+from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.space import RetentionSpace
+
+Timed = tuple[list[int], list[Any]]
+"""Stages, ascending, and a variable of each."""
+
+
+class ChainRows:
+    """The variables of a model by tensor and stage, in lists: rows are made by the thousand, and Pyomo's lookups take a
+    microsecond an entry."""
+
+    def __init__(self, model: PyomoBlock) -> None:
+        space: RetentionSpace = model.space
+        n, stages = len(space.problem.tensors), space.point_stage.tolist()
+        self._producers = [tensor.producer for tensor in space.problem.tensors]
+        again = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
+        self._again = _timed(again, model.recompute.r.values(), len(space.problem.operators))
+        kept = list(model.residency.k.values())
+        self._points = [stages[first:last] for first, last in space.tensor_range]
+        self._before = [space.point_previous[first:last].tolist() for first, last in space.tensor_range]
+        self._kept = [kept[first:last] for first, last in space.tensor_range]
+        self._pages: list[Timed] = _timed((), (), n)
+        self._written: list[Any] = [None] * n
+        if space.paging:
+            pages = zip(
+                space.point_tensor[space.page_point].tolist(),
+                space.point_stage[space.page_point].tolist(),
+                strict=True,
+            )
+            self._pages = _timed(pages, model.paging.p.values(), n)
+            written = list(model.paging.o.values())
+            for i, place in model.paging.o_index.items():
+                self._written[i] = written[place]
+
+    def row(self, chain: Chain, violation: float) -> Row:
+        """The cut of `chain`, of which a point misses `violation`."""
+        s, b, path, by_page = chain
+        variables: list[object] = []
+        producer = self._producers[path[-1]]
+        if producer >= 0:
+            variables += _between(self._again[producer], s, b)
+        for v, paged in zip(path, by_page, strict=True):
+            crossing = bisect_right(self._points[v], s)
+            if crossing < len(self._points[v]) and self._before[v][crossing] <= s:
+                variables.append(self._kept[v][crossing])
+            if self._written[v] is None:
+                continue
+            if paged:
+                variables += _between(self._pages[v], s, b)
+            else:
+                variables.append(self._written[v])
+        return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=chain)
+
+
+def _timed(places: Iterable[tuple[int, int]], variables: Iterable[Any], count: int) -> list[Timed]:
+    """For each of `count` owners, its variables: `places` has owner and stage of each."""
+    found: list[Timed] = [([], []) for _ in range(count)]
+    for (owner, stage), variable in zip(places, variables, strict=True):
+        stages, own = found[owner]
+        stages.append(stage)
+        own.append(variable)
+    return found
+
+
+def _between(timed: Timed, s: int, b: int) -> list[Any]:
+    """Those of the stages in (s, b]."""
+    stages, variables = timed
+    return variables[bisect_right(stages, s) : bisect_right(stages, b)]
