@@ -17,7 +17,7 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
 DEPTHS follow while each pays and leaves no more than WARM_UP_GAP open."""
-WARM_UP_SHARE = (0.2, 0.35, 0.7)
+WARM_UP_SHARE = (0.2, 0.6, 0.7)
 """Share of the remaining time that each of those may take, and one of the deeper ones if the last is proven."""
 WARM_UP_GAP = 0.05
 WARM_ENOUGH_SHARE = 0.4
