@@ -21,8 +21,8 @@ STALL_SHARE = 0.3
 """It does end when they took this share of its time. On a plateau each round cuts off one of many optimal corners,
 at little cost, and what comes after it is often the rest of the gap."""
 STEEP, STEEP_ROUNDS = 0.01, 10
-"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting: one by one
-they differ, so that it is so many that count."""
+"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting. Later ones
+differ much from each other: once there are so many, their mean counts."""
 
 
 def cut(
@@ -68,9 +68,9 @@ def cut(
             on_point(point)
             point = None
         scale = overhead_j or abs(relaxed.objective)
-        steep = overhead_j is not None and (
-            not recent or relaxed.objective - recent[0] > STEEP * len(recent) * (overhead_j - relaxed.objective)
-        )
+        before, rounds_since = (recent[0], STEEP_ROUNDS) if len(recent) == STEEP_ROUNDS else (last, 1)
+        left_open = 0.0 if overhead_j is None else overhead_j - relaxed.objective
+        steep = left_open > 0 and relaxed.objective - before > STEEP * rounds_since * left_open
         recent.append(relaxed.objective)
         if time.monotonic() > (latest if steep else until):
             break

@@ -19,7 +19,7 @@ from poetopt.engine.proof import Ending
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Floats, Formulation, Row
 
-CUT_SHARE = (0.5, 0.95)
+CUT_SHARE = (0.5, 0.8)
 """Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
 WAIT_S = 1.0
 """A search whose best point breaks rows that come late goes on for so long at least."""

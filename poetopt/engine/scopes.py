@@ -17,8 +17,10 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
 DEPTHS follow while each pays and leaves no more than WARM_UP_GAP open."""
-WARM_UP_SHARE = (0.2, 0.6, 0.7)
-"""Share of the remaining time that each of those may take, and one of the deeper ones if the last is proven."""
+WARM_UP_SHARE = (0.2, 0.6)
+"""Share of the remaining time that each of those may take."""
+DEEPER_SHARE = (0.35, 0.7)
+"""Share of it for each of the deeper ones, and if the one before is proven."""
 WARM_UP_GAP = 0.05
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
@@ -54,8 +56,8 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             continue
         run.until, run.soon = run.latest, math.inf
         if warm_up:
-            proves = last is not None and last.closed
-            share = WARM_UP_SHARE[min(place, len(WARM_UP) if proves else len(WARM_UP) - 1)]
+            proven_so_far = last is not None and last.closed
+            share = WARM_UP_SHARE[place] if place < len(WARM_UP) else DEEPER_SHARE[proven_so_far]
             run.until = time.monotonic() + share * run.remaining_s
             run.soon = time.monotonic() + WARM_ENOUGH_SHARE * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):

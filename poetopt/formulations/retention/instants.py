@@ -39,7 +39,7 @@ class Instants:
         self._bytes = space.tensor_bytes[tensors]
         self._real = space.point_real[points]
         self._start = row[space.point_stage[points]] * (n + 1)
-        producers = np.array([tensor.producer for tensor in space.problem.tensors])[tensors]
+        producers = np.array([tensor.producer for tensor in space.problem.tensors], dtype=np.int64)[tensors]
         self._made, self._producer = producers >= 0, producers
         self._again = space.point_recompute[points]
         self._kept_on = np.where(space.point_last[points], -1, points + 1)
@@ -64,7 +64,7 @@ class Instants:
 
     @cached_property
     def _unpointed(self) -> tuple[Ints, Ints, Floats]:
-        """(m,) recomputations that write a tensor without a point there; the one whose keep spans it, or -1; bytes."""
+        """What is written where it has no point: (m,) recomputation, the point whose keep spans it or -1, bytes."""
         space = self._space
         found: list[tuple[int, int, float]] = []
         made = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
@@ -74,8 +74,7 @@ class Instants:
                 if nbytes and (i, t) not in space.point_of:
                     first, last = space.tensor_range[i]
                     e = first + int(np.searchsorted(space.point_stage[first:last], t))
-                    spans = e < last and space.point_previous[e] < t
-                    found.append((x, e if spans else -1, nbytes))
+                    found.append((x, e if e < last else -1, nbytes))
         return (
             np.array([x for x, _, _ in found], dtype=np.int64),
             np.array([e for _, e, _ in found], dtype=np.int64),
@@ -90,7 +89,7 @@ class Instants:
         k, p
             (n_points,) kept up to each point, and paged in there.
         spanned
-            (n_stages,) bytes kept across each stage without a point there.
+            (n_stages or more,) bytes kept across each stage without a point there.
         """
         space, points = self._space, self._points
         before = k[points] + p[points]
@@ -104,14 +103,14 @@ class Instants:
         after = np.where(self._real, 1.0, kept_on)
         after[place[last]] = needed[last]
         earlier = np.where(np.diff(place, prepend=-1) != 0, kept_on[place], np.roll(needed, 1))
-        producer = np.where(self._made, self._producer, -1)
-        at_start = np.where(self._made, before, after)
         made = self._made
+        at_start = np.where(made, before, after)
+        producer = self._start[made] + self._producer[made]
         where = np.concatenate(
             [
                 self._start,
-                (self._start + producer)[made],
-                (self._start + producer + 1)[made],
+                producer,
+                producer + 1,
                 self._start[place] + space.recompute_operator[again] + 1,
             ]
         )
@@ -124,7 +123,7 @@ class Instants:
             ]
         )
         size = self._shape[0] * self._shape[1]
-        live = np.cumsum(np.bincount(where, steps, minlength=size)[:size].reshape(self._shape), axis=1).reshape(-1)
+        live = np.cumsum(np.bincount(where, steps, minlength=size).reshape(self._shape), axis=1).reshape(-1)
         found = live[self._of_recompute] + spanned[space.recompute_stage]
         found += space.workspace_bytes[space.recompute_operator] * r
         x, kept, nbytes = self._unpointed

@@ -25,7 +25,6 @@ Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -91,30 +90,37 @@ def _spanning(space: RetentionSpace) -> list[list[int]]:
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
-    room = block.model().space.room_bytes
-    rows = [live.row((nbytes - room) / room) for live, nbytes in _recomputes(block, point, room * (1 + VIOLATION))]
+    space: RetentionSpace = block.model().space
+    room = space.room_bytes
+    crowded = _crowded(block, point, room * (1 + VIOLATION))
+    if not crowded:
+        return []
+    values = tuple(shares.tolist() for shares in _shares(block, point))  # read one by one, which is slow of arrays
+    made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
+    rows = [_Instant(block, made[0][x], made[1][x], x, *values).row((nbytes - room) / room) for x, nbytes in crowded]
     block.found += rows
     return rows
 
 
-def _recomputes(block: PyomoBlock, point: PointLike, least: float) -> Iterator[tuple[_Instant, float]]:
-    """What is live, and how many bytes that is, during each recomputation that `point` opens: more than `least`."""
+def _crowded(block: PyomoBlock, point: PointLike, least: float) -> list[tuple[int, float]]:
+    """The recomputations that `point` opens during which more than `least` bytes are live, and how many."""
+    space: RetentionSpace = block.model().space
+    if not len(space.recompute_stage):
+        return []
+    r, k, p = _shares(block, point)
+    nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
+    found = np.flatnonzero((r > ACTIVE) & (nbytes > least))
+    return list(zip(found.tolist(), nbytes[found].tolist(), strict=True))
+
+
+def _shares(block: PyomoBlock, point: PointLike) -> tuple[Floats, Floats, Floats]:
+    """(n_recomputes,) r of a point, and (n_points,) k and p."""
     model = block.model()
     space: RetentionSpace = model.space
-    if not len(space.recompute_stage):
-        return
-    r = point[model.recompute.r]
-    k = point[model.residency.k]
     p = np.zeros(len(space.point_tensor))
     if space.paging:
         p[space.page_point] = point[model.paging.p]
-    nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
-    crowded = np.flatnonzero((r > ACTIVE) & (nbytes > least))
-    if len(crowded):
-        values = r.tolist(), k.tolist(), p.tolist()  # read one by one, which is slow of arrays
-    for x in crowded.tolist():
-        j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
-        yield _Instant(block, j, t, x, *values), float(nbytes[x])
+    return point[model.recompute.r], point[model.residency.k], p
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
@@ -140,7 +146,7 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
         absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
         if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
             found.add(t)
-    found.update(live.t for live, _ in _recomputes(model.memory, point, full))
+    found.update(int(space.recompute_stage[x]) for x, _ in _crowded(model.memory, point, full))
     return tuple(sorted(found))
 
 

@@ -65,18 +65,6 @@ class Repetition:
             return None
         return self.problem.operators[moved].outputs[self.problem.operators[producer].outputs.index(i)]
 
-    @cached_property
-    def _known(self) -> dict[int, tuple[list[int | None], list[int | None]]]:
-        return {}
-
-    def _moved(self, blocks: int) -> tuple[list[int | None], list[int | None]]:
-        """Each operator, and each tensor, moved by so many blocks."""
-        if blocks not in self._known:
-            operators = [self._operator(j, blocks) for j in range(len(self.kinds))]
-            tensors = [self._tensor(i, blocks) for i in range(len(self.problem.tensors))]
-            self._known[blocks] = operators, tensors
-        return self._known[blocks]
-
     def images(self, chain: Chain) -> Iterator[Chain]:
         """`chain` in all other blocks: the windows and paths there that make a chain cut as well."""
         problem = self.problem
@@ -86,10 +74,12 @@ class Repetition:
         forward, backward = self.periods
         most = max(middle // forward, (len(self.kinds) - middle) // backward)
         for blocks in (sign * distance for distance in range(1, most + 1) for sign in (1, -1)):
-            operators, tensors = self._moved(blocks)
-            b = operators[chain.b]
-            moved = tuple(i for i in map(tensors.__getitem__, chain.path) if i is not None)
-            if b is None or len(moved) < len(chain.path):
+            b = self._operator(chain.b, blocks)
+            if b is None:
+                continue
+            path = (self._tensor(i, blocks) for i in chain.path)
+            moved = tuple(i for i in itertools.takewhile(lambda i: i is not None, path) if i is not None)
+            if len(moved) < len(chain.path):
                 continue
             if b not in problem.readers[moved[0]] or any(
                 earlier not in problem.operators[problem.tensors[later].producer].inputs
