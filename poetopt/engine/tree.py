@@ -195,8 +195,11 @@ class Tree:
             if share > self._reach:
                 self._reach *= PASSED if math.isfinite(share) else 1.0
                 return 0.0
+            left_s = self._remaining_s()
+            if left_s < SEARCH_S[0]:
+                return 0.0  # it would begin with a presolve that nothing interrupts
             node_s = (elapsed_s - self._dived_s - self._searched_s) / self.explored
-            return max(0.0, min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, self._remaining_s()))
+            return min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
 
     def searched(self, share: float, left: float, seconds: float) -> None:
         """What such a search took, and how much it `left` of what was open."""

@@ -18,7 +18,15 @@ class Watched:
         self.value = math.inf
         self.bounds: list[float] = []
         self.enough = enough
-        self.tree = Tree(np.zeros(2), np.ones(2), cutoff=lambda: self.value, on_bound=self.told, gap=0.0)
+        self.left_s = math.inf
+        self.tree = Tree(
+            np.zeros(2),
+            np.ones(2),
+            cutoff=lambda: self.value,
+            on_bound=self.told,
+            gap=0.0,
+            remaining_s=lambda: self.left_s,
+        )
 
     def told(self, bound: float) -> bool:
         self.bounds.append(bound)
@@ -112,7 +120,8 @@ def test_who_gives_up_ends_it_for_all() -> None:
 
 
 def test_searches_of_nodes_go_where_they_close_them() -> None:
-    """None of the root or without a cutoff; further out after one that closed its node, closer in after one in vain."""
+    """None of the root, without a cutoff or in the last second; further out after one that closed its node, closer in
+    after one in vain."""
     watched = Watched()
     tree = watched.tree
     taken(tree)
@@ -127,6 +136,10 @@ def test_searches_of_nodes_go_where_they_close_them() -> None:
     assert tree.time_to_search(REACH) > 0.0
     tree.searched(REACH, 0.0, 1.0)
     assert tree.time_to_search(1.4 * REACH) > 0.0
+    watched.left_s = 0.5
+    assert tree.time_to_search(1.4 * REACH) == 0.0
+    watched.left_s = 1.25
+    assert 0.0 < tree.time_to_search(1.4 * REACH) <= 1.25
     tree.searched(0.1, 0.1, 0.0)
     assert tree.time_to_search(0.1) == 0.0
     tree.searched(0.01, 0.01, 1e6)
