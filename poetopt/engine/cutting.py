@@ -51,7 +51,7 @@ def cut(
     Returns whether the relaxation is infeasible, and with it the model.
     """
     latest = until if latest is None else latest
-    stalled, last = 0, -math.inf
+    stalled = 0
     recent: deque[float] = deque(maxlen=STEEP_ROUNDS)
     gained = time.monotonic()
     patience = STALL_SHARE * (until - gained)
@@ -68,6 +68,7 @@ def cut(
             on_point(point)
             point = None
         scale = overhead_j or abs(relaxed.objective)
+        last = recent[-1] if recent else -math.inf
         before, rounds_since = (recent[0], STEEP_ROUNDS) if len(recent) == STEEP_ROUNDS else (last, 1)
         left_open = 0.0 if overhead_j is None else overhead_j - relaxed.objective
         steep = left_open > 0 and relaxed.objective - before > STEEP * rounds_since * left_open
@@ -78,7 +79,6 @@ def cut(
             stalled += 1
         else:
             stalled, gained = 0, time.monotonic()
-        last = relaxed.objective
         if stalled >= STALL and time.monotonic() - gained > patience:
             break
         session.purge()

@@ -64,8 +64,9 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     values = _Values.at(model, space, point)
     found = sorted(_violated(space, values), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
     chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
-    rows = [_rows(block).row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
-    return rows + [_rows(block).row(image, 0.0) for image in _images(block, chains)]
+    made = _rows(block)
+    rows = [made.row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
+    return rows + [made.row(image, 0.0) for image in _images(block, chains)]
 
 
 def _rows(block: PyomoBlock) -> ChainRows:

@@ -46,8 +46,8 @@ class Instants:
         self._of_recompute = row[space.recompute_stage] * (n + 1) + space.recompute_operator
 
     @cached_property
-    def _reads(self) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-        """(n_reads,) the place of a read's point, its recomputation, and whether it is the last of its point."""
+    def _reads(self) -> tuple[Ints, Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+        """(n_reads,) the place of a read's point, its recomputation, whether it is its point's first, and its last."""
         space = self._space
         places: list[int] = []
         recomputes: list[int] = []
@@ -60,7 +60,8 @@ class Instants:
                         places.append(place)
                         recomputes.append(y)
         found = np.array(places, dtype=np.int64)
-        return found, np.array(recomputes, dtype=np.int64), np.diff(found, append=-1) != 0
+        first, last = np.diff(found, prepend=-1) != 0, np.diff(found, append=-1) != 0
+        return found, np.array(recomputes, dtype=np.int64), first, last
 
     @cached_property
     def _unpointed(self) -> tuple[Ints, Ints, Floats]:
@@ -96,13 +97,13 @@ class Instants:
         during = np.where(self._again >= 0, np.maximum(before, r[self._again]), before)
         kept_on = np.where(self._kept_on >= 0, k[self._kept_on], 0.0)
         # reads: from the latest reader back to the producer, what any of those from there on needs
-        place, again, last = self._reads
+        place, again, first, last = self._reads
         needed = np.maximum(r[again], kept_on[place])
         offset = SEGMENT * np.arange(len(points))[place]
         needed = np.maximum.accumulate(needed + offset) - offset
         after = np.where(self._real, 1.0, kept_on)
         after[place[last]] = needed[last]
-        earlier = np.where(np.diff(place, prepend=-1) != 0, kept_on[place], np.roll(needed, 1))
+        earlier = np.where(first, kept_on[place], np.roll(needed, 1))
         made = self._made
         at_start = np.where(made, before, after)
         producer = self._start[made] + self._producer[made]

@@ -92,22 +92,23 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
     space: RetentionSpace = block.model().space
     room = space.room_bytes
-    crowded = _crowded(block, point, room * (1 + VIOLATION))
+    shares = _shares(block, point)
+    crowded = _crowded(block, shares, room * (1 + VIOLATION))
     if not crowded:
         return []
-    values = tuple(shares.tolist() for shares in _shares(block, point))  # read one by one, which is slow of arrays
+    values = tuple(share.tolist() for share in shares)  # read one by one, which is slow of arrays
     made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
     rows = [_Instant(block, made[0][x], made[1][x], x, *values).row((nbytes - room) / room) for x, nbytes in crowded]
     block.found += rows
     return rows
 
 
-def _crowded(block: PyomoBlock, point: PointLike, least: float) -> list[tuple[int, float]]:
-    """The recomputations that `point` opens during which more than `least` bytes are live, and how many."""
+def _crowded(block: PyomoBlock, shares: tuple[Floats, Floats, Floats], least: float) -> list[tuple[int, float]]:
+    """The recomputations that a point opens during which more than `least` bytes are live, and how many."""
     space: RetentionSpace = block.model().space
     if not len(space.recompute_stage):
         return []
-    r, k, p = _shares(block, point)
+    r, k, p = shares
     nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
     found = np.flatnonzero((r > ACTIVE) & (nbytes > least))
     return list(zip(found.tolist(), nbytes[found].tolist(), strict=True))
@@ -146,7 +147,7 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
         absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
         if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
             found.add(t)
-    found.update(int(space.recompute_stage[x]) for x, _ in _crowded(model.memory, point, full))
+    found.update(int(space.recompute_stage[x]) for x, _ in _crowded(model.memory, _shares(model.memory, point), full))
     return tuple(sorted(found))
 
 

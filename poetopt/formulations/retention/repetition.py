@@ -65,6 +65,16 @@ class Repetition:
             return None
         return self.problem.operators[moved].outputs[self.problem.operators[producer].outputs.index(i)]
 
+    def _path(self, path: Sequence[int], blocks: int) -> tuple[int, ...] | None:
+        """The tensors of `path` moved by so many blocks, or None where one of them can't be."""
+        moved = []
+        for i in path:
+            image = self._tensor(i, blocks)
+            if image is None:
+                return None
+            moved.append(image)
+        return tuple(moved)
+
     def images(self, chain: Chain) -> Iterator[Chain]:
         """`chain` in all other blocks: the windows and paths there that make a chain cut as well."""
         problem = self.problem
@@ -77,9 +87,8 @@ class Repetition:
             b = self._operator(chain.b, blocks)
             if b is None:
                 continue
-            path = (self._tensor(i, blocks) for i in chain.path)
-            moved = tuple(i for i in itertools.takewhile(lambda i: i is not None, path) if i is not None)
-            if len(moved) < len(chain.path):
+            moved = self._path(chain.path, blocks)
+            if moved is None:
                 continue
             if b not in problem.readers[moved[0]] or any(
                 earlier not in problem.operators[problem.tensors[later].producer].inputs
