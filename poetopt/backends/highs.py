@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.attend import Attendant
-from poetopt.backends.highs_nodes import HighsNodes, append_rows, pass_integers
+from poetopt.backends.highs_nodes import HighsNodes, pass_integers
+from poetopt.backends.highs_rows import Waiting, basic_rows, compressed, rows_of
+from poetopt.backends.matrix import Matrix
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
@@ -38,6 +40,12 @@ RESERVED = {
 DEVEX = 1
 """Pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the time of
 steepest edge, whose weights cost more than the iterations that they save; on one of 1,000 both take the same."""
+
+LARGE = 20_000
+"""With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take."""
+
+WHOLE_SHARE = 0.4
+"""The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time."""
 
 _attendant = Attendant("highs")
 
@@ -60,17 +68,15 @@ class HighsSession(MatrixSession):
         self._options, self._log = options, log
         self._stop = threading.Event()
         matrix = self._matrix
-        lp = highspy.HighsLp()
-        lp.num_row_, lp.num_col_ = matrix.shape
-        lp.col_cost_ = matrix.costs * scale
-        lp.col_lower_, lp.col_upper_ = matrix.lower, matrix.upper
-        lp.row_lower_, lp.row_upper_ = matrix.row_lower, matrix.row_upper
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = matrix.rows.indptr
-        lp.a_matrix_.index_ = matrix.rows.indices
-        lp.a_matrix_.value_ = matrix.rows.data
         self._lp = self._fresh(self._stop)
-        self._lp.passModel(lp)
+        self._lp.passModel(_model(matrix, matrix.lower, matrix.upper, scale))
+        count = len(matrix.row_lower)
+        self._waiting = Waiting(matrix, np.zeros(count, dtype=bool))
+        self._places = np.arange(count)
+        """Of each row in `_lp`, its place in the model; -1: one that was added."""
+        self._broken = np.zeros(0, dtype=np.int64)
+        """Rows outside that the last point breaks: they come in before the next solve."""
+        self._partly = False
 
     def _fresh(self, stop: threading.Event) -> highspy.Highs:
         """A Highs object with the session's options; `stop` interrupts its simplex method."""
@@ -96,9 +102,43 @@ class HighsSession(MatrixSession):
 
     def relax(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation."""
+        until = time.monotonic() + time_limit_s
+        while True:
+            found = self._relax(until - time.monotonic())
+            if not found.broken:
+                return found
+
+    def relax_partly(self, time_limit_s: float) -> Relaxation:
+        """Solve the linear relaxation over those rows that some point has broken so far; see the contract."""
+        if self._waiting.outside.size < LARGE:
+            return self.relax(time_limit_s)
+        if self._partly:
+            return self._relax(time_limit_s)
+        until = time.monotonic() + time_limit_s
+        if self._last is None:
+            found = self.relax(WHOLE_SHARE * time_limit_s)
+            if found.outcome is not Outcome.STOPPED:
+                return found
+            self._begin_anew()
+        else:
+            self._set_aside(self._unbinding())
+        self._partly = True
+        return self._relax(until - time.monotonic())
+
+    def _begin_anew(self) -> None:
+        """Leave in the LP what the cheapest point breaks, and what was added."""
+        self._lp.clearSolver()
+        cheapest = np.where(self._matrix.costs < 0, self._upper, self._lower)
+        kept = self._waiting.kept(np.where(np.isfinite(cheapest), cheapest, 0.0))
+        own = np.flatnonzero(self._places >= 0)
+        self._set_aside(own[kept[self._places[own]]])
+
+    def _relax(self, time_limit_s: float) -> Relaxation:
+        """One solve, with the rows that the last point broke."""
         trivial = self._nothing_to_solve()
         if trivial is not None:
             return trivial
+        self._bring_in(self._broken)
         solver = self._lp
         # HiGHS counts its run time over all runs of one object
         solver.setOptionValue("time_limit", solver.getRunTime() + max(0.05, time_limit_s))
@@ -109,18 +149,62 @@ class HighsSession(MatrixSession):
             status = self._which(solver, self._stop)
         if status == highspy.HighsModelStatus.kOptimal:
             found = solver.getSolution()
+            values, own = np.array(found.col_value), self._places >= 0
+            self._broken = self._waiting.broken(values)
+            activity, duals = np.array(found.row_value), np.array(found.row_dual)
+            multipliers = np.zeros(self._waiting.outside.size)
+            multipliers[self._places[own]] = duals[own]
             return self._solved(
                 solver.getInfo().objective_function_value,
-                np.array(found.col_value),
-                np.array(found.row_value),
+                values,
+                np.concatenate([self._matrix.rows @ values, activity[~own]]),
                 np.array(found.col_dual),
-                np.array(found.row_dual),
+                np.concatenate([multipliers, duals[~own]]),
+                broken=len(self._broken),
             )
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxation(Outcome.INFEASIBLE, math.inf, None)
         if status == highspy.HighsModelStatus.kUnbounded:
-            raise unbounded()
+            if not self._waiting.outside.any():
+                raise unbounded()
+            self._broken = np.flatnonzero(self._waiting.outside)  # what is outside may bound it
+            return self._relax(time_limit_s)
         return Relaxation(Outcome.STOPPED, self._bound, None)
+
+    def _bring_in(self, rows: NDArray[np.int64]) -> None:
+        """Add those of the model's rows to the LP, which wait outside."""
+        rows_of(self._matrix, rows).append_to(self._lp)
+        self._waiting.outside[rows] = False
+        self._places = np.concatenate([self._places, rows])
+        self._broken = self._broken[:0]
+
+    def _set_aside(self, places: NDArray[np.int64]) -> None:
+        """Have rows of the LP, which are the model's own, wait outside."""
+        self._waiting.outside[self._places[places]] = True
+        self._drop(places)
+
+    def _drop(self, places: NDArray[np.int64]) -> None:
+        self._lp.deleteRows(len(places), places.astype(np.int32))
+        self._places = np.delete(self._places, places)
+
+    def _unbinding(self) -> NDArray[np.int64]:
+        """Places in the LP of the model's own rows that don't bind."""
+        return np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._places >= 0))
+
+    def purge(self) -> int:
+        """Drop the added cuts that are slack; where rows may wait outside, all that don't bind go.
+
+        There the model's own are set aside, and of the cuts those go, too, that are basic without any slack: they are
+        many, and come again where they are needed.
+        """
+        if not self._partly or self._activity is None:
+            return super().purge()
+        basic = basic_rows(self._lp.getBasis())[self._places < 0]
+        solved = len(self._activity) - self._waiting.outside.size
+        dropped = [x for x, row in enumerate(self._added[:solved]) if basic[x] and not row.core]
+        self._forget(dropped)
+        self._set_aside(self._unbinding())
+        return len(dropped)
 
     def _which(self, solver: highspy.Highs, stop: threading.Event) -> highspy.HighsModelStatus:
         """Unbounded or infeasible: presolve can't tell, the simplex method can."""
@@ -132,10 +216,12 @@ class HighsSession(MatrixSession):
         return solver.getModelStatus()
 
     def _append(self, rows: Sequence[Row]) -> None:
-        append_rows(self._lp, self._columns, rows)
+        compressed(self._columns, rows).append_to(self._lp)
+        self._places = np.concatenate([self._places, np.full(len(rows), -1)])
 
     def _delete(self, places: NDArray[np.int32]) -> None:
-        self._lp.deleteRows(len(places), places)
+        added = np.flatnonzero(self._places < 0)
+        self._drop(added[places - self._waiting.outside.size])
 
     def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:
         self._lp.changeColsBounds(len(columns), columns, values, values)
@@ -158,7 +244,7 @@ class HighsSession(MatrixSession):
             return trivial
         stop = threading.Event()  # of its own: a search that was left behind stays told
         solver = self._fresh(stop)
-        solver.passModel(self._lp.getLp())
+        solver.passModel(_model(self._matrix.extended(self._added), self._lower, self._upper, self._scale))
         pass_integers(solver, self._matrix.integer)
         solver.setOptionValue("time_limit", max(0.1, time_limit_s))
         solver.setOptionValue("mip_rel_gap", gap)
@@ -221,8 +307,9 @@ class HighsSession(MatrixSession):
 
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
-        bounds = self._lower, self._upper
-        return HighsNodes.of(self._fresh, self._lp.getLp(), self._lp.getBasis(), self._matrix, bounds, self._scale)
+        self._set_aside(self._unbinding())
+        lp, basis, waits = self._lp.getLp(), self._lp.getBasis(), self._waiting.outside.copy()
+        return HighsNodes.of(self._fresh, lp, basis, waits, self._matrix, (self._lower, self._upper), self._scale)
 
     def _run(self, solver: highspy.Highs, stop: threading.Event, deadline: float | None = None) -> bool:
         """Run `solver`, which `stop` stops; whether it was interrupted."""
@@ -237,6 +324,20 @@ class HighsSession(MatrixSession):
         values = self._columns.spread(start)
         known = np.flatnonzero(~np.isnan(values))
         solver.setSolution(len(known), known.astype(np.int32), values[known])
+
+
+def _model(matrix: Matrix, lower: Floats, upper: Floats, scale: float) -> highspy.HighsLp:
+    """The relaxation of `matrix` within these bounds of its columns, (n,) each."""
+    lp = highspy.HighsLp()
+    lp.num_row_, lp.num_col_ = matrix.shape
+    lp.col_cost_ = matrix.costs * scale
+    lp.col_lower_, lp.col_upper_ = lower, upper
+    lp.row_lower_, lp.row_upper_ = matrix.row_lower, matrix.row_upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = matrix.rows.indptr
+    lp.a_matrix_.index_ = matrix.rows.indices
+    lp.a_matrix_.value_ = matrix.rows.data
+    return lp
 
 
 def _set(solver: highspy.Highs, key: str, value: str) -> None:

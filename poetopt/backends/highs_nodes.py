@@ -1,65 +1,28 @@
-"""Trees of relaxations in HiGHS: one more Highs object, whose bounds and basis are set before each solve.
-
-Of the model's own rows most are far from binding, and a solve of few iterations takes as long as its rows are many. So
-those that are basic at the root wait outside, and come in where a vertex breaks them.
-"""
+"""Trees of relaxations in HiGHS: one more Highs object, whose bounds and basis are set before each solve."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.matrix import Columns, Matrix
+from poetopt.backends.highs_rows import HighsRows, Waiting, compressed, rows_of
+from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
 from poetopt.formulations.language import Row
 
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
-BROKEN = 1e-6
-"""A row that waits outside comes in where it is broken by more than this share of its largest coefficient."""
 _NO_LIMIT = 2**31 - 1
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
 _SEARCHED = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
 """How a search ends that has a bound."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows as HiGHS takes them: bounds, and the entries row by row."""
-
-    lower: Floats
-    upper: Floats
-    starts: NDArray[np.int32]
-    indices: NDArray[np.int32]
-    values: Floats
-
-    def append_to(self, solver: highspy.Highs) -> None:
-        """Append these to the model in `solver`."""
-        solver.addRows(
-            len(self.lower), self.lower, self.upper, len(self.indices), self.starts, self.indices, self.values
-        )
-
-
-def _rows_of(matrix: Matrix, places: NDArray[np.int64]) -> _Rows:
-    rows = matrix.rows[places]
-    starts, indices = rows.indptr[:-1].astype(np.int32), rows.indices.astype(np.int32)
-    return _Rows(matrix.row_lower[places], matrix.row_upper[places], starts, indices, rows.data)
-
-
-def _compressed(columns: Columns, rows: Sequence[Row]) -> _Rows:
-    """Raises PoetError for a row over no column of the model."""
-    starts, indices, values = columns.compress(rows)
-    lower = np.array([row.lower for row in rows], dtype=float)
-    upper = np.array([row.upper for row in rows], dtype=float)
-    return _Rows(lower, upper, starts, indices, values)
 
 
 def pass_integers(solver: highspy.Highs, integer: NDArray[np.bool_]) -> None:
@@ -67,11 +30,6 @@ def pass_integers(solver: highspy.Highs, integer: NDArray[np.bool_]) -> None:
     columns = np.flatnonzero(integer).astype(np.int32)
     kind = int(highspy.HighsVarType.kInteger)
     solver.changeColsIntegrality(len(columns), columns, np.full(len(columns), kind, dtype=np.uint8))
-
-
-def append_rows(solver: highspy.Highs, columns: Columns, rows: Sequence[Row]) -> None:
-    """Append rows found by separators to the model in `solver`. Raises PoetError for one over no column of it."""
-    _compressed(columns, rows).append_to(solver)
 
 
 class _Relaxation:
@@ -82,26 +40,21 @@ class _Relaxation:
     lp, basis
         Where the session's last solve ended.
     waits
-        (m,) which of the model's own rows are basic there: they wait outside.
+        (m,) which of the model's own rows wait outside of it.
     """
 
-    def __init__(self, lp: highspy.HighsLp, basis: highspy.HighsBasis, matrix: Matrix) -> None:
-        self.lp, self.basis = lp, basis
-        basic = np.array([status == highspy.HighsBasisStatus.kBasic for status in basis.row_status], dtype=bool)
-        self.waits = basic[: matrix.shape[0]]  # what comes after is what separators found
-        basis.row_status = [
-            status for row, status in enumerate(basis.row_status) if row >= len(self.waits) or not self.waits[row]
-        ]
+    def __init__(self, lp: highspy.HighsLp, basis: highspy.HighsBasis, waits: NDArray[np.bool_]) -> None:
+        self.lp, self.basis, self.waits = lp, basis, waits
         self._outside = self.waits.copy()
-        self._later: list[tuple[_Rows, NDArray[np.int64]]] = []
+        self._later: list[tuple[HighsRows, NDArray[np.int64]]] = []
         self.guard = threading.Lock()
         """Held while rows or a basis change."""
 
-    def since(self, count: int) -> list[tuple[_Rows, NDArray[np.int64]]]:
+    def since(self, count: int) -> list[tuple[HighsRows, NDArray[np.int64]]]:
         """What came after the first `count`: rows, and the places of those that waited. For who holds the guard."""
         return self._later[count:]
 
-    def add(self, rows: _Rows) -> None:
+    def add(self, rows: HighsRows) -> None:
         """Rows that separators found."""
         with self.guard:
             self._later.append((rows, np.zeros(0, dtype=np.int64)))
@@ -112,7 +65,7 @@ class _Relaxation:
             places = places[self._outside[places]]
             if len(places):
                 self._outside[places] = False
-                self._later.append((_rows_of(matrix, places), places))
+                self._later.append((rows_of(matrix, places), places))
 
 
 class HighsNodes:
@@ -144,17 +97,13 @@ class HighsNodes:
         self.lower, self.upper = bounds[0].copy(), bounds[1].copy()  # the session tightens its own
         self._at = self.lower, self.upper
         self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
-        self._outside = relaxation.waits.copy()
-        """(m,) which of the model's own rows aren't here."""
-        self._slack = BROKEN * np.maximum(abs(matrix.rows).max(axis=1).toarray().reshape(-1), 1.0)
+        self._waiting = Waiting(matrix, relaxation.waits)
         self._seen = 0
         """How many of the relaxation's later rows are here."""
         self._lp = solver = fresh(stop)
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
         solver.passModel(relaxation.lp)
-        places = np.flatnonzero(relaxation.waits).astype(np.int32)
-        solver.deleteRows(len(places), places)
         solver.setBasis(relaxation.basis)
 
     @classmethod
@@ -163,12 +112,16 @@ class HighsNodes:
         fresh: Callable[[threading.Event], highspy.Highs],
         lp: highspy.HighsLp,
         basis: highspy.HighsBasis,
+        waits: NDArray[np.bool_],
         matrix: Matrix,
         bounds: tuple[Floats, Floats],
         scale: float,
     ) -> HighsNodes:
-        """The nodes of the relaxation `lp`, whose last solve ended at `basis`. For the rest see `HighsNodes`."""
-        return cls(fresh, _Relaxation(lp, basis, matrix), matrix, bounds, scale, threading.Event())
+        """The nodes of the relaxation `lp`, whose last solve ended at `basis`, and outside of which rows wait.
+
+        For the rest see `HighsNodes`.
+        """
+        return cls(fresh, _Relaxation(lp, basis, waits), matrix, bounds, scale, threading.Event())
 
     def twin(self) -> HighsNodes:
         """The same relaxation for one more thread."""
@@ -192,7 +145,7 @@ class HighsNodes:
             if objective >= cutoff:
                 return None
             values = np.array(found.col_value)
-            broken = self._broken(values)
+            broken = self._waiting.broken(values)
             if not len(broken):
                 return Vertex(objective, values, np.array(found.col_dual) / self._scale, self._lp.getBasis())
             self._relaxation.bring_in(broken, self._matrix)
@@ -221,7 +174,7 @@ class HighsNodes:
         solver, stop = self._fresh(self._stop), self._stop
         solver.setOptionValue("output_flag", False)
         solver.passModel(self._lp.getLp())
-        _rows_of(self._matrix, np.flatnonzero(self._outside)).append_to(solver)
+        rows_of(self._matrix, np.flatnonzero(self._waiting.outside)).append_to(solver)
         pass_integers(solver, self.integer)
         solver.setOptionValue("time_limit", seconds)
         solver.setOptionValue("mip_rel_gap", 0.0)
@@ -257,20 +210,13 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        self._relaxation.add(_compressed(self._matrix.columns, rows))
-
-    def _broken(self, values: Floats) -> NDArray[np.int64]:
-        """Which of the rows outside `values` break."""
-        matrix = self._matrix
-        activity = matrix.rows @ values
-        beyond = np.maximum(matrix.row_lower - activity, activity - matrix.row_upper)
-        return np.flatnonzero(self._outside & (beyond > self._slack))
+        self._relaxation.add(compressed(self._matrix.columns, rows))
 
     def _catch_up(self) -> None:
         """Append what came to the relaxation since the last solve."""
         for rows, places in self._relaxation.since(self._seen):
             rows.append_to(self._lp)
-            self._outside[places] = False
+            self._waiting.outside[places] = False
             self._seen += 1
 
     def point(self, vertex: Vertex, integral: bool) -> Point:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ SLACK = 1e-6
 """A cut with more slack than this at the relaxation is purged."""
 
 
-class MatrixSession:
+class MatrixSession(ABC):
     """One Pyomo model as arrays; a backend's session derives from it and solves them.
 
     A subclass sets `_last`, `_activity`, `_relaxed` and, with duals, `_reduced` and `_multipliers` when it has solved
@@ -51,10 +52,10 @@ class MatrixSession:
         """Rows were added. Raises PoetError for one over a variable that the model doesn't use."""
         self._columns.compress(rows)
 
-    def _delete(self, places: NDArray[np.int32]) -> None:
+    def _delete(self, places: NDArray[np.int32]) -> None:  # noqa: B027 - one that holds no relaxation does nothing
         """Rows, by their place in the whole, were dropped."""
 
-    def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:
+    def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:  # noqa: B027 - likewise
         """Columns were fixed."""
 
     # what a subclass tells
@@ -73,13 +74,17 @@ class MatrixSession:
         activity: Floats,
         reduced: Floats | None = None,
         multipliers: Floats | None = None,
+        broken: int = 0,
     ) -> Relaxation:
-        """The relaxation is solved: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled."""
+        """The relaxation is solved: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled.
+
+        The m rows are the model's own, and then those that were added; `broken` of the former were left out.
+        """
         self._last, self._activity, self._reduced, self._relaxed = values, activity, reduced, objective
         self._multipliers = multipliers
         bound = self._objective(objective)
         self._bound = max(self._bound, bound)
-        return Relaxation(Outcome.OPTIMAL, bound, self._point(values, False))
+        return Relaxation(Outcome.OPTIMAL, bound, self._point(values, False), broken)
 
     def _nothing_to_solve(self) -> Relaxation | None:
         """The answer for a model without variables."""
@@ -94,6 +99,14 @@ class MatrixSession:
         return Search(Outcome.OPTIMAL, self._point(np.zeros(0), True), constant, constant)
 
     # the contract
+
+    @abstractmethod
+    def relax(self, time_limit_s: float) -> Relaxation:
+        """Solve the linear relaxation."""
+
+    def relax_partly(self, time_limit_s: float) -> Relaxation:
+        """Solve it over some of the model's own rows; here over all."""
+        return self.relax(time_limit_s)
 
     @property
     def incumbent_bound(self) -> float:
@@ -127,12 +140,17 @@ class MatrixSession:
             for x, (row, value) in enumerate(zip(self._added, self._activity[base:], strict=False))
             if not row.core and min(value - row.lower, row.upper - value) > SLACK
         ]
-        if slack:
-            dropped = set(slack)
-            self._delete(np.array(slack, dtype=np.int32) + base)
-            self._added = [row for x, row in enumerate(self._added) if x not in dropped]
-            self._activity = None
+        self._forget(slack)
         return len(slack)
+
+    def _forget(self, places: Sequence[int]) -> None:
+        """Drop those of the added rows."""
+        if not places:
+            return
+        self._delete(np.array(places, dtype=np.int32) + len(self._matrix.row_lower))
+        dropped = set(places)
+        self._added = [row for x, row in enumerate(self._added) if x not in dropped]
+        self._activity = None
 
     @property
     def tightened(self) -> bool:

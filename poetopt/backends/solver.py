@@ -85,11 +85,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL."""
+    """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL.
+
+    broken
+        How many of the model's own rows the point breaks: only where it was solved partly.
+    """
 
     outcome: Outcome
     objective: float
     point: Point | None
+    broken: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,14 @@ class Session(Protocol):
 
     def relax(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation."""
+        ...
+
+    def relax_partly(self, time_limit_s: float) -> Relaxation:
+        """Solve it over some of the model's own rows: quicker, and a bound as well.
+
+        What the point breaks is there in the next solve, of either kind, so that `broken` ends at 0. A backend that
+        has no use for this solves it whole.
+        """
         ...
 
     def add(self, rows: Sequence[Row]) -> None:

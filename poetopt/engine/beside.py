@@ -99,6 +99,11 @@ class Beside:
             follow=Guide(self.run, self.chosen, self.model).follow_some,
         )
 
+    @property
+    def grows(self) -> bool:
+        """Whether there is a tree that isn't given up."""
+        return self._tree is not None and not self._tree.over
+
     def leads(self, bound: float, found_s: float, searched_s: float) -> bool:
         """Whether the processor of the search would be better used here.
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Session
@@ -24,6 +25,26 @@ STEEP, STEEP_ROUNDS = 0.01, 10
 """Rounds that close more than this share of what is open go on beyond the time that was meant for cutting. Later ones
 differ much from each other: once there are so many, their mean counts."""
 
+ANEW = 3.0
+"""A search solves the relaxation anew, and doesn't look at the clock meanwhile: it takes so many times what the first
+one took before it does anything else. Where less time is left for it, cutting and the tree have that, too."""
+FAR = 300
+"""A point that breaks more of the model's own rows than this is too far from what they allow to be worth cuts."""
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How it ended.
+
+    infeasible
+        Whether the relaxation is, and with it the model.
+    whole_s
+        How long the first relaxation took, which was solved whole; at least that long where it didn't end.
+    """
+
+    infeasible: bool
+    whole_s: float
+
 
 def cut(
     chosen: Formulation,
@@ -35,7 +56,7 @@ def cut(
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
     on_point: Callable[[PointLike], object] | None = None,
-) -> bool:
+) -> Cutting:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 
     until, latest
@@ -47,8 +68,6 @@ def cut(
         Told each bound; says whether that is enough.
     on_point
         Told the relaxation's point after 1, 2, 4, ... rounds, and the last one.
-
-    Returns whether the relaxation is infeasible, and with it the model.
     """
     latest = until if latest is None else latest
     stalled = 0
@@ -57,12 +76,19 @@ def cut(
     patience = STALL_SHARE * (until - gained)
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     point: PointLike | None = None
-    for count in rounds:
-        relaxed = session.relax(max(0.1, latest - time.monotonic()))
+    count = 0
+    whole_s = 0.0
+    for _ in rounds:
+        relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
+        if not whole_s:
+            whole_s = time.monotonic() - gained
+            until = latest if ANEW * whole_s > latest - until else until
         if relaxed.outcome is Outcome.INFEASIBLE:
-            return True
+            return Cutting(True, whole_s)
         if relaxed.point is None or on_bound(relaxed.objective):
             break
+        if relaxed.broken > FAR:
+            continue
         point = relaxed.point
         if on_point is not None and count and count & (count - 1) == 0:
             on_point(point)
@@ -83,9 +109,10 @@ def cut(
             break
         session.purge()
         rows = chosen.separate(model, relaxed.point)
-        if not rows:
+        if not rows and not relaxed.broken:
             break
         session.add(rows)
+        count += 1
     if on_point is not None and point is not None:
         on_point(point)
-    return False
+    return Cutting(False, whole_s)

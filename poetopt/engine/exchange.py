@@ -129,7 +129,7 @@ def _found(chosen: Formulation, model: Any, options: Options) -> list[Row]:
     """The rows that cutting finds within the time limit: some are the model's own, and never written down else."""
     session = session_of(model, options, scale=1e4 / (model.space.problem.baseline_energy_j or 1.0))
     until = time.monotonic() + options.time_limit_s
-    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False):
+    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False).infeasible:
         raise InfeasibleError(
             f"{model.space.problem.name} on {model.space.problem.device}: even the model's linear relaxation has no "
             f"solution, so that no schedule keeps this budget and deadline; {REMEDY}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Point, Session
 from poetopt.engine.beside import Beside
-from poetopt.engine.cutting import cut
+from poetopt.engine.cutting import ANEW, cut
 from poetopt.engine.guided import Guide
 from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending
@@ -54,6 +54,8 @@ class ModelSearch:
     patient: bool
     tree: Beside | None = None
     """What grows beside the integer search, where the model is what was asked."""
+    whole_s: float = 0.0
+    """How long the relaxation took that was solved as a whole."""
 
     def search(self) -> Ending:
         """Cut, search, simulate, repeat. Says how it ended."""
@@ -63,7 +65,7 @@ class ModelSearch:
             if self.beyond is not None:
                 session.add([self.beyond])
             session.add(self.chosen.revive(self.model, run.pool))
-            infeasible = cut(
+            cutting = cut(
                 self.chosen,
                 self.model,
                 session,
@@ -74,8 +76,9 @@ class ModelSearch:
                 on_point=Guide(run, self.chosen, self.model).follow,
             )
         run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
-        if infeasible:
+        if cutting.infeasible:
             return Ending.INFEASIBLE
+        self.whole_s = cutting.whole_s
         if self._closed():
             return Ending.FINISHED
         if not self.exact or self.patient:
@@ -145,6 +148,9 @@ class ModelSearch:
             return waited or behind or self._closed() or run.remaining_s <= 0
 
         while not self._closed() and run.remaining_s > 0:
+            if self.tree is not None and self.tree.grows and run.remaining_s < ANEW * self.whole_s:
+                self.tree.take_over()
+                break
             began, broken_s = time.monotonic(), None
             best = run.incumbent.best
             if self.exact and best is not None:

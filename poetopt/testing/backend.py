@@ -31,6 +31,8 @@ TOLERANCE = 1e-6
 SCALES = (1.0, 250.0)
 ENOUGH_S = 60.0
 """A limit that small problems never reach."""
+PARTS = 100
+"""More solves than a small problem has rows."""
 SHORT_S = 1.0
 """A limit that the endless one always does."""
 PATIENCE_S = 45.0
@@ -206,6 +208,7 @@ class _Suite:
         self.need(relaxed.point is not None, "the relaxation of a small problem has no point")
         self.need(relaxed.objective <= best + TOLERANCE, f"the relaxation, {relaxed.objective}, is above {best}")
         self._duals(session, relaxed.objective, best)
+        self._partly(problem.model, relaxed.objective)
         if self.can(Capability.NODES):
             check_nodes(session, problem, self.rng, self.need)
         self._frozen(session, problem)
@@ -230,6 +233,17 @@ class _Suite:
         session.tighten(best + 0.5)
         again = self.search(session)
         self.need(_close(again.objective, best), f"after `tighten` to a worse value the optimum {best} is gone")
+
+    def _partly(self, model: Any, relaxed: float) -> None:
+        session, bound, broken = self.open(model), -math.inf, 1
+        for _ in range(PARTS):
+            if not broken:
+                break
+            found = session.relax_partly(ENOUGH_S)
+            self.need(found.objective >= bound - TOLERANCE, "`relax_partly` fell, though rows only come in")
+            bound, broken = found.objective, found.broken
+        self.need(not broken, f"`relax_partly` still breaks {broken} rows of a small model after {PARTS} solves")
+        self.need(_close(bound, relaxed), f"`relax_partly` ends at {bound}, and the relaxation is {relaxed}")
 
     def _cutoff(self, model: Any, best: float) -> None:
         if not self.can(Capability.CUTOFF):

@@ -221,7 +221,7 @@ def judge(problem: Problem, options: Options, until: float, best_j: float = math
         reached = max(reached, bound_j)
         return bound_j > best_j
 
-    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=enough):
+    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=enough).infeasible:
         return Judgement(math.inf, None)
     left_s = until - time.monotonic()
     point = None if reached > best_j or left_s <= 0 else session.relax(left_s).point

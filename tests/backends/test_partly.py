@@ -1,0 +1,110 @@
+"""Relaxations that are solved row by row end where the whole does, and what follows rests on all rows."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from poetopt.backends import highs
+from poetopt.backends.solver import Outcome, Session
+from poetopt.engine.certificate import exact_bound
+from poetopt.engine.loop import solve
+from poetopt.engine.model import model_of, session_of
+from poetopt.engine.solution import Options, Status
+from poetopt.formulations import formulation
+from poetopt.testing import milp
+from poetopt.testing.problems import tight
+
+NEAR = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def all_partly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highs, "LARGE", 0)
+
+
+def _to_the_end(session: Session) -> list[float]:
+    """The bounds on the way to the relaxation."""
+    bounds = []
+    while True:
+        found = session.relax_partly(60.0)
+        assert found.outcome is Outcome.OPTIMAL
+        bounds.append(found.objective)
+        if not found.broken:
+            return bounds
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("begun", ["whole", "stopped", "not yet"])
+def test_the_same_relaxation(seed: int, begun: str) -> None:
+    problem = milp.covering(random.Random(seed), n=12, m=9)
+    wanted = highs.backend.open(problem.model, threads=1, scale=10.0).relax(60.0).objective
+    session = highs.backend.open(problem.model, threads=1, scale=10.0)
+    if begun == "whole":
+        session.relax(60.0)
+    elif begun == "stopped":  # small models are never stopped
+        session._begin_anew()
+        session._partly = True
+    bounds = _to_the_end(session)
+    assert bounds == pytest.approx(sorted(bounds), abs=NEAR)
+    assert bounds[-1] == pytest.approx(wanted, abs=NEAR)
+    session.purge()
+    assert session.relax(60.0).objective == pytest.approx(wanted, abs=NEAR)
+    best = problem.best()
+    found = session.search(time_limit_s=60.0, gap=0.0, start=None, on_point=lambda _: None, on_bound=lambda _: None)
+    assert best is not None
+    assert found.objective == pytest.approx(best, abs=NEAR)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rounds_of_cuts(seed: int) -> None:
+    """Cutting by either way proves a bound below the optimum, and multipliers for all rows prove it exactly."""
+    rng = random.Random(seed)
+    chosen = formulation("retention")
+    problem, ram_bytes = tight(rng, forward=5)
+    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
+    solution = solve(problem, options)
+    assert solution.status is Status.OPTIMAL
+    assert solution.simulation is not None
+    model = model_of(chosen, problem, options, "full")
+    session = session_of(model, options, scale=1e4)
+    bound = -np.inf
+    for _ in range(30):
+        relaxed = session.relax_partly(60.0)
+        assert relaxed.point is not None
+        assert relaxed.objective >= bound - NEAR * abs(bound) or not np.isfinite(bound)
+        bound = relaxed.objective
+        proven = exact_bound(session.dual_proof())
+        assert proven <= Fraction(solution.simulation.overhead_j * (1 + NEAR) + 1e-12)
+        assert float(proven) == pytest.approx(bound, rel=1e-4, abs=1e-9)
+        session.purge()
+        rows = chosen.separate(model, relaxed.point)
+        if not rows and not relaxed.broken:
+            break
+        session.add(rows)
+    nodes = session.nodes()
+    vertex = nodes.solve(None, np.inf)
+    assert vertex is not None
+    assert vertex.objective >= bound - NEAR * abs(bound)
+    assert vertex.objective <= solution.simulation.overhead_j * (1 + NEAR) + 1e-12
+
+
+@pytest.mark.parametrize("relaxed", [True, False])
+def test_infeasible(relaxed: bool) -> None:
+    session = highs.backend.open(milp.infeasible(relaxed=relaxed), threads=1, scale=1.0)
+    session._begin_anew()
+    session._partly = True
+    found = session.relax_partly(60.0)
+    while found.broken:
+        found = session.relax_partly(60.0)
+    assert (found.outcome is Outcome.INFEASIBLE) == relaxed
+
+
+def test_what_is_outside_may_bound_it() -> None:
+    session = highs.backend.open(milp.every_kind(), threads=1, scale=1.0)
+    session._begin_anew()
+    session._partly = True
+    assert _to_the_end(session)[-1] == pytest.approx(4.5)
