@@ -73,17 +73,21 @@ class Columns:
         values: list[float] = []
         for row in rows:
             starts.append(len(indices))
-            merged: dict[int, float] = {}
-            for variable, coefficient in zip(row.variables, row.coefficients, strict=True):
-                x = column.get(id(variable))
-                if x is None:
-                    raise PoetError(
-                        f"a separator's row ({row.kind}) uses the variable {variable.name}, which no other row or "
-                        "cost of the model mentions; give it a cost or a constraint in its block"
-                    )
-                merged[x] = merged.get(x, 0.0) + coefficient
-            indices += list(merged)
-            values += list(merged.values())
+            try:  # no step of Python for each entry: a round has hundreds of rows of hundreds of entries
+                found = list(map(column.__getitem__, map(id, row.variables)))
+            except KeyError:
+                unknown = next(variable for variable in row.variables if id(variable) not in column)
+                raise PoetError(
+                    f"a separator's row ({row.kind}) uses the variable {unknown.name}, which no other row or cost of "
+                    "the model mentions; give it a cost or a constraint in its block"
+                ) from None
+            merged = dict(zip(found, row.coefficients, strict=True))
+            if len(merged) < len(found):
+                merged = dict.fromkeys(found, 0.0)
+                for x, coefficient in zip(found, row.coefficients, strict=True):
+                    merged[x] += coefficient
+            indices += merged
+            values += merged.values()
         return np.array(starts, dtype=np.int32), np.array(indices, dtype=np.int32), np.array(values, dtype=float)
 
 
