@@ -19,7 +19,7 @@ WARM_UP = (4, 8)
 DEPTHS follow while each pays and leaves no more than WARM_UP_GAP open."""
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
-DEEPER_SHARE = (0.25, 0.4)
+DEEPER_SHARE = (0.25, 0.55)
 """Share of it for each of the deeper ones, and if the one before is proven."""
 WARM_UP_GAP = 0.05
 WARM_ENOUGH_SHARE = 0.4
