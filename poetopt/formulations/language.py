@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import pyomo.environ as pyo
 from numpy.typing import NDArray
+from pyomo.common.gc_manager import PauseGC
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.errors import FormulationError
@@ -420,7 +421,8 @@ class Formulation:
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
-        return self.abstract(space).create_instance()
+        with PauseGC():  # a model is a million objects, all of which stay: looking for garbage took two thirds of it
+            return self.abstract(space).create_instance()
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
