@@ -117,7 +117,7 @@ def relaxation(
     model = chosen.build(timed, ram_bytes=ram_bytes, makespan_s=deadline, scope=scope, paging=False)
     scale = 1e4 / (problem.baseline_time_s or 1.0)
     session = backend("highs").open(model, threads=settings.threads, scale=scale)
-    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False):
+    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False).infeasible:
         return None
     found = session.relax(limit)
     if found.outcome is not Outcome.OPTIMAL or found.point is None:
