@@ -121,7 +121,7 @@ class HighsSession(MatrixSession):
                 return found
             self._begin_anew()
         else:
-            self._set_aside(self._unbinding())
+            self._set_unbinding_aside()
         self._partly = True
         return self._relax(until - time.monotonic())
 
@@ -129,9 +129,9 @@ class HighsSession(MatrixSession):
         """Leave in the LP what the cheapest point breaks, and what was added."""
         self._lp.clearSolver()
         cheapest = np.where(self._matrix.costs < 0, self._upper, self._lower)
-        kept = self._waiting.kept(np.where(np.isfinite(cheapest), cheapest, 0.0))
+        breaks = self._waiting.breaks(self._matrix.rows @ np.where(np.isfinite(cheapest), cheapest, 0.0))
         own = np.flatnonzero(self._places >= 0)
-        self._set_aside(own[kept[self._places[own]]])
+        self._set_aside(own[~breaks[self._places[own]]])
 
     def _relax(self, time_limit_s: float) -> Relaxation:
         """One solve, with the rows that the last point broke."""
@@ -150,14 +150,14 @@ class HighsSession(MatrixSession):
         if status == highspy.HighsModelStatus.kOptimal:
             found = solver.getSolution()
             values, own = np.array(found.col_value), self._places >= 0
-            self._broken = self._waiting.broken(values)
-            activity, duals = np.array(found.row_value), np.array(found.row_dual)
+            activity, duals = self._matrix.rows @ values, np.array(found.row_dual)
+            self._broken = self._waiting.broken(activity)
             multipliers = np.zeros(self._waiting.outside.size)
             multipliers[self._places[own]] = duals[own]
             return self._solved(
                 solver.getInfo().objective_function_value,
                 values,
-                np.concatenate([self._matrix.rows @ values, activity[~own]]),
+                np.concatenate([activity, np.array(found.row_value)[~own]]),
                 np.array(found.col_dual),
                 np.concatenate([multipliers, duals[~own]]),
                 broken=len(self._broken),
@@ -187,9 +187,9 @@ class HighsSession(MatrixSession):
         self._lp.deleteRows(len(places), places.astype(np.int32))
         self._places = np.delete(self._places, places)
 
-    def _unbinding(self) -> NDArray[np.int64]:
-        """Places in the LP of the model's own rows that don't bind."""
-        return np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._places >= 0))
+    def _set_unbinding_aside(self) -> None:
+        """Have those of the model's own rows wait outside that don't bind."""
+        self._set_aside(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._places >= 0)))
 
     def purge(self) -> int:
         """Drop the added cuts that are slack; where rows may wait outside, all that don't bind go.
@@ -203,7 +203,7 @@ class HighsSession(MatrixSession):
         solved = len(self._activity) - self._waiting.outside.size
         dropped = [x for x, row in enumerate(self._added[:solved]) if basic[x] and not row.core]
         self._forget(dropped)
-        self._set_aside(self._unbinding())
+        self._set_unbinding_aside()
         return len(dropped)
 
     def _which(self, solver: highspy.Highs, stop: threading.Event) -> highspy.HighsModelStatus:
@@ -307,7 +307,7 @@ class HighsSession(MatrixSession):
 
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
-        self._set_aside(self._unbinding())
+        self._set_unbinding_aside()
         lp, basis, waits = self._lp.getLp(), self._lp.getBasis(), self._waiting.outside.copy()
         return HighsNodes.of(self._fresh, lp, basis, waits, self._matrix, (self._lower, self._upper), self._scale)
 

@@ -145,7 +145,7 @@ class HighsNodes:
             if objective >= cutoff:
                 return None
             values = np.array(found.col_value)
-            broken = self._waiting.broken(values)
+            broken = self._waiting.broken(self._matrix.rows @ values)
             if not len(broken):
                 return Vertex(objective, values, np.array(found.col_dual) / self._scale, self._lp.getBasis())
             self._relaxation.bring_in(broken, self._matrix)

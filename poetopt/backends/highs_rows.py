@@ -69,18 +69,12 @@ class Waiting:
         self._matrix = matrix
         self._slack = BROKEN * np.maximum(abs(matrix.rows).max(axis=1).toarray().reshape(-1), 1.0)
 
-    def broken(self, values: Floats) -> NDArray[np.int64]:
-        """Which of them the point `values`, (n,) by column, breaks."""
-        if not self.outside.any():
-            return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero(self.outside & self._breaks(values))
+    def broken(self, activity: Floats) -> NDArray[np.int64]:
+        """Which of them a point breaks at which the model's rows have the values `activity`, (m,)."""
+        return np.flatnonzero(self.outside & self.breaks(activity))
 
-    def kept(self, values: Floats) -> NDArray[np.bool_]:
-        """(m,) which rows of the model `values` keeps, outside or not."""
-        return ~self._breaks(values)
-
-    def _breaks(self, values: Floats) -> NDArray[np.bool_]:
-        matrix = self._matrix
-        activity = matrix.rows @ values
-        breaks: NDArray[np.bool_] = np.maximum(matrix.row_lower - activity, activity - matrix.row_upper) > self._slack
-        return breaks
+    def breaks(self, activity: Floats) -> NDArray[np.bool_]:
+        """(m,) which rows of the model it breaks, outside or not."""
+        beyond = np.maximum(self._matrix.row_lower - activity, activity - self._matrix.row_upper)
+        broken: NDArray[np.bool_] = beyond > self._slack
+        return broken
