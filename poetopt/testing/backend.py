@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import os
 import random
-import signal
 import tempfile
-import threading
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from poetopt.backends.solver import Backend, Capability, Frozen, Outcome, Point, Search, Session
+from poetopt.backends.solver import Backend, Capability
 from poetopt.backends.solver import backend as backend_of
-from poetopt.engine.certificate import exact_bound
 from poetopt.engine.solution import Options, Status
 from poetopt.engine.whole import solve_whole
-from poetopt.errors import FormulationError, OptionError, PoetError
-from poetopt.formulations.language import Row
+from poetopt.errors import OptionError
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.nodes import check_nodes
 from poetopt.testing.problems import tight
-
-TOLERANCE = 1e-6
-SCALES = (1.0, 250.0)
-ENOUGH_S = 60.0
-"""A limit that small problems never reach."""
-PARTS = 100
-"""More solves than a small problem has rows."""
-SHORT_S = 1.0
-"""A limit that the endless one always does."""
-PATIENCE_S = 45.0
-"""So much longer than its limit a search may take, on a busy machine, before it counts as one that ignores it."""
+from poetopt.testing.programs import Programs
+from poetopt.testing.stops import Stops
+from poetopt.testing.subject import ENOUGH_S, Subject, close
 
 
 @dataclass(frozen=True)
@@ -77,347 +58,62 @@ def check_backend(
     Raises ContractError for what is broken, BackendUnavailableError where the solver isn't there.
     """
     chosen = backend_of(backend)
-    suite = _Suite(chosen, random.Random(seed))
-    suite.declarations()
-    suite.relaxations()
-    suite.hopeless()
+    rng = random.Random(seed)
+    subject, programs, stops = Subject(chosen, rng), Programs(chosen, rng), Stops(chosen, rng)
+    _declarations(subject)
+    programs.relaxations()
+    programs.hopeless()
     for _ in range(problems):
-        suite.program()
-    suite.late_rows()
-    suite.time_limit()
-    interrupted = suite.interrupt()
-    suite.options()
-    suite.schedules(schedules, reference)
+        programs.program()
+    programs.late_rows()
+    stops.time_limit()
+    interrupted = stops.interrupt()
+    _options(subject)
+    _schedules(subject, schedules, reference)
     return BackendCheck(chosen.name, tuple(sorted(chosen.capabilities)), problems, schedules, interrupted)
 
 
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))
+def _declarations(subject: Subject) -> None:
+    name, capabilities = subject.backend.name, subject.backend.capabilities
+    require(isinstance(name, str) and name, f"the backend {subject.backend!r} has no name")
+    known = isinstance(capabilities, frozenset) and all(isinstance(c, Capability) for c in capabilities)
+    subject.need(known, f"its capabilities are a frozenset of Capability, not {capabilities!r}")
+    opened = subject.open(milp.covering(subject.rng).model).capabilities
+    subject.need(opened == capabilities, f"its sessions' capabilities are {set(opened)}, its own {set(capabilities)}")
 
 
-class _Suite:
-    def __init__(self, backend: Backend, rng: random.Random) -> None:
-        self.backend, self.rng = backend, rng
+def _options(subject: Subject) -> None:
+    model = milp.covering(subject.rng).model
+    unknown = {"no_such_option_of_any_solver": "1"}
+    try:
+        subject.search(subject.backend.open(model, threads=1, scale=1.0, options=unknown))
+    except OptionError:
+        pass
+    else:
+        raise ContractError(f"backend '{subject.backend.name}': an option that it doesn't know must raise OptionError")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "solver.log")
+        log.write_text("before\n", encoding="utf-8")
+        subject.search(subject.backend.open(model, threads=1, scale=1.0, log=str(log)))
+        text = log.read_text(encoding="utf-8", errors="replace")
+        subject.need(text.startswith("before\n"), "the log is appended to, not begun anew")
+        subject.need(len(text) > len("before\n"), "a search left nothing in the log")
 
-    def need(self, kept: object, message: str) -> None:
-        require(kept, f"backend '{self.backend.name}': {message}")
 
-    def can(self, capability: Capability) -> bool:
-        return capability in self.backend.capabilities
-
-    def open(self, model: Any, scale: float = 1.0) -> Session:
-        return self.backend.open(model, threads=1, scale=scale)
-
-    def search(self, session: Session, **more: Any) -> Search:
-        """A search to the end, unless `more` says otherwise; what it tells is checked."""
-        points: list[float] = []
-        bounds: list[float] = []
-        asked: dict[str, Any] = {
-            "time_limit_s": ENOUGH_S,
-            "gap": 0.0,
-            "start": None,
-            "on_point": lambda _: points.append(0.0),
-            "on_bound": bounds.append,
-        }
-        found = session.search(**{**asked, **more})
-        if found.point is not None:
-            self.need(found.point.integral, "a point that `search` returns is `integral`")
-            if "on_point" not in more:
-                self.need(points, "`search` returned a point that it never told `on_point`")
-        self.need(bounds == sorted(bounds), f"`on_bound` was told {bounds}: a bound must only rise")
-        if more.get("frozen"):
-            self.need(not bounds, "`on_bound` was told a bound of a search with frozen parts, which proves nothing")
-        return found
-
-    def search_in_time(self, session: Session, limit_s: float, **more: Any) -> Search:
-        """A search that is out of time, and given up where it doesn't end: no thread can be stopped from outside."""
-        ended: Future[Search] = Future()
-
-        def work() -> None:
-            try:
-                ended.set_result(self.search(session, time_limit_s=limit_s, **more))
-            except BaseException as error:  # noqa: BLE001 - handed over to the caller, whatever it is
-                ended.set_exception(error)
-
-        threading.Thread(target=work, name=f"check {self.backend.name}", daemon=True).start()
-        try:
-            return ended.result(limit_s + PATIENCE_S)
-        except TimeoutError as error:
-            if ended.done():
-                raise
-            raise ContractError(
-                f"backend '{self.backend.name}': it ignores time_limit_s: a search of {limit_s:g} s goes on after "
-                f"{limit_s + PATIENCE_S:g} s (it was left running); hand the limit to the solver"
-            ) from error
-
-    def declarations(self) -> None:
-        name, capabilities = self.backend.name, self.backend.capabilities
-        require(isinstance(name, str) and name, f"the backend {self.backend!r} has no name")
-        known = isinstance(capabilities, frozenset) and all(isinstance(c, Capability) for c in capabilities)
-        self.need(known, f"its capabilities are a frozenset of Capability, not {capabilities!r}")
-        opened = self.open(milp.covering(self.rng).model).capabilities
-        self.need(opened == capabilities, f"its sessions' capabilities are {set(opened)}, its own {set(capabilities)}")
-
-    def relaxations(self) -> None:
-        for scale in SCALES:
-            session = self.open(milp.every_kind(), scale)
-            found = session.relax(ENOUGH_S)
-            self.need(found.outcome is Outcome.OPTIMAL, f"a linear program ended as {found.outcome}, not optimal")
-            self.need(
-                _close(found.objective, 4.5),
-                f"a linear program's optimum is 4.5, not {found.objective} (scale {scale})",
-            )
-            whole = self.search(session)
-            self.need(
-                whole.outcome is Outcome.OPTIMAL and _close(whole.objective, 4.5),
-                f"`search` on a linear program gave {whole.outcome}, {whole.objective}; its optimum is 4.5",
-            )
-            self.need(_close(session.incumbent_bound, 4.5), f"and the bound {session.incumbent_bound}")
-
-    def hopeless(self) -> None:
-        for relaxed in (True, False):
-            session = self.open(milp.infeasible(relaxed=relaxed))
-            found = session.relax(ENOUGH_S)
-            wanted = Outcome.INFEASIBLE if relaxed else Outcome.OPTIMAL
-            self.need(
-                found.outcome is wanted, f"the relaxation of an infeasible model is {found.outcome}, not {wanted}"
-            )
-            self.need((found.point is None) == relaxed, "a relaxation has a point where, and only where, it is optimal")
-            whole = self.search(session)
-            self.need(
-                whole.outcome is Outcome.INFEASIBLE and whole.point is None and whole.objective == math.inf,
-                f"`search` on an infeasible model gave {whole.outcome}, the objective {whole.objective}",
-            )
-        for ask in ("relax", "search"):
-            session = self.open(milp.unbounded())
-            try:
-                found_all = session.relax(ENOUGH_S) if ask == "relax" else self.search(session)
-            except PoetError:
-                continue
-            raise ContractError(
-                f"backend '{self.backend.name}': `{ask}` on an unbounded model gave {found_all.outcome}, not PoetError"
-            )
-
-    def program(self) -> None:
-        """One covering problem: relaxation, multipliers, optimum, frozen parts, tightening."""
-        problem = milp.covering(self.rng)
-        best = problem.best()
-        assert best is not None
-        session = self.open(problem.model, self.rng.choice(SCALES))
-        relaxed = session.relax(ENOUGH_S)
-        self.need(relaxed.point is not None, "the relaxation of a small problem has no point")
-        self.need(relaxed.objective <= best + TOLERANCE, f"the relaxation, {relaxed.objective}, is above {best}")
-        self._duals(session, relaxed.objective, best)
-        self._partly(problem.model, relaxed.objective)
-        if self.can(Capability.NODES):
-            check_nodes(session, problem, self.rng, self.need)
-        self._frozen(session, problem)
-        told: list[float] = []
-
-        def tell(point: Point) -> None:
-            told.append(self._worth(problem, point))
-
-        found = self.search(session, on_point=tell)
-        self.need(
-            found.outcome is Outcome.OPTIMAL and _close(found.objective, best),
-            f"`search` gave {found.outcome} with {found.objective}; trying everything gives {best}",
+def _schedules(subject: Subject, count: int, reference: str) -> None:
+    for number in range(count):
+        problem, ram_bytes = tight(subject.rng, forward=4)
+        asked = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, time_limit_s=ENOUGH_S, threads=1)
+        ours, theirs = (
+            solve_whole(problem, replace(asked, backend=b)) for b in (subject.backend, backend_of(reference))
         )
-        self.need(found.point is not None, "`search` is optimal, and has no point")
-        assert found.point is not None
-        self.need(_close(self._worth(problem, found.point), best), "the point isn't worth the objective that is told")
-        self.need(_close(min(told, default=math.inf), best), f"`on_point` was told {told}, never the best, {best}")
-        self.need(not found.point[problem.model.unused].any(), "a variable that nothing mentions has the value 0")
-        for bound in (found.bound, session.incumbent_bound):
-            self.need(_close(bound, best), f"a finished search proves its optimum {best}, and not the bound {bound}")
-        self._cutoff(problem.model, best)
-        session.tighten(best + 0.5)
-        again = self.search(session)
-        self.need(_close(again.objective, best), f"after `tighten` to a worse value the optimum {best} is gone")
-
-    def _partly(self, model: Any, relaxed: float) -> None:
-        session, bound, broken = self.open(model), -math.inf, 1
-        for _ in range(PARTS):
-            if not broken:
-                break
-            found = session.relax_partly(ENOUGH_S)
-            self.need(found.objective >= bound - TOLERANCE, "`relax_partly` fell, though rows only come in")
-            bound, broken = found.objective, found.broken
-        self.need(not broken, f"`relax_partly` still breaks {broken} rows of a small model after {PARTS} solves")
-        self.need(_close(bound, relaxed), f"`relax_partly` ends at {bound}, and the relaxation is {relaxed}")
-
-    def _cutoff(self, model: Any, best: float) -> None:
-        if not self.can(Capability.CUTOFF):
-            return
-        found = self.search(self.open(model), cutoff=best + 0.5)
-        self.need(_close(found.objective, best), f"under a cutoff above the optimum {best} it found {found.objective}")
-        found = self.search(self.open(model), cutoff=best - 1e-3)
-        nothing = found.outcome is Outcome.INFEASIBLE or (
-            found.objective >= best - TOLERANCE and found.bound >= best - 2e-3
+        subject.need(
+            ours.status == theirs.status,
+            f"scheduling problem {number} is {ours.status}, and {theirs.status} on {reference}",
         )
-        self.need(
-            nothing,
-            f"under a cutoff below the optimum {best} a search ends infeasible, or with that proven: this one is "
-            f"{found.outcome}, {found.objective}, bound {found.bound}",
-        )
-
-    def _worth(self, problem: milp.Covering, point: Point) -> float:
-        x = point[problem.model.x]
-        self.need(bool(np.all(np.abs(x - np.round(x)) < 1e-5)), f"a point of `search` isn't whole: {x}")
-        kept = bool(np.all(problem.rows @ np.round(x) >= problem.sides - TOLERANCE))
-        self.need(kept, f"a point of `search` breaks a row: {x}")
-        return float(problem.costs @ np.round(x)) + problem.constant
-
-    def _duals(self, session: Session, relaxed: float, best: float) -> None:
-        if not self.can(Capability.DUALS):
-            self.need(session.tighten(best) == 0, "it isn't capable of DUALS, and `tighten` fixed something")
-            try:
-                session.dual_proof()
-            except FormulationError:
-                return
-            raise ContractError(
-                f"backend '{self.backend.name}': without DUALS, `dual_proof` must raise FormulationError"
+        if theirs.status is Status.OPTIMAL and ours.simulation is not None and theirs.simulation is not None:
+            subject.need(
+                close(ours.simulation.overhead_j, theirs.simulation.overhead_j),
+                f"scheduling problem {number} costs {ours.simulation.overhead_j} J, and "
+                f"{theirs.simulation.overhead_j} J on {reference}",
             )
-        proven = float(exact_bound(session.dual_proof()))
-        self.need(
-            relaxed - 1e-4 * max(1.0, abs(relaxed)) <= proven <= relaxed + TOLERANCE * max(1.0, abs(relaxed)),
-            f"the multipliers prove {proven}, and the relaxation is {relaxed}",
-        )
-
-    def _frozen(self, session: Session, problem: milp.Covering) -> None:
-        n = len(problem.costs)
-        mask = np.array([self.rng.random() < 0.4 for _ in range(n)])
-        values = np.array([float(self.rng.random() < 0.6) for _ in range(n)])
-        best = problem.best({x: values[x] for x in np.flatnonzero(mask).tolist()})
-        before = session.incumbent_bound
-        found = self.search(session, frozen=(Frozen(problem.model.x, mask, values),))
-        if best is None:
-            self.need(found.outcome is Outcome.INFEASIBLE, f"with frozen parts: {found.outcome}, it is infeasible")
-        else:
-            self.need(_close(found.objective, best), f"with frozen parts: {found.objective}, it is {best}")
-            assert found.point is not None
-            kept = bool(np.all(np.abs(found.point[problem.model.x] - values)[mask] < 1e-5))
-            self.need(kept, "a search with frozen parts moved one of them")
-        self.need(session.incumbent_bound == before, "a search with frozen parts changed the session's bound")
-
-    def late_rows(self) -> None:
-        problem = milp.covering(self.rng)
-        model, n = problem.model, len(problem.costs)
-        session = self.open(model)
-        first = session.relax(ENOUGH_S)
-        variables = list(model.x.values())
-        ones = np.ones(n)
-        core = Row(variables, ones.tolist(), float(n - 2), math.inf, 1.0, "most", core=True)
-        slack = Row(variables, ones.tolist(), 1.0, math.inf, 1.0, "slack")
-        idle = Row(variables, ones.tolist(), 0.0, math.inf, 1.0, "idle", core=True)
-        session.add([core, slack, idle])
-        self.need(len(session.added) == 3, "`added` holds the rows that were added")
-        second = session.relax(ENOUGH_S)
-        self.need(second.objective >= first.objective - TOLERANCE, "a row was added, and the relaxation fell")
-        self.need(session.purge() == 1, "`purge` drops the rows that are slack and not core: here one")
-        self.need(
-            [row.kind for row in session.added] == ["most", "idle"], "`purge` dropped a row that is core or tight"
-        )
-        third = session.relax(ENOUGH_S)
-        self.need(_close(second.objective, third.objective), "purging a slack row changed the relaxation")
-        best = problem.best(extra=(ones, float(n - 2)))
-        found = self.search(session)
-        self.need(best is not None and _close(found.objective, best), f"with a late row: {found.objective}, not {best}")
-        other = milp.covering(self.rng).model
-        try:
-            session.add([Row(list(other.x.values()), ones.tolist(), 1.0, math.inf, 1.0, "foreign")])
-        except PoetError:
-            return
-        raise ContractError(f"backend '{self.backend.name}': a row over another model's variables must raise PoetError")
-
-    def time_limit(self) -> None:
-        model = milp.endless()
-        session = self.open(model)
-        worth: list[float] = []
-
-        def tell(point: Point) -> None:
-            worth.append(float(point[model.over].sum() + point[model.under].sum()))
-
-        first = self.search_in_time(session, SHORT_S, on_point=tell)
-        self.need(
-            first.outcome is Outcome.STOPPED,
-            f"out of time, a search is `stopped` also where it has an incumbent; this one is {first.outcome}",
-        )
-        self.need(
-            first.point is not None, "out of time, a search returns the best point that it has; this one has none"
-        )
-        assert first.point is not None
-        told = float(first.point[model.over].sum() + first.point[model.under].sum())
-        self.need(
-            abs(told - first.objective) < 1e-4 * max(1.0, told), f"the point is worth {told}, not {first.objective}"
-        )
-        self.need(first.bound <= first.objective, f"out of time, the bound {first.bound} is above {first.objective}")
-        if self.can(Capability.BOUND):
-            self.need(math.isfinite(first.bound), "it is capable of BOUND, and out of time it has none")
-        if self.can(Capability.WARM_START):
-            start = [(v, first.point[v]) for v in (model.x, model.over, model.under)]
-            again = self.search_in_time(session, SHORT_S / 2, start=start)
-            self.need(
-                again.objective <= first.objective + 1e-4 * max(1.0, told),
-                f"it is capable of WARM_START, and ends with {again.objective} from a start of {first.objective}",
-            )
-        partial = [(model.x, np.ones(len(model.x)))]
-        self.search_in_time(session, SHORT_S / 4, start=partial)
-
-    def interrupt(self) -> bool:
-        """One real SIGINT during a search; whether it could be tried."""
-        if (
-            threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        ):
-            return False
-        session = self.open(milp.endless())
-        timer = threading.Timer(SHORT_S / 2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        try:
-            found = self.search(session, time_limit_s=ENOUGH_S)
-        except KeyboardInterrupt:
-            timer.join()
-        else:
-            timer.cancel()
-            raise ContractError(
-                f"backend '{self.backend.name}': a search that was interrupted returned {found.outcome}; it must raise "
-                "KeyboardInterrupt once the solver has stopped"
-            )
-        self.need(session.relax(ENOUGH_S).outcome is Outcome.OPTIMAL, "after an interrupt the session is of no use")
-        self.need(not math.isnan(session.incumbent_bound), "after an interrupt the bound is lost")
-        return True
-
-    def options(self) -> None:
-        model = milp.covering(self.rng).model
-        unknown = {"no_such_option_of_any_solver": "1"}
-        try:
-            self.search(self.backend.open(model, threads=1, scale=1.0, options=unknown))
-        except OptionError:
-            pass
-        else:
-            raise ContractError(f"backend '{self.backend.name}': an option that it doesn't know must raise OptionError")
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder, "solver.log")
-            log.write_text("before\n", encoding="utf-8")
-            self.search(self.backend.open(model, threads=1, scale=1.0, log=str(log)))
-            text = log.read_text(encoding="utf-8", errors="replace")
-            self.need(text.startswith("before\n"), "the log is appended to, not begun anew")
-            self.need(len(text) > len("before\n"), "a search left nothing in the log")
-
-    def schedules(self, count: int, reference: str) -> None:
-        for number in range(count):
-            problem, ram_bytes = tight(self.rng, forward=4)
-            asked = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, time_limit_s=ENOUGH_S, threads=1)
-            ours, theirs = (
-                solve_whole(problem, replace(asked, backend=b)) for b in (self.backend, backend_of(reference))
-            )
-            self.need(
-                ours.status == theirs.status,
-                f"scheduling problem {number} is {ours.status}, and {theirs.status} on {reference}",
-            )
-            if theirs.status is Status.OPTIMAL and ours.simulation is not None and theirs.simulation is not None:
-                self.need(
-                    _close(ours.simulation.overhead_j, theirs.simulation.overhead_j),
-                    f"scheduling problem {number} costs {ours.simulation.overhead_j} J, and "
-                    f"{theirs.simulation.overhead_j} J on {reference}",
-                )

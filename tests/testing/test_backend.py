@@ -14,8 +14,8 @@ from poetopt.backends.highs import HighsSession
 from poetopt.backends.solver import Capability, Outcome, Relaxation, Search
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.language import Row
-from poetopt.testing import ContractError, check_backend
-from poetopt.testing import backend as checks
+from poetopt.testing import ContractError, check_backend, stops
+from poetopt.testing.subject import ENOUGH_S
 
 
 class NoConstant(HighsSession):
@@ -93,7 +93,7 @@ def test_one_fault(session: type[HighsSession], words: str) -> None:
 def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """What ends a search without a limit, once the test is over."""
     event = threading.Event()
-    monkeypatch.setattr(checks, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(stops, "PATIENCE_S", 1.0)
     yield event
     event.set()
 
@@ -101,7 +101,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_a_search_without_a_limit_gets_a_verdict(released: threading.Event) -> None:
     class IgnoresTime(HighsSession):
         def search(self, **more: Any) -> Search:
-            if more["time_limit_s"] < checks.ENOUGH_S:
+            if more["time_limit_s"] < ENOUGH_S:
                 released.wait()
             return super().search(**more)
 
