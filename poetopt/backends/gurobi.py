@@ -23,7 +23,7 @@ from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError, OptionError, PoetError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 RESERVED = {
     "timelimit": "--time-limit",

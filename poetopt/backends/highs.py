@@ -25,7 +25,7 @@ from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
 from poetopt.errors import OptionError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 RESERVED = {
     "time_limit": "--time-limit",

@@ -15,7 +15,7 @@ from poetopt.backends.highs_rows import HighsRows, Waiting, compressed, rows_of
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""

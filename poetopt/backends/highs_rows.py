@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from poetopt.backends.matrix import Columns, Matrix
 from poetopt.backends.solver import Floats
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 BROKEN = 1e-6
 """A row that waits outside comes in where it is broken by more than this share of its largest coefficient."""

@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from poetopt.backends.solver import Floats, Frozen
 from poetopt.errors import InfeasibleError, PoetError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 Ints = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from poetopt.backends.matrix import Matrix
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 LONGEST = 100
 """Characters of a name; formats allow 255, and some programs less."""

@@ -14,7 +14,7 @@ from pyomo.repn.plugins.nl_writer import NLWriter
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.names import distinct
 from poetopt.files import write_atomically
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 
 def write_nl(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 if TYPE_CHECKING:
     from poetopt.backends.solver import Point

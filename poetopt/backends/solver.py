@@ -21,7 +21,7 @@ from poetopt import plugins
 from poetopt.backends.nodes import Nodes
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 Floats = NDArray[np.float64]
 

@@ -33,8 +33,8 @@ from poetopt.baselines.keeping import repaired
 from poetopt.engine.cutting import cut
 from poetopt.errors import NoScheduleError
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Floats
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule

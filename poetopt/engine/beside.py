@@ -21,7 +21,8 @@ from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.guided import Guide
 from poetopt.engine.run import Run
 from poetopt.engine.tree import Tree
-from poetopt.formulations.language import Formulation, Row
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import Row
 
 INTERRUPTED_S = 0.1
 GRACE_S = 0.3
@@ -85,7 +86,7 @@ class Beside:
             nodes.upper,
             cutoff=lambda: math.inf if self.run.incumbent.value is None else self.run.incumbent.value,
             on_bound=self._told,
-            gap=self.run.options.gap / 2,
+            gap=self.run.gap / 2,
             remaining_s=lambda: self.run.remaining_s,
         )
 
@@ -122,7 +123,7 @@ class Beside:
         assert self._tree is not None
         assert self._nodes is not None
         self._futures.append(_workers.submit(self._explore, self._tree, self._nodes.twin()))
-        while not self._tree.over and self.run.remaining_s > 0 and not self.run.closed(self.run.options.gap):
+        while not self._tree.over and self.run.remaining_s > 0 and not self.run.closed(self.run.gap):
             interrupts.check()
             for future in wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
                 future.result()  # an error of either ends it
@@ -154,4 +155,4 @@ class Beside:
             self.infeasible = bound > 0
             return self.infeasible
         self.run.raise_bound(bound, "branching")
-        return self.run.closed(self.run.options.gap)
+        return self.run.closed(self.run.gap)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from poetopt.backends.nodes import Floats, Nodes, Vertex
 from poetopt.backends.solver import Point
 from poetopt.engine.tree import Open, Tree
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 WHOLE = 1e-6
 """An integer is whole within this."""

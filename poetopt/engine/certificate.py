@@ -27,10 +27,10 @@ from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Row
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Row
 from poetopt.problem import Problem
 
 

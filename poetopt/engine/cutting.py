@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Session
-from poetopt.formulations.language import Formulation, PointLike
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import PointLike
 
 ROUNDS_FROM_NOTHING = 12
 """At most so many rounds where each solves the relaxation from nothing: the first ones gain the most."""

@@ -26,7 +26,8 @@ from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import InfeasibleError, OptionError, PlanError
 from poetopt.files import write_atomically
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Formulation, Row
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import Row
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 

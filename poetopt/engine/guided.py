@@ -17,7 +17,8 @@ from typing import Any
 
 from poetopt.engine.greedy import Replay, may_run_again
 from poetopt.engine.run import Run
-from poetopt.formulations.language import Formulation, PointLike
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import PointLike
 from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 
@@ -73,7 +74,7 @@ class Guide:
     def follow(self, point: PointLike) -> bool:
         """Replay once for each target, where plans count and nothing is proven yet; whether that brought anything."""
         run, options = self.run, self.run.options
-        if self.chosen.leaning is None or not self.chosen.plans_count or run.closed(options.gap):
+        if self.chosen.leaning is None or not self.chosen.plans_count or run.closed(run.gap):
             return False
         begin, better = time.monotonic(), False
         leaning = self.chosen.leaning(self.model, point)

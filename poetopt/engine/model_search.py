@@ -17,7 +17,8 @@ from poetopt.engine.guided import Guide
 from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending
 from poetopt.engine.run import Run
-from poetopt.formulations.language import Floats, Formulation, Row
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import Floats, Row
 
 CUT_SHARE = (0.5, 0.8)
 """Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
@@ -96,7 +97,7 @@ class ModelSearch:
         """Neighbourhoods first where that may pay, then the integer search."""
         run, session = self.run, self.session
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-        wide = self.beyond is None and not run.closed(max(run.options.gap, IMPROVE_GAP))
+        wide = self.beyond is None and not run.closed(max(run.gap, IMPROVE_GAP))
         if wide or self.patient:
             with run.timed("neighbourhoods"):
                 until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
@@ -112,11 +113,11 @@ class ModelSearch:
 
     def _relaxed(self, value: float) -> bool:
         self._bound(value, "relaxation")
-        return self.run.closed(self.run.options.gap)
+        return self.run.closed(self.run.gap)
 
     def _closed(self) -> bool:
         infeasible = self.tree is not None and self.tree.infeasible
-        return self.exact and (infeasible or self.run.closed(self.run.options.gap))
+        return self.exact and (infeasible or self.run.closed(self.run.gap))
 
     def _integer(self) -> Ending:
         """The integer search, again for as long as its answer breaks rows that come late.
@@ -161,7 +162,7 @@ class ModelSearch:
                 cutoff = best.value * (1 - CUTOFF_MARGIN)
             found = session.search(
                 time_limit_s=run.remaining_s,
-                gap=run.options.gap / 2,
+                gap=run.gap / 2,
                 start=start,
                 on_point=improving,
                 on_bound=lambda value: self._bound(min(value, run.incumbent.value or value), "search"),

@@ -14,7 +14,8 @@ import numpy as np
 
 from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
 from poetopt.engine.run import Run
-from poetopt.formulations.language import Floats, Formulation
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import Floats
 
 WINDOWS = (6, 4)
 """The decided stages are divided into so many windows, which overlap by half; first the narrower ones."""
@@ -38,7 +39,7 @@ def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session,
     relaxed = session.incumbent_bound
     for share in CORES:
         seconds = min(CORE_S, until - time.monotonic())
-        if seconds < 0.5 or run.closed(run.options.gap) or relaxed >= value:
+        if seconds < 0.5 or run.closed(run.gap) or relaxed >= value:
             return
         before = run.incumbent.value
         guess = relaxed + share * (value - relaxed)
@@ -62,7 +63,7 @@ def improve(run: Run, chosen: Formulation, model: Any, session: Session, until: 
             better = False
             width = len(decided) // count
             for begin in range(0, len(decided) - width // 2, max(1, width // 2)):
-                if time.monotonic() > until or run.closed(run.options.gap):
+                if time.monotonic() > until or run.closed(run.gap):
                     return
                 window = decided[begin : begin + width]
                 better |= _solve(run, chosen, model, session, int(window[0]), int(window[-1]), until)
@@ -105,13 +106,13 @@ def _search(
 
     found = session.search(
         time_limit_s=seconds,
-        gap=run.options.gap,
+        gap=run.gap,
         start=start,
         on_point=offered,
         on_bound=lambda _: None,
         frozen=frozen,
         cutoff=cutoff,
-        enough=lambda: run.closed(run.options.gap),
+        enough=lambda: run.closed(run.gap),
     )
     if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
         session.add([row for row in run.separate(model, found.point) if row.core])

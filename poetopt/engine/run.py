@@ -16,7 +16,7 @@ from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import NEARLY
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
-from poetopt.formulations.language import PointLike, Row
+from poetopt.formulations.rows import PointLike, Row
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -46,6 +46,8 @@ class Run:
     """The bound of an inner scope, where only what lies beyond that is searched: no bound is above it."""
     sources: frozenset[str] = frozenset()
     """The blocks whose late rows the bound may rest on."""
+    gap: float = field(init=False)
+    """What the scope at hand is searched to."""
     soon: float = math.inf
     """The moment at which a scope that is proven but for `NEARLY` is left for a deeper one."""
     interrupted: bool = False
@@ -57,6 +59,7 @@ class Run:
     def __post_init__(self) -> None:
         self.incumbent = Incumbent(self.problem, self.options)
         self.chosen = formulation(self.options.formulation)
+        self.gap = self.options.gap
         self.until = self.latest
 
     @property

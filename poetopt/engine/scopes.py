@@ -22,6 +22,9 @@ WARM_UP_SHARE = (0.2, 0.6)
 DEEPER_SHARE = (0.25, 0.55)
 """Share of it for each of the deeper ones, and if the one before is proven."""
 WARM_UP_GAP = 0.05
+FINER, FINEST = 6.0, 5e-3
+"""A warm-up is searched to so many times less than the gap that is asked for, but to no less than FINEST: what its
+schedule costs too much is open in all scopes that come after it."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
 SOON_SHARE = 0.35
@@ -54,8 +57,9 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         warm_up = not automatic and place < len(scopes) - 1
         if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.within(WARM_UP_GAP)):
             continue
-        run.until, run.soon = run.latest, math.inf
+        run.until, run.soon, run.gap = run.latest, math.inf, run.options.gap
         if warm_up:
+            run.gap = min(run.gap, max(run.gap / FINER, FINEST))
             proven_so_far = last is not None and last.closed
             share = WARM_UP_SHARE[place] if place < len(WARM_UP) else DEEPER_SHARE[proven_so_far]
             run.until = time.monotonic() + share * run.remaining_s

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, Terms, contributions, linear
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, contributions
+from poetopt.formulations.rows import Terms, linear
 
 
 def _needed(space: Space) -> bool:

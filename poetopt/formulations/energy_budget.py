@@ -26,9 +26,10 @@ import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.goal import ENERGY, TIME, Trial
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Terms, contributions, linear, terms
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
+from poetopt.formulations.rows import Terms, linear, terms
 from poetopt.units import Factor, parse_energy, show_joules
 
 if TYPE_CHECKING:

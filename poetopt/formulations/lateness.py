@@ -14,7 +14,8 @@ from typing import Any
 
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import PyomoBlock, PyomoRow, Terms, contributions, linear
+from poetopt.formulations.language import PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.rows import Terms, linear
 
 
 def lateness(block: PyomoBlock) -> Any:

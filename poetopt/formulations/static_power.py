@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.language import Block, PyomoBlock, terms
+from poetopt.formulations.language import Block, PyomoBlock
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
+from poetopt.formulations.rows import terms
 from poetopt.units import parse_watts, show_watts
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from poetopt.engine.whole import solve_whole
 from poetopt.errors import FormulationError
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.goal import ENERGY
-from poetopt.formulations.language import Block, Formulation, Limits, Terms
+from poetopt.formulations.language import Block, Formulation, Limits
 from poetopt.formulations.mathematics import mathematics, symbols
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Terms
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.problem import Problem

@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Point, Session
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 from poetopt.testing import milp
 
 Need = Callable[[object, str], None]

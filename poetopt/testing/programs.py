@@ -10,7 +10,7 @@ import numpy as np
 from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
 from poetopt.engine.certificate import exact_bound
 from poetopt.errors import FormulationError, PoetError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError
 from poetopt.testing.nodes import check_nodes

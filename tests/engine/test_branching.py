@@ -23,7 +23,7 @@ from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
 from poetopt.engine.tree import Tree
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 from poetopt.testing import milp
 from poetopt.testing.problems import tight
 

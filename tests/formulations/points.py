@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from poetopt.backends.solver import Floats
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 Values = Sequence[tuple[Any, Floats]]
 """Variables with a value for each of their items, as a formulation's `start` returns them."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Floats
 from poetopt.formulations.retention.instants import Instants
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_problem, random_tight
 

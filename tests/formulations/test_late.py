@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("pyomo")
 
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Limits, Row
+from poetopt.formulations.language import Limits
 from poetopt.formulations.retention.late import gives_up, writes_again
 from poetopt.formulations.retention.space import retention_space
+from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers

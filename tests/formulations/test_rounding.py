@@ -17,9 +17,9 @@ from poetopt.engine.certificate import rederive
 from poetopt.engine.cutting import cut
 from poetopt.errors import InfeasibleError, PoetError
 from poetopt.formulations import formulation
-from poetopt.formulations.language import Row
 from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.retention.rounding import roundings
+from poetopt.formulations.rows import Row
 from tests.problems import random_tight
 
 

@@ -13,7 +13,7 @@ import pytest
 from poetopt.backends.highs import HighsSession
 from poetopt.backends.solver import Capability, Outcome, Relaxation, Search
 from poetopt.errors import BackendUnavailableError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 from poetopt.testing import ContractError, check_backend, stops
 from poetopt.testing.subject import ENOUGH_S
 

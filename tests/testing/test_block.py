@@ -14,7 +14,8 @@ from poetopt.errors import FormulationError
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.goal import Trial
-from poetopt.formulations.language import Block, PyomoBlock, Terms
+from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.rows import Terms
 from poetopt.formulations.static_power import static_power
 from poetopt.problem import Problem
 from poetopt.testing import ContractError, check_block

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.deadline import deadline
-from poetopt.formulations.language import Floats, Formulation, PointLike
+from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.labels import labels
 from poetopt.formulations.poet.memory import memory
 from poetopt.formulations.poet.paging import paging, paging_source
 from poetopt.formulations.poet.rematerialization import rematerialization
 from poetopt.formulations.poet.space import PoetSpace, poet_space
+from poetopt.formulations.rows import Floats, PointLike
 from poetopt.schedule import Schedule
 
 

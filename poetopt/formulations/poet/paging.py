@@ -30,8 +30,9 @@ from typing import Any
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, Terms
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.poet.space import PoetSpace
+from poetopt.formulations.rows import Terms
 from poetopt.formulations.storage import fits_storage
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.deadline import deadline
-from poetopt.formulations.language import Floats, Formulation, Ints, PointLike
+from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.hiding import hiding
@@ -26,6 +26,7 @@ from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.space import RetentionSpace, retention_space
 from poetopt.formulations.retention.wake import wake
+from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import scope_depth
 from poetopt.schedule import Leaning, Schedule
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poetopt.formulations.language import Row
 from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.formulations.rows import Row
 
 
 def beyond(model: Any, inner: str, sources: frozenset[str]) -> Row | None:

@@ -29,19 +29,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Block, PointLike, PyomoBlock, Row
+from poetopt.formulations.language import Block, PyomoBlock
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.chain_rows import ChainRows
+from poetopt.formulations.retention.memory import stage_bytes
 from poetopt.formulations.retention.repetition import Repetition
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import PointLike, Row
 
 Singles = NDArray[np.float32]
 
 VIOLATION = 0.02
 """Cuts violated by less are not worth a row."""
 PER_USE = 3
-"""At most so many cuts a round for one use of a tensor."""
-ROUND = 400
+"""At most so many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
+FULL_WINDOWS, FULL_SHARE, FULL = 8, 0.5, 1e-4
+"""At most so many further ones, for windows that begin where memory is full, but for a share FULL of it, and that miss
+at least FULL_SHARE of what the worst one does: a relaxation that is denied one of them takes the next."""
+ROUND = 1500
 """At most so many cuts a round, the most violated first."""
 IMAGES = 1200
 """At most so many of their images in other blocks."""
@@ -96,13 +101,15 @@ class _Values:
     """A point, arranged for the recursion. N stages, n tensors.
 
     crossing: (n, N) value of the k that crosses from stage s to s+1. recomputed: (N operators, N+1)
-    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o.
+    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o. full: (N,) whether
+    memory is, in stage s or in the one after it.
     """
 
     crossing: Singles
     recomputed: Singles
     paged: Singles
     written: Singles
+    full: NDArray[np.bool_]
 
     @classmethod
     def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
@@ -115,14 +122,20 @@ class _Values:
             pages = space.page_point
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
+        kept = point[model.residency.k]
+        full = stage_bytes(space, kept) >= (1 - FULL) * space.room_bytes
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
-        crossing = space.crossing(point[model.residency.k])
-        shares = (crossing, np.cumsum(recomputed, axis=1), np.cumsum(paged, axis=1), written)
-        return cls(*(share.astype(np.float32) for share in shares))
+        return cls(
+            crossing=space.crossing(kept).astype(np.float32),
+            recomputed=np.cumsum(recomputed, axis=1).astype(np.float32),
+            paged=np.cumsum(paged, axis=1).astype(np.float32),
+            written=written.astype(np.float32),
+            full=full | np.append(full[1:], False),
+        )
 
 
 def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, int, int]]:
-    """(violation, tensor, s, b) of the most violated cut for each real use."""
+    """(violation, tensor, s, b) of the most violated cuts for each real use."""
     problem = space.problem
     stages = len(problem.operators)
     again = np.zeros(stages, dtype=bool)
@@ -147,7 +160,9 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
                 for u in problem.operators[producer].inputs:
                     np.minimum(tail, distance[u], out=tail)
                 distance[i] = np.add(tail, distance[i], out=tail)
-            _collect(found, distance[i], i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late])
+            _collect(
+                found, distance[i], values.full, i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late]
+            )
             early = np.array([b for b in uses if b < late], dtype=np.int64)
             for u in problem.operators[producer].inputs:
                 pending[u] -= 1
@@ -159,7 +174,7 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
                 distance[i] = _stay(values, i, columns, stages)
         if len(early):
             single = _stay(values, i, early, stages)
-            _collect(found, single, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
+            _collect(found, single, values.full, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
         if not pending[i]:
             distance.pop(i, None)
     return found
@@ -197,23 +212,36 @@ def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
 
 
 def _collect(
-    found: list[tuple[float, int, int, int]], distance: Singles, i: int, earliest: int, uses: list[tuple[int, int]]
+    found: list[tuple[float, int, int, int]],
+    distance: Singles,
+    full: NDArray[np.bool_],
+    i: int,
+    earliest: int,
+    uses: list[tuple[int, int]],
 ) -> None:
     for b, column in uses:
         if b <= earliest:
             continue
-        window = distance[earliest:b, column]
-        if window.min() > 1.0 - VIOLATION:
+        missing = 1.0 - distance[earliest:b, column]
+        if missing.max() < VIOLATION:
             continue
-        # the best window of each basin: the neighbours of a minimum give nearly the same cut
-        rises = np.diff(window, append=np.inf) > 0
-        falls = np.diff(window, prepend=np.inf) < 0
-        basins = np.flatnonzero(rises | falls)
-        basins = basins[falls[basins]]
-        for s in basins[np.argsort(window[basins], kind="stable")][:PER_USE].tolist():
-            violation = 1.0 - float(window[s])
-            if violation > VIOLATION:
-                found.append((violation, i, s + earliest, b))
+        for s in _windows(missing, full[earliest:b]):
+            if missing[s] > VIOLATION:
+                found.append((float(missing[s]), i, s + earliest, b))
+
+
+def _windows(missing: Singles, full: NDArray[np.bool_]) -> list[int]:
+    """The beginnings of the windows of one use that are worth a cut: what each misses, and whether memory is full."""
+    # the best window of each basin: the neighbours of a minimum give nearly the same cut
+    falls = np.diff(missing, append=-np.inf) < 0
+    rises = np.diff(missing, prepend=-np.inf) > 0
+    basins = np.flatnonzero(rises | falls)
+    basins = basins[rises[basins]]
+    chosen: list[int] = basins[np.argsort(-missing[basins], kind="stable")][:PER_USE].tolist()
+    more = np.flatnonzero(full & (missing > FULL_SHARE * missing.max()))
+    more = more[~np.isin(more, chosen)]
+    further: list[int] = more[np.argsort(-missing[more], kind="stable")][:FULL_WINDOWS].tolist()
+    return chosen + further
 
 
 def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Chain:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.language import PyomoBlock, Row
+from poetopt.formulations.language import PyomoBlock
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Row
 
 Timed = tuple[list[int], list[Any]]
 """Stages, ascending, and a variable of each."""

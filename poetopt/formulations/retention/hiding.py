@@ -41,8 +41,9 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csr_matrix
 
-from poetopt.formulations.language import Block, Floats, Ints, PointLike, PyomoBlock, Row, Space
+from poetopt.formulations.language import Block, PyomoBlock, Space
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 
 ACTIVE = 1e-6
 """A transfer below this value is not looked at."""

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Floats, Ints
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats, Ints
 
 SEGMENT = 4.0
 """More than any share: running maxima of one tensor don't reach into the next one's."""

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.language import Floats, Row
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats, Row
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 

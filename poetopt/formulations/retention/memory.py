@@ -31,9 +31,10 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, Floats, PointLike, PyomoBlock, PyomoRow, Row
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.retention.instants import Instants
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats, PointLike, Row
 
 ACTIVE = 1e-3
 """A recomputation below this value opens no intra-stage row."""
@@ -133,17 +134,22 @@ def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
     return np.asarray(np.cumsum(steps))
 
 
+def stage_bytes(space: RetentionSpace, k: Floats) -> Floats:
+    """(n_stages,) bytes live while each stage's own operator runs, where `k`, (n_points,), is what is kept."""
+    live = _spanned_bytes(space, k)[:-1] + space.working_set_bytes
+    unread = np.flatnonzero(~space.point_real & ~space.point_last)
+    np.add.at(live, space.point_stage[unread], k[unread + 1] * space.tensor_bytes[space.point_tensor[unread]])
+    return live
+
+
 def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
     """The stages of a retention model in which `point` leaves no room for another whole tensor, ascending."""
     space: RetentionSpace = model.space
     k = point[model.residency.k]
-    spanned = _spanned_bytes(space, k)
     full = space.room_bytes * (1 - VIOLATION)
     found = set()
-    for t in range(len(space.problem.operators)):
+    for t, left in enumerate((full - stage_bytes(space, k)).tolist()):
         unread = [e + 1 for e in space.points_at.get(t, ()) if not space.point_real[e] and not space.point_last[e]]
-        kept = float(k[unread] @ space.tensor_bytes[space.point_tensor[unread]])
-        left = full - spanned[t] - kept - float(space.working_set_bytes[t])
         absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
         if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
             found.add(t)

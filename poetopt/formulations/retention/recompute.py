@@ -19,7 +19,8 @@ from __future__ import annotations
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, terms
+from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.rows import terms
 
 
 def _build(block: PyomoBlock) -> None:

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Block, Floats, Ints, PointLike, PyomoBlock, Row
+from poetopt.formulations.language import Block, PyomoBlock
 from poetopt.formulations.retention.rounded import Rounded
+from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 
 VIOLATION = 0.01
 """Cuts that are nearer to the point than this aren't worth a row."""

@@ -31,8 +31,9 @@ import itertools
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, Terms, linear, terms
+from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Terms, linear, terms
 
 
 def _build(block: PyomoBlock) -> None:
