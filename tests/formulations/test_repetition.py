@@ -96,6 +96,8 @@ def test_blocks_are_found_with_their_distances() -> None:
         assert chain.b in problem.readers[chain.path[0]]
         images = {image.path[0] for image in found.images(chain)}
         assert images == {1 + k * width for k in (0, 1, 3, 4)}
+        starts = {image.s for image in found.images(chain) if image.path[0] == 1 + width}
+        assert starts == {chain.s, chain.s - width}
 
 
 def test_a_network_without_blocks_has_none() -> None:

@@ -48,7 +48,7 @@ FULL_WINDOWS, FULL_SHARE, FULL = 8, 0.5, 1e-4
 at least FULL_SHARE of what the worst one does: a relaxation that is denied one of them takes the next."""
 ROUND = 1500
 """At most so many cuts a round, the most violated first."""
-IMAGES = 1200
+IMAGES = 3000
 """At most so many of their images in other blocks."""
 
 

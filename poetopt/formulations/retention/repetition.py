@@ -76,7 +76,10 @@ class Repetition:
         return tuple(moved)
 
     def images(self, chain: Chain) -> Iterator[Chain]:
-        """`chain` in all other blocks: the windows and paths there that make a chain cut as well."""
+        """`chain` in all other blocks: the windows and paths there that make a chain cut as well.
+
+        The window begins as far from its end as it did, and also where it did: memory is full at one stage for all.
+        """
         problem = self.problem
         if 0 in self.periods:
             return
@@ -95,9 +98,10 @@ class Repetition:
                 for later, earlier in itertools.pairwise(moved)
             ):
                 continue
-            s = chain.s + blocks * forward if chain.s < middle else chain.s - blocks * backward
-            if problem.tensors[moved[0]].producer <= s < b:
-                yield Chain(s, b, moved, chain.by_page)
+            away = chain.s + blocks * forward if chain.s < middle else chain.s - blocks * backward
+            for s in (away, chain.s):
+                if problem.tensors[moved[0]].producer <= s < b:
+                    yield Chain(s, b, moved, chain.by_page)
 
 
 def _period(kinds: Sequence[int]) -> int:
