@@ -24,7 +24,7 @@ RAM = 16
 def front() -> DeadlineFront:
     """Paging is dear in time, recomputing in energy; there is no DMA, so both count in full."""
     problem = chain(8, sizes=[3, 1, 2, 4, 1, 2, 3, 5], paging=True, dma=False, page_j=0.1, page_s=1.6)
-    return po.pareto(problem, against="deadline", ram=RAM, points=6, time_limit=30, gap=0.01, threads=1)
+    return po.pareto(problem, against="deadline", ram=RAM, points=6, time_limit=90, gap=0.01, threads=1)
 
 
 def test_points_are_plans_with_bounds(front: DeadlineFront) -> None:
@@ -45,7 +45,7 @@ def test_points_are_plans_with_bounds(front: DeadlineFront) -> None:
 def test_at_most_so_many_points_and_both_ends() -> None:
     """The last one is where more time saves nothing."""
     problem = chain(8, sizes=[3, 1, 2, 4, 1, 2, 3, 5], paging=True, dma=False, page_j=0.1, page_s=1.6)
-    few = po.pareto(problem, against="deadline", ram=RAM, points=3, time_limit=15, gap=0.05, threads=1)
+    few = po.pareto(problem, against="deadline", ram=RAM, points=3, time_limit=45, gap=0.05, threads=1)
     assert 2 <= len(few.points) <= 3
     assert few.points[0].deadline_s == few.least_deadline_s
     free = po.solve(problem, ram=RAM, gap=0.05, threads=1).to_dict()
