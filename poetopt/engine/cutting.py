@@ -68,7 +68,7 @@ def cut(
     on_bound
         Told each bound; says whether that is enough.
     on_point
-        Told the relaxation's point after 1, 2, 4, ... rounds, and the last one.
+        Told the relaxation's point after each round.
     """
     latest = until if latest is None else latest
     stalled = 0
@@ -76,8 +76,6 @@ def cut(
     gained = time.monotonic()
     patience = STALL_SHARE * (until - gained)
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
-    point: PointLike | None = None
-    count = 0
     whole_s = 0.0
     for _ in rounds:
         relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
@@ -90,10 +88,8 @@ def cut(
             break
         if relaxed.broken > FAR:
             continue
-        point = relaxed.point
-        if on_point is not None and count and count & (count - 1) == 0:
-            on_point(point)
-            point = None
+        if on_point is not None:
+            on_point(relaxed.point)
         scale = overhead_j or abs(relaxed.objective)
         last = recent[-1] if recent else -math.inf
         before, rounds_since = (recent[0], STEEP_ROUNDS) if len(recent) == STEEP_ROUNDS else (last, 1)
@@ -113,7 +109,4 @@ def cut(
         if not rows and not relaxed.broken:
             break
         session.add(rows)
-        count += 1
-    if on_point is not None and point is not None:
-        on_point(point)
     return Cutting(False, whole_s)

@@ -74,7 +74,7 @@ class ModelSearch:
                 latest=now + CUT_SHARE[1] * remaining_s,
                 overhead_j=run.incumbent.value,
                 on_bound=self._relaxed,
-                on_point=Guide(run, self.chosen, self.model).follow,
+                on_point=Guide(run, self.chosen, self.model).follow_some,
             )
         run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
         if cutting.infeasible:
