@@ -126,6 +126,15 @@ class MatrixSession(ABC):
         return self._added
 
     @property
+    def binding(self) -> Sequence[Row]:
+        """Those of them that the last relaxation's bound rests on; all, where there are no multipliers."""
+        if self._multipliers is None:
+            return self._added
+        base = len(self._matrix.row_lower)
+        rests = self._multipliers[base:] != 0
+        return [row for row, rest in zip(self._added, rests, strict=False) if rest]
+
+    @property
     def sources(self) -> frozenset[str]:
         """The blocks whose rows were ever added."""
         return frozenset(self._sources)
@@ -150,6 +159,8 @@ class MatrixSession(ABC):
         self._delete(np.array(places, dtype=np.int32) + len(self._matrix.row_lower))
         dropped = set(places)
         self._added = [row for x, row in enumerate(self._added) if x not in dropped]
+        if self._multipliers is not None:
+            self._multipliers = np.delete(self._multipliers, np.array(places) + len(self._matrix.row_lower))
         self._activity = None
 
     @property

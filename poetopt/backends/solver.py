@@ -179,6 +179,11 @@ class Session(Protocol):
         ...
 
     @property
+    def binding(self) -> Sequence[Row]:
+        """Those that the last relaxation's bound rests on, with which deeper scopes start; all, without DUALS."""
+        ...
+
+    @property
     def sources(self) -> frozenset[str]:
         """The blocks whose rows were ever added, purged ones included: its bounds may rest on them."""
         ...

@@ -76,7 +76,7 @@ class ModelSearch:
                 on_bound=self._relaxed,
                 on_point=Guide(run, self.chosen, self.model).follow_some,
             )
-        run.pool = [(row.block, row.key) for row in session.added if row.key is not None]
+        run.pool = [(row.block, row.key) for row in session.binding if row.key is not None]
         if cutting.infeasible:
             return Ending.INFEASIBLE
         self.whole_s = cutting.whole_s

@@ -179,6 +179,13 @@ class Programs(Subject):
         self.need(len(session.added) == 3, "`added` holds the rows that were added")
         second = session.relax(ENOUGH_S)
         self.need(second.objective >= first.objective - TOLERANCE, "a row was added, and the relaxation fell")
+        resting = [row.kind for row in session.binding]
+        if self.can(Capability.DUALS):
+            self.need(not {"slack", "idle"} & set(resting), "`binding` holds a row that is slack")
+            moved = second.objective > first.objective + TOLERANCE
+            self.need("most" in resting or not moved, "`binding` lacks the row that moved the relaxation")
+        else:
+            self.need(len(resting) == 3, "`binding` is `added` where there are no multipliers")
         self.need(session.purge() == 1, "`purge` drops the rows that are slack and not core: here one")
         self.need(
             [row.kind for row in session.added] == ["most", "idle"], "`purge` dropped a row that is core or tight"
