@@ -178,11 +178,11 @@ def test_a_tree_that_is_stopped_says_so() -> None:
     )
     timer = threading.Timer(0.2, nodes.stop)
     timer.start()
-    with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(other.run)
-        with pytest.raises(StoppedError):
-            explorer.run()
-        assert beside.exception() is None or isinstance(beside.exception(), StoppedError)
+    with ThreadPoolExecutor(2) as pool:
+        errors = [future.exception() for future in [pool.submit(explorer.run), pool.submit(other.run)]]
+    # who comes to a tree that the other has given up leaves it in peace
+    assert {type(error) for error in errors} <= {StoppedError, type(None)}
+    assert any(errors)
     assert tree.over
 
 
