@@ -13,7 +13,8 @@ from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_r
 if TYPE_CHECKING:
     from poetopt.backends.solver import Backend
     from poetopt.engine.solution import Options
-    from poetopt.formulations.language import Block, Formulation
+    from poetopt.formulations.block import Block
+    from poetopt.formulations.language import Formulation
     from poetopt.problem import Problem
 
 MOST_THREADS = 512

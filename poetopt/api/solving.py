@@ -14,7 +14,8 @@ from poetopt.units import Factor, Share
 if TYPE_CHECKING:
     from poetopt.backends.solver import Backend
     from poetopt.engine.solution import Listener, Options, Solution
-    from poetopt.formulations.language import Block, Formulation
+    from poetopt.formulations.block import Block
+    from poetopt.formulations.language import Formulation
     from poetopt.problem import Problem
     from poetopt.report.report import Report
 

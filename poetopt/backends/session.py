@@ -14,7 +14,7 @@ from poetopt.backends.matrix import compile_model
 from poetopt.backends.nodes import Nodes
 from poetopt.backends.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.errors import FormulationError, OptionError, PoetError
-from poetopt.formulations.language import Row
+from poetopt.formulations.rows import Row
 
 SLACK = 1e-6
 """A cut with more slack than this at the relaxation is purged."""

@@ -14,9 +14,9 @@ from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.least import Search, heuristic
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
 from poetopt.formulations import formulation
+from poetopt.formulations.block import Block
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
-from poetopt.formulations.language import Block
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_seconds
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space, contributions
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, contributions
 from poetopt.formulations.rows import Terms, linear
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.goal import ENERGY, TIME, Trial
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear, terms

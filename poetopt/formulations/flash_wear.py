@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.goal import WRITTEN, Trial
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear
 from poetopt.units import parse_size, show_bytes

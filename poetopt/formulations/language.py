@@ -25,13 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyomo.environ as pyo
 from pyomo.common.gc_manager import PauseGC
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.errors import FormulationError
+from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.problem import Problem
@@ -59,114 +60,6 @@ __all__ = [
     "linear",
     "terms",
 ]
-
-PyomoBlock = Any
-"""A pyo.Block under construction: its attributes are its components, which no type can list."""
-
-PyomoRow = Any
-"""What a constraint rule returns: (lower, LinearExpression, upper), or Constraint.Skip and its kin."""
-
-Separator = Callable[[PyomoBlock, PointLike], list[Row]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a schedule must keep.
-
-    ram_bytes
-        Budget of everything that is not resident.
-    compute_s
-        Bound on the sum of all compute times, or None.
-    makespan_s
-        Bound on compute and transfers as the device overlaps them, or None.
-    hidden_share
-        On a device with DMA, at most this part of the transfers' time counts as hidden; below 1 the model is tighter
-        than the deadline.
-    """
-
-    ram_bytes: int
-    compute_s: float | None = None
-    makespan_s: float | None = None
-    hidden_share: float = 1.0
-
-
-@runtime_checkable
-class Space(Protocol):
-    """Which decisions exist: the index sets of a formulation, as arrays.
-
-    name
-        How results call it: `depth<=8`, `forward`, `full`.
-    """
-
-    @property
-    def problem(self) -> Problem: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def paging(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class Block:
-    """One piece of mathematics.
-
-    name
-        The attribute under which it stands on the model.
-    build
-        Fills the pyo.Block; reads `block.model().space` and the blocks that it requires. Its docstring
-        holds the mathematics.
-    requires
-        Names of blocks that must stand before it.
-    separator
-        Optional: violated rows at a point.
-    revive
-        Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
-    when
-        Optional: whether the block is needed in a space at all; always, where it is None.
-    collects
-        Whether it reads what the others contribute, so that it stands after them.
-    says
-        What it asks for, in a few words for people: `at most 10 MB written a step`.
-
-    How simulated plans are judged; the model may be a relaxation of it:
-
-    refuses
-        Optional: why a simulated plan breaks the block's rule, or None where it keeps it.
-    restricts
-        Whether the block forbids schedules that the simulator passes. One that does, and has no `refuses`, makes
-        every formulation with it strict: only what the solver finds counts, and no heuristic's plan.
-    adds_j
-        Optional: joules of a simulated plan beyond what the simulator counts, above those of `base_j`.
-    base_j
-        Optional: the same of one compute of each operator.
-    impossible
-        Optional: (problem, baseline joules) -> why no schedule at all can keep the block's rule, where that is plain.
-    reserve_bytes
-        Optional: bytes of RAM that it takes for the whole step.
-    goal
-        Optional: what is minimised instead of energy.
-    limits
-        Optional: what it bounds from above. Where there is no schedule, the least of it that a search finds is named.
-    """
-
-    name: str
-    build: Callable[[PyomoBlock], None]
-    requires: tuple[str, ...] = ()
-    separator: Separator | None = None
-    when: Callable[[Space], bool] | None = None
-    revive: Callable[[PyomoBlock, object], Row] | None = None
-    collects: bool = False
-    says: str = ""
-    refuses: Callable[[Trial], str | None] | None = None
-    restricts: bool = True
-    adds_j: Callable[[Plan, Simulation], float] | None = None
-    base_j: Callable[[Problem], float] | None = None
-    impossible: Callable[[Problem, float], str | None] | None = None
-    reserve_bytes: Callable[[Problem], int] | None = None
-    goal: Goal | None = None
-    limits: Goal | None = None
 
 
 def _no_depth(scope: str) -> float:
@@ -406,23 +299,6 @@ def _no_rows(block: PyomoBlock) -> None:
 
 def _and(blocks: Sequence[Block]) -> str:
     return " and ".join(f"the block {block.name}" for block in blocks)
-
-
-def contributions(model: Any, attribute: str) -> list[Terms]:
-    """What the model's blocks contribute under `attribute`, in building order.
-
-    Raises FormulationError for what isn't made by `terms`.
-    """
-    found = []
-    for name in model.block_names:
-        given = getattr(model.component(name), attribute, None)
-        if given is not None and not isinstance(given, Terms):
-            raise FormulationError(
-                f"block '{name}': {attribute} must be made by `terms`, and is a {type(given).__name__}"
-            )
-        if given is not None:
-            found.append(given)
-    return found
 
 
 def _objective(model: Any) -> LinearExpression:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.block import PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.rows import Terms, linear
 
 

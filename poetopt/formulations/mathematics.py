@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from poetopt.formulations.language import Block
+    from poetopt.formulations.block import Block
 
 _HEADING = re.compile(r"^Block `[^`]+`[^:]*:\s*")
 

@@ -18,7 +18,8 @@ from poetopt.errors import FormulationError, OptionError, PoetError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from poetopt.formulations.language import Block, Formulation
+    from poetopt.formulations.block import Block
+    from poetopt.formulations.language import Formulation
     from poetopt.problem import Problem
 
 ENTRY_POINTS = "poetopt.blocks"
@@ -80,7 +81,7 @@ def _point(name: str) -> EntryPoint | None:
 
 def _made(name: str, value: str, problem: Problem, steps: int) -> Block:
     """The block that an option makes. Raises FormulationError or OptionError, naming the package that fails."""
-    from poetopt.formulations.language import Block
+    from poetopt.formulations.block import Block
 
     asked = option(name)
     point = None if name in HOMES else _point(name)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import terms

@@ -8,7 +8,7 @@ from typing import Any
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import PyomoRow
+from poetopt.formulations.block import PyomoRow
 from poetopt.problem import Problem
 
 WIDEST = 1 << 10

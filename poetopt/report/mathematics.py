@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from poetopt import formulations
 from poetopt.errors import FormulationError
 from poetopt.formulations import options
-from poetopt.formulations.language import Block, Formulation
+from poetopt.formulations.block import Block
+from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import Symbol, mathematics, symbols, title
 from poetopt.problem import Problem
 from poetopt.report.layout import table

@@ -19,8 +19,9 @@ from poetopt.engine.solution import Options, Solution, Status
 from poetopt.engine.whole import solve_whole
 from poetopt.errors import FormulationError
 from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.block import Block, Limits
 from poetopt.formulations.goal import ENERGY
-from poetopt.formulations.language import Block, Formulation, Limits
+from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import mathematics, symbols
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Terms

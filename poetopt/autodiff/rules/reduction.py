@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from poetopt.autodiff.emit import normalized
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.vocabulary import normalized
 from poetopt.graph import Tensor
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.storage import fits_storage

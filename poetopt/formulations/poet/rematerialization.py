@@ -23,7 +23,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.language import Limits
+from poetopt.formulations.block import Limits
 from poetopt.problem import Problem
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.chain_rows import ChainRows
 from poetopt.formulations.retention.memory import stage_bytes

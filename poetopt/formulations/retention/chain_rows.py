@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.language import PyomoBlock
+from poetopt.formulations.block import PyomoBlock
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csr_matrix
 
-from poetopt.formulations.language import Block, PyomoBlock, Space
+from poetopt.formulations.block import Block, PyomoBlock, Space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 

@@ -31,7 +31,7 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.retention.instants import Instants
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, PointLike, Row

@@ -28,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, Space
+from poetopt.formulations.block import Block, PyomoBlock, Space
 from poetopt.formulations.rows import Terms, terms
 from poetopt.formulations.storage import fits_storage
 

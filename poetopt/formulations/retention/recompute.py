@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.rows import terms
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Block, PyomoBlock
+from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 

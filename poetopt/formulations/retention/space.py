@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.language import Limits
+from poetopt.formulations.block import Limits
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.problem import Problem

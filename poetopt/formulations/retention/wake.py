@@ -31,7 +31,7 @@ import itertools
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.language import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Terms, linear, terms
 
