@@ -110,6 +110,10 @@ class Problem:
     recipe: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
     notes: tuple[str, ...] = ()
 
+    def __deepcopy__(self, memo: object) -> Problem:
+        """Itself, as nothing in it changes: Pyomo copies what stands on a model, and a graph is large."""
+        return self
+
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each tensor, the operators that read it, ascending."""

@@ -32,6 +32,7 @@ LAYERS = (
         "schedule",
         "arena",
         "interrupts",
+        "garbage",
     ),
     ("frontends",),
     ("autodiff",),

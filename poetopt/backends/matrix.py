@@ -9,14 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyomo.common.errors import InfeasibleConstraintException
-from pyomo.common.gc_manager import PauseGC
-from pyomo.core.base import Objective
-from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 from scipy.sparse import csr_matrix, vstack
 
 from poetopt.backends.solver import Floats, Frozen
-from poetopt.errors import InfeasibleError, PoetError
+from poetopt.errors import PoetError
 from poetopt.formulations.rows import Row
 
 Ints = NDArray[np.int64]
@@ -145,32 +141,3 @@ class Matrix:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return int(self.rows.shape[0]), len(self.columns)
-
-
-def compile_model(model: Any) -> Matrix:
-    """The arrays of a linear Pyomo model with one objective, to be minimised.
-
-    Raises PoetError where there is no active objective, and InfeasibleError where a row can't hold whatever is decided.
-    """
-    if not any(True for _ in model.component_data_objects(Objective, active=True)):
-        raise PoetError("the model has no active objective")
-    try:
-        with PauseGC():
-            form = LinearStandardFormCompiler().write(model, mixed_form=True)
-    except InfeasibleConstraintException as error:
-        raise InfeasibleError(f"no schedule exists in this scope, budget and deadline: {error}") from error
-    n = len(form.columns)
-    kinds = np.array([row.bound_type for row in form.rows], dtype=int)
-    rhs = np.asarray(form.rhs, dtype=float)
-    return Matrix(
-        columns=Columns(form.columns),
-        constant=float(form.c_offset[0]),
-        costs=np.asarray(form.c.todense(), dtype=float).reshape(-1)[:n] if n else np.zeros(0),
-        lower=np.array([-np.inf if v.lb is None else v.lb for v in form.columns], dtype=float),
-        upper=np.array([np.inf if v.ub is None else v.ub for v in form.columns], dtype=float),
-        integer=np.array([v.is_integer() or v.is_binary() for v in form.columns], dtype=bool),
-        rows=form.A.tocsr(),
-        row_lower=np.where(kinds <= 0, rhs, -np.inf),
-        row_upper=np.where(kinds >= 0, rhs, np.inf),
-        constraints=[row.constraint for row in form.rows],
-    )

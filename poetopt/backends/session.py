@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.matrix import compile_model
+from poetopt.backends.compilation import compile_model
 from poetopt.backends.nodes import Nodes
 from poetopt.backends.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.errors import FormulationError, OptionError, PoetError

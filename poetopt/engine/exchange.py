@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.matrix import Matrix, compile_model
+from poetopt.backends.compilation import compile_model
+from poetopt.backends.matrix import Matrix
 from poetopt.backends.model_file import lp_lines, mps_lines
 from poetopt.backends.names import column_names, row_names
 from poetopt.backends.nl_file import write_nl

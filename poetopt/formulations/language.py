@@ -28,13 +28,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyomo.environ as pyo
-from pyomo.common.gc_manager import PauseGC
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
+from poetopt.garbage import building
 from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 
@@ -275,7 +275,7 @@ class Formulation:
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
-        with PauseGC():  # a model is a million objects, all of which stay: looking for garbage took two thirds of it
+        with building():
             return self.abstract(space).create_instance()
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.rows import Terms, terms
 from poetopt.formulations.storage import fits_storage
 
@@ -43,9 +44,14 @@ def _build(block: PyomoBlock) -> None:
     block.o = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), domain=pyo.Binary)
     block.o_tensor = candidates
     block.o_index = slot
-    o_of = [slot[int(i)] for i in paged]
-    block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=lambda b, y: b.p[y] - b.o[o_of[y]] <= 0)
-    block.storage = pyo.Constraint(rule=lambda b: fits_storage(space.problem, candidates.tolist(), list(b.o.values())))
+    p, o = list(block.p.values()), list(block.o.values())
+    written = [o[slot[int(i)]] for i in paged]
+
+    def written_first(_: PyomoBlock, y: int) -> PyomoRow:
+        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[p[y], written[y]]), 0
+
+    block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=written_first)
+    block.storage = pyo.Constraint(rule=lambda _: fits_storage(space.problem, candidates.tolist(), o))
     block.energy_j = _sum(
         terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),

@@ -1,0 +1,72 @@
+"""From a Pyomo model to arrays, by Pyomo's own compiler of the standard form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pyomo.common.errors import InfeasibleConstraintException
+from pyomo.core.base import Objective
+from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
+from pyomo.repn.linear import LinearRepnVisitor
+from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler, _LinearStandardFormCompiler_impl
+
+from poetopt.backends.matrix import Columns, Matrix
+from poetopt.errors import InfeasibleError, PoetError
+from poetopt.garbage import building
+
+NUMBERS = {int, float}
+
+
+class _Rows(LinearRepnVisitor):  # type: ignore[misc]
+    """Pyomo's walk through an expression, and a shorter way through what blocks are made of.
+
+    A LinearExpression of plain numbers times variables, all seen before and each once, is a dictionary as it stands.
+    """
+
+    def walk_expression(self, expr: Any) -> Any:
+        if expr.__class__ is LinearExpression:
+            terms = expr.args
+            if all(term.__class__ is MonomialTermExpression for term in terms):
+                pairs = [term._args_ for term in terms]
+                linear = {id(variable): coefficient for coefficient, variable in pairs}
+                plain = all(c.__class__ in NUMBERS and c for c in linear.values())
+                if plain and len(linear) == len(pairs) and linear.keys() <= self.var_map.keys():
+                    result = self.Result()
+                    result.linear = linear
+                    return result
+        return super().walk_expression(expr)
+
+
+class _Compiler(_LinearStandardFormCompiler_impl):  # type: ignore[misc]
+    _get_visitor = _Rows
+
+
+def compile_model(model: Any) -> Matrix:
+    """The arrays of a linear Pyomo model with one objective, to be minimised.
+
+    Raises PoetError where there is no active objective, and InfeasibleError where a row can't hold whatever is decided.
+    """
+    if not any(True for _ in model.component_data_objects(Objective, active=True)):
+        raise PoetError("the model has no active objective")
+    try:
+        with building():
+            form = _Compiler(LinearStandardFormCompiler.CONFIG({"mixed_form": True})).write(model)
+    except InfeasibleConstraintException as error:
+        raise InfeasibleError(f"no schedule exists in this scope, budget and deadline: {error}") from error
+    n = len(form.columns)
+    bounds = [v.bounds for v in form.columns]
+    kinds = np.array([row.bound_type for row in form.rows], dtype=int)
+    rhs = np.asarray(form.rhs, dtype=float)
+    return Matrix(
+        columns=Columns(form.columns),
+        constant=float(form.c_offset[0]),
+        costs=np.asarray(form.c.todense(), dtype=float).reshape(-1)[:n] if n else np.zeros(0),
+        lower=np.array([-np.inf if low is None else low for low, _ in bounds], dtype=float),
+        upper=np.array([np.inf if high is None else high for _, high in bounds], dtype=float),
+        integer=np.array([v.is_integer() for v in form.columns], dtype=bool),
+        rows=form.A.tocsr(),
+        row_lower=np.where(kinds <= 0, rhs, -np.inf),
+        row_upper=np.where(kinds >= 0, rhs, np.inf),
+        constraints=[row.constraint for row in form.rows],
+    )

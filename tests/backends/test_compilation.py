@@ -1,0 +1,78 @@
+"""Compiled arrays, against Pyomo's own compiler of the standard form without our shorter way."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyomo.environ as pyo
+import pytest
+from pyomo.core.expr.numeric_expr import LinearExpression
+from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
+
+from poetopt.backends.compilation import compile_model
+from poetopt.errors import PoetError
+from poetopt.formulations import formulation
+from tests.problems import random_tight
+
+
+def same(model: Any) -> None:
+    found, form = compile_model(model), LinearStandardFormCompiler().write(model, mixed_form=True)
+    assert [id(v) for v in found.columns.variables] == [id(v) for v in form.columns]
+    assert (found.rows != form.A.tocsr()).nnz == 0
+    assert np.array_equal(found.costs, form.c.toarray().reshape(-1))
+    assert found.constant == form.c_offset[0]
+    sides = [low if row.bound_type < 0 else high for row, low, high in zip(
+        form.rows, found.row_lower, found.row_upper, strict=True)]  # fmt: skip
+    assert np.array_equal(sides, form.rhs)
+
+
+@pytest.mark.parametrize("name", ["retention", "poet"])
+@pytest.mark.parametrize("seed", range(8))
+def test_formulations(name: str, seed: int) -> None:
+    rng = random.Random(9100 + seed)
+    problem, ram_bytes = random_tight(rng, operators=rng.randint(3, 7))
+    same(formulation(name).build(problem, ram_bytes=ram_bytes, makespan_s=problem.baseline_time_s * 1.5))
+
+
+def odd() -> Any:
+    """What a block of somebody else may write: repeated and fixed variables, zeros, parameters, constants, ranges."""
+    model = pyo.ConcreteModel()
+    model.x = pyo.Var(pyo.RangeSet(0, 4), domain=pyo.Binary)
+    model.y = pyo.Var(bounds=(-2, 3.5))
+    model.n = pyo.Var(domain=pyo.NonNegativeIntegers)
+    model.twice = pyo.Param(initialize=2.0, mutable=True)
+    x = list(model.x.values())
+    x[3].fix(1)
+    rows = [
+        (None, LinearExpression(linear_coefs=[1, 1, 2.5], linear_vars=[x[0], x[1], x[0]]), 4),
+        (1, LinearExpression(linear_coefs=[1, 0, 1], linear_vars=[x[0], x[1], x[2]]), None),
+        (0, LinearExpression(linear_coefs=[1, 1, 1], linear_vars=[x[0], x[3], x[2]]), 2),
+        (0, LinearExpression(linear_coefs=[model.twice, 1], linear_vars=[x[4], model.y]), 2),
+        (None, LinearExpression(constant=3, linear_coefs=[1, np.float64(2)], linear_vars=[x[1], model.n]), 9),
+        (None, x[0] + 2 * (model.y - x[2]), 1),
+        (None, model.n, 7),
+    ]
+    model.rows = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=lambda _, k: rows[k])
+    model.cost = pyo.Objective(expr=5 + x[0] + model.y - 3 * model.n)
+    return model
+
+
+def test_odd_expressions() -> None:
+    model = odd()
+    same(model)
+    found = compile_model(model)
+    whole = {v.name: bool(w) for v, w in zip(found.columns.variables, found.integer, strict=True)}
+    assert whole == {"x[0]": True, "x[1]": True, "x[2]": True, "x[4]": True, "y": False, "n": True}
+    bounds = {v.name: (low, high) for v, low, high in zip(
+        found.columns.variables, found.lower, found.upper, strict=True)}  # fmt: skip
+    assert bounds["y"] == (-2, 3.5)
+    assert bounds["n"] == (0, np.inf)
+
+
+def test_a_model_without_an_objective() -> None:
+    model = odd()
+    model.cost.deactivate()
+    with pytest.raises(PoetError, match="no active objective"):
+        compile_model(model)
