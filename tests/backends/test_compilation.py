@@ -63,8 +63,8 @@ def test_odd_expressions() -> None:
     model = odd()
     same(model)
     found = compile_model(model)
-    whole = {v.name: bool(w) for v, w in zip(found.columns.variables, found.integer, strict=True)}
-    assert whole == {"x[0]": True, "x[1]": True, "x[2]": True, "x[4]": True, "y": False, "n": True}
+    whole = {v.name for v, w in zip(found.columns.variables, found.integer, strict=True) if w}
+    assert whole - {"x[3]"} == {"x[0]", "x[1]", "x[2]", "x[4]", "n"}  # Pyomo 6.9 keeps what is fixed
     bounds = {v.name: (low, high) for v, low, high in zip(
         found.columns.variables, found.lower, found.upper, strict=True)}  # fmt: skip
     assert bounds["y"] == (-2, 3.5)
