@@ -230,8 +230,8 @@ def times_faster(rows: Sequence[tuple[Cell, dict[str, Any]]]) -> Iterator[str]:
     """How much sooner `retention` has a schedule that is better than all that Algorithm 1 as it stands finds."""
     for theirs, slow in rows:
         for ours, quick in rows:
-            same = (ours.problem, ours.device, ours.ram) == (theirs.problem, theirs.device, theirs.ram)
-            if not same or theirs.formulation == ours.formulation or theirs.formulation != "poet":
+            one, other = ((c.group, c.problem, c.device, c.ram) for c in (ours, theirs))
+            if one != other or theirs.formulation == ours.formulation or theirs.formulation != "poet":
                 continue
             best_j = slow.get("overhead_j")
             better_s = next((s for s, j in quick["improvements"] if best_j is None or j < best_j), None)
