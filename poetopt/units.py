@@ -20,7 +20,9 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "min": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_EXAMPLES = "3MB, 300KiB, 1e6 (bytes)"
+RAM_EXAMPLES = f"{SIZE_EXAMPLES}, or 40% of the store-all peak"
 TIME_EXAMPLES = "250ms, 1.5s, 10min, 3h"
+DEADLINE_EXAMPLES = f"{TIME_EXAMPLES}, or 1.5x (times one compute of each operator)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,15 @@ def parse_ram(value: str | float | Share, *, option: str = "--ram") -> int | Sha
     """
     if isinstance(value, Share):
         return value
-    number, unit = _split(value, option, f"{SIZE_EXAMPLES}, or 40% of the store-all peak")
+    number, unit = _split(value, option, RAM_EXAMPLES)
     if unit == "%":
         return Share(number / 100)
-    return parse_size(value, option=option)
+    return parse_size(value, option=option, examples=RAM_EXAMPLES)
 
 
-def parse_size(value: str | float, *, option: str) -> int:
-    """Bytes, rounded down. Raises OptionError."""
-    number, unit = _split(value, option, SIZE_EXAMPLES)
+def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES) -> int:
+    """Bytes, rounded down. Raises OptionError, with `examples` of what can be written."""
+    number, unit = _split(value, option, examples)
     if unit in _BYTES:
         # Integers stay exact beyond 2^53.
         text = str(value).strip()
@@ -65,31 +67,31 @@ def parse_size(value: str | float, *, option: str) -> int:
         )
     if not re.search(r"bits?$|bytes?$|octets?$|B$", unit):
         # Bytes have no dimension in pint: it would take radians for a size.
-        raise OptionError(f"{option} {value}: not a size; examples: {SIZE_EXAMPLES}")
-    return math.floor(_by_pint(number, unit, "byte", f"{option} {value}: not a size", SIZE_EXAMPLES))
+        raise OptionError(f"{option} {value}: not a size; examples: {examples}")
+    return math.floor(_by_pint(number, unit, "byte", f"{option} {value}: not a size", examples))
 
 
 def parse_deadline(value: str | float | Factor, *, option: str = "--deadline") -> float | Factor:
     """A deadline: seconds, or a multiple of one pass. Raises OptionError unless it is positive."""
     if isinstance(value, Factor):
         return value
-    number, unit = _split(value, option, f"{TIME_EXAMPLES}, or 1.5x (times one compute of each operator)")
+    number, unit = _split(value, option, DEADLINE_EXAMPLES)
     if unit not in ("x", "X", "×"):
-        return parse_time(value, option=option)
+        return parse_time(value, option=option, examples=DEADLINE_EXAMPLES)
     if number <= 0:
         raise OptionError(f"{option} {value}: must be more than 0x")
     return Factor(number)
 
 
-def parse_time(value: str | float, *, option: str) -> float:
-    """Seconds. Raises OptionError unless they are positive."""
-    number, unit = _split(value, option, TIME_EXAMPLES)
+def parse_time(value: str | float, *, option: str, examples: str = TIME_EXAMPLES) -> float:
+    """Seconds. Raises OptionError, with `examples` of what can be written, unless they are positive."""
+    number, unit = _split(value, option, examples)
     if unit in _SECONDS:
         seconds = number * _SECONDS[unit]
     else:
-        seconds = _by_pint(number, unit, "second", f"{option} {value}: not a time", TIME_EXAMPLES)
+        seconds = _by_pint(number, unit, "second", f"{option} {value}: not a time", examples)
     if seconds <= 0:
-        raise OptionError(f"{option} {value}: must be more than 0, as in {TIME_EXAMPLES}")
+        raise OptionError(f"{option} {value}: must be more than 0, as in {examples}")
     return seconds
 
 

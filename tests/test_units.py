@@ -62,6 +62,17 @@ def test_factors() -> None:
     assert parse_deadline(Factor(2)) == Factor(2)
 
 
+def test_what_is_relative_can_be_written_too() -> None:
+    """Also where the unit is the one that is wrong."""
+    with pytest.raises(OptionError, match="or 40% of the store-all peak"):
+        parse_ram("40pct")
+    with pytest.raises(OptionError, match=r"or 1\.5x \(times"):
+        parse_deadline("1.5y")
+    with pytest.raises(OptionError) as plain:
+        parse_time("40pct", option="--time-limit")
+    assert "1.5x" not in str(plain.value)
+
+
 @pytest.mark.parametrize("text", ["", "x", "0", "0x", "-1s", "nan", "1m", "3 MB", "40%"])
 def test_no_times(text: str) -> None:
     with pytest.raises(OptionError, match="--deadline"):
