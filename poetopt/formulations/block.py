@@ -125,7 +125,7 @@ class Block:
 
 
 def contributions(model: Any, attribute: str) -> list[Terms]:
-    """What the model's blocks contribute under `attribute`, in building order.
+    """What the model's blocks contribute under `attribute` (see the table of `language`), in building order.
 
     Raises FormulationError for what isn't made by `terms`.
     """

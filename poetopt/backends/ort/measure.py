@@ -9,7 +9,6 @@ is the peak, in units of a page. It takes glibc and Linux.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from contextlib import closing, contextmanager
 from statistics import median
 
 from poetopt.backends.ort.clock import Clock
+from poetopt.garbage import paused
 
 _RESIDENT = "/proc/self/smaps_rollup"
 _FIELD = b"Anonymous:"
@@ -78,7 +78,7 @@ def beside_each_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None
 
 def _passes(acts: Sequence[Act], prepare: Act) -> Generator[tuple[int, ...], None, None]:
     """For each pass, without end, the bytes resident after each act beyond those before the first."""
-    with _keeping_malloc() as trim, _no_collection(), _Resident() as resident:
+    with _keeping_malloc() as trim, paused(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
             return
         while True:
@@ -120,7 +120,7 @@ def alternate(
             return alternate(steps, seconds=seconds, least=least, most=most, clock=own)
     times: dict[str, list[float]] = {name: [] for name in steps}
     start = time.perf_counter()
-    with _no_collection():
+    with paused():
         for turn in range(most):
             for name in _rotated(tuple(steps), turn):
                 if times[name] and times[name][-1] <= WARM_S:
@@ -186,14 +186,3 @@ def _keeping_malloc() -> Iterator[Act | None]:
         mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
         mallopt(_M_TOP_PAD, 128 * 1024)
         trim(0)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
