@@ -25,7 +25,7 @@ from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
 from poetopt.errors import OptionError
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Count, Row
 
 RESERVED = {
     "time_limit": "--time-limit",
@@ -302,14 +302,15 @@ class HighsSession(MatrixSession):
             self._bound = max(self._bound, cutoff if ended else min(cutoff, objective - gap * abs(objective)))
         return Search(outcome, found, objective, self._bound)
 
-    def nodes(self) -> HighsNodes:
+    def nodes(self, counts: Sequence[Count] = ()) -> HighsNodes:
         """The relaxation as it stands, in other objects of HiGHS.
 
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
         self._set_unbinding_aside()
         lp, basis, waits = self._lp.getLp(), self._lp.getBasis(), self._waiting.outside.copy()
-        return HighsNodes.of(self._fresh, lp, basis, waits, self._matrix, (self._lower, self._upper), self._scale)
+        bounds = self._lower, self._upper
+        return HighsNodes.of(self._fresh, lp, basis, waits, self._matrix, bounds, self._scale, counts)
 
     def _run(self, solver: highspy.Highs, stop: threading.Event, deadline: float | None = None) -> bool:
         """Run `solver`, which `stop` stops; whether it was interrupted."""

@@ -15,7 +15,7 @@ from poetopt.backends.highs_rows import HighsRows, Waiting, compressed, rows_of
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Count, Row
 
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
@@ -41,10 +41,18 @@ class _Relaxation:
         Where the session's last solve ended.
     waits
         (m,) which of the model's own rows wait outside of it.
+    counted
+        For each count, the columns that it is the sum of.
     """
 
-    def __init__(self, lp: highspy.HighsLp, basis: highspy.HighsBasis, waits: NDArray[np.bool_]) -> None:
-        self.lp, self.basis, self.waits = lp, basis, waits
+    def __init__(
+        self,
+        lp: highspy.HighsLp,
+        basis: highspy.HighsBasis,
+        waits: NDArray[np.bool_],
+        counted: Sequence[NDArray[np.int64]],
+    ) -> None:
+        self.lp, self.basis, self.waits, self.counted = lp, basis, waits, counted
         self._outside = self.waits.copy()
         self._later: list[tuple[HighsRows, NDArray[np.int64]]] = []
         self.guard = threading.Lock()
@@ -53,6 +61,33 @@ class _Relaxation:
     def since(self, count: int) -> list[tuple[HighsRows, NDArray[np.int64]]]:
         """What came after the first `count`: rows, and the places of those that waited. For who holds the guard."""
         return self._later[count:]
+
+    def pass_to(self, solver: highspy.Highs) -> None:
+        """Give it to a solver, with a further column for each count, basic as nothing bounds it."""
+        solver.passModel(self.lp)
+        basis, n = self.basis, self.lp.num_col_
+        if self.counted:
+            sizes = np.array([len(columns) for columns in self.counted])
+            zeros = np.zeros(len(sizes))
+            empty = np.zeros(0, dtype=np.int32)
+            solver.addCols(
+                len(sizes), zeros, zeros, sizes.astype(float), 0, np.zeros(len(sizes), dtype=np.int32), empty, zeros[:0]
+            )
+            entries = [np.append(columns, n + k) for k, columns in enumerate(self.counted)]
+            ones = [np.append(np.ones(size), -1.0) for size in sizes]
+            starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
+            HighsRows(
+                zeros,
+                zeros,
+                starts.astype(np.int32),
+                np.concatenate(entries).astype(np.int32),
+                np.concatenate(ones),
+            ).append_to(solver)
+            basis = highspy.HighsBasis()
+            basis.col_status = [*self.basis.col_status, *[highspy.HighsBasisStatus.kBasic] * len(sizes)]
+            basis.row_status = [*self.basis.row_status, *[highspy.HighsBasisStatus.kLower] * len(sizes)]
+            basis.valid = True
+        solver.setBasis(basis)
 
     def add(self, rows: HighsRows) -> None:
         """Rows that separators found."""
@@ -93,8 +128,12 @@ class HighsNodes:
         """
         self._fresh, self._relaxation = fresh, relaxation
         self._matrix, self._scale, self._stop = matrix, scale, stop
-        self.integer, self.costs = matrix.integer, matrix.costs
-        self.lower, self.upper = bounds[0].copy(), bounds[1].copy()  # the session tightens its own
+        sizes = np.array([len(columns) for columns in relaxation.counted], dtype=float)
+        self.counts = len(sizes)
+        self.integer = np.append(matrix.integer, np.ones(len(sizes), dtype=bool))
+        self.costs = np.append(matrix.costs, np.zeros(len(sizes)))
+        # copies, as the session tightens its own
+        self.lower, self.upper = np.append(bounds[0], np.zeros(len(sizes))), np.append(bounds[1], sizes)
         self._at = self.lower, self.upper
         self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
         self._waiting = Waiting(matrix, relaxation.waits)
@@ -103,8 +142,7 @@ class HighsNodes:
         self._lp = solver = fresh(stop)
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
-        solver.passModel(relaxation.lp)
-        solver.setBasis(relaxation.basis)
+        relaxation.pass_to(solver)
 
     @classmethod
     def of(
@@ -116,16 +154,20 @@ class HighsNodes:
         matrix: Matrix,
         bounds: tuple[Floats, Floats],
         scale: float,
+        counts: Sequence[Count] = (),
     ) -> HighsNodes:
         """The nodes of the relaxation `lp`, whose last solve ended at `basis`, and outside of which rows wait.
 
         For the rest see `HighsNodes`.
         """
-        return cls(fresh, _Relaxation(lp, basis, waits), matrix, bounds, scale, threading.Event())
+        counted = [matrix.columns.of(count.variable)[count.entries] for count in counts]
+        relaxation = _Relaxation(lp, basis, waits, [columns[columns >= 0] for columns in counted])
+        return cls(fresh, relaxation, matrix, bounds, scale, threading.Event())
 
     def twin(self) -> HighsNodes:
         """The same relaxation for one more thread."""
-        bounds = self.lower, self.upper
+        n = len(self._matrix.costs)
+        bounds = self.lower[:n], self.upper[:n]
         return HighsNodes(self._fresh, self._relaxation, self._matrix, bounds, self._scale, self._stop)
 
     def enter(self, lower: Floats, upper: Floats) -> None:
@@ -145,7 +187,7 @@ class HighsNodes:
             if objective >= cutoff:
                 return None
             values = np.array(found.col_value)
-            broken = self._waiting.broken(self._matrix.rows @ values)
+            broken = self._waiting.broken(self._matrix.rows @ values[: len(values) - self.counts])
             if not len(broken):
                 return Vertex(objective, values, np.array(found.col_dual) / self._scale, self._lp.getBasis())
             self._relaxation.bring_in(broken, self._matrix)

@@ -41,6 +41,11 @@ class Nodes(Protocol):
     """
 
     @property
+    def counts(self) -> int:
+        """How many of the n columns, the last ones, are counts: sums of others, in the order that was asked for."""
+        ...
+
+    @property
     def integer(self) -> NDArray[np.bool_]:
         """(n,) which columns are integers."""
         ...

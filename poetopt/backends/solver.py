@@ -21,7 +21,7 @@ from poetopt import plugins
 from poetopt.backends.nodes import Nodes
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Count, Row
 
 Floats = NDArray[np.float64]
 
@@ -244,8 +244,8 @@ class Session(Protocol):
         """The best bound proven in this session, also after an interrupt."""
         ...
 
-    def nodes(self) -> Nodes:
-        """The relaxation as it stands, once more and on its own.
+    def nodes(self, counts: Sequence[Count] = ()) -> Nodes:
+        """The relaxation as it stands, once more and on its own, with a column for each of `counts`.
 
         Raises FormulationError in a backend that isn't capable of NODES.
         """

@@ -18,11 +18,12 @@ from poetopt.backends.attend import TURN_S
 from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Capability, Point, Session
 from poetopt.engine.branching import BranchAndCut
+from poetopt.engine.candidates import worth
 from poetopt.engine.guided import Guide
 from poetopt.engine.run import Run
 from poetopt.engine.tree import Tree
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import PointLike, Row
 
 INTERRUPTED_S = 0.1
 GRACE_S = 0.3
@@ -41,6 +42,11 @@ _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
 class Beside:
     """As a context: the tree of `model` grows inside. A backend without nodes, or a run kept to one thread, has none.
 
+    relaxed
+        The point to which the relaxation came: counts that it leaves open may be branched on.
+    proven
+        Whether an inner scope is, and only what lies beyond it is searched: better schedules are seldom there, and the
+        tree doesn't look for any.
     infeasible
         Whether the tree proved that there is no schedule.
     sources
@@ -51,6 +57,8 @@ class Beside:
     chosen: Formulation
     model: Any
     session: Session
+    relaxed: PointLike | None = None
+    proven: bool = False
     infeasible: bool = False
     sources: frozenset[str] = frozenset()
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -60,7 +68,8 @@ class Beside:
 
     def __enter__(self) -> Self:
         if self.run.options.threads != 1 and Capability.NODES in self.session.capabilities:
-            self._nodes = self.session.nodes()
+            counts = [] if self.relaxed is None else worth(self.chosen.counts(self.model), self.relaxed)
+            self._nodes = self.session.nodes(counts)
             self._tree = self.tree(self._nodes)
             self._futures.append(_workers.submit(self._grow, self._tree, self._nodes))
         return self
@@ -88,6 +97,7 @@ class Beside:
             on_bound=self._told,
             gap=self.run.gap / 2,
             remaining_s=lambda: self.run.remaining_s,
+            dives=not self.proven,
         )
 
     def explorer(self, tree: Tree, nodes: Nodes) -> BranchAndCut:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from poetopt.backends.nodes import Floats, Nodes, Vertex
 from poetopt.backends.solver import Point
+from poetopt.engine.candidates import at_first, representatives
 from poetopt.engine.tree import Open, Tree
 from poetopt.formulations.rows import Row
 
@@ -35,8 +36,13 @@ NEAR = 0.2
 """In a dive all variables may be held at once that are nearer to whole than this."""
 LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
-LOOK_ON = (15, 5)
+LOOK_ON = (30, 5)
 """Probing ends after so many in a row that were no better than the best."""
+COUNTED = 0.25
+"""What branching on a count gains, the product of both sides, is worth this share of the same on a single variable:
+below it all that it counts is open still. Where no count is best at the root, none is branched on in that tree."""
+SUMMED = 100
+"""A sum of columns that are whole may be so many times further from it."""
 MOST_STEPS = 200
 """Of a dive, and of separation at one node: a point may break a row by less than a solver can tell."""
 LEAST = 1e-5
@@ -177,6 +183,7 @@ class BranchAndCut:
 
     def _fractional(self, vertex: Vertex) -> NDArray[np.int64]:
         away = np.abs(vertex.values - np.round(vertex.values))
+        away[len(away) - self._nodes.counts :] = 0.0  # whole where what they count is
         return np.flatnonzero(self._nodes.integer & (away > WHOLE))
 
     def _cut(self, vertex: Vertex | None) -> Vertex | None:
@@ -217,12 +224,17 @@ class BranchAndCut:
         self, vertex: Vertex, open_: NDArray[np.int64], lower: Floats, upper: Floats, bound: float
     ) -> list[Open]:
         """The two children of the node that is entered, by the best of the columns `open_`; fewer where one is void."""
+        tree, n = self._tree, len(vertex.values) - self._nodes.counts
         best: tuple[float, int, tuple[float, float]] | None = None
         since = 0
-        root = self._tree.explored == 1
+        until = time.monotonic() + tree.time_to_probe()
+        root = tree.explored == 1
+        if tree.counting:
+            away = np.abs(vertex.values[n:] - np.round(vertex.values[n:]))
+            open_ = np.concatenate([open_, n + np.flatnonzero(away > SUMMED * WHOLE)])
         most, patience = (LOOK[0], LOOK_ON[0]) if root else (LOOK[1], LOOK_ON[1])
         for column in self._promising(vertex, open_)[:most].tolist():
-            known = not root and bool(self._tree.learned.counts[column].min() > 0)
+            known = not root and bool(tree.learned.counts[column].min() > 0)
             if known:
                 gains = self._expected(vertex, column)
                 bounds = vertex.objective, vertex.objective
@@ -238,13 +250,19 @@ class BranchAndCut:
             if math.inf in bounds:
                 self._nodes.enter(lower, upper)
             score = self._score(vertex, gains)
+            if column >= n:
+                score *= COUNTED
             if best is None or score > best[0] * 1.001:
                 best, since = (score, column, bounds), 0
             else:
                 since += 1
                 if since >= patience:
                     break
+            if time.monotonic() > until:
+                break
         assert best is not None
+        if root:
+            tree.counting = best[1] >= n
         return self._halves(vertex, best[1], (max(best[2][0], bound), max(best[2][1], bound)), lower, upper)
 
     def _halves(
@@ -265,14 +283,13 @@ class BranchAndCut:
 
     def _promising(self, vertex: Vertex, open_: NDArray[np.int64]) -> NDArray[np.int64]:
         """The columns in the order in which they are looked at."""
-        part = vertex.values[open_] - np.floor(vertex.values[open_])
         if not self._tree.learned.counts.any():
-            costs = np.abs(self._nodes.costs)
-            scores = np.minimum(part, 1 - part) * (1 + costs[open_] / max(float(costs.max()), 1e-300))
-        else:
-            gains = self._tree.learned.gains(open_)
-            least = self._least(vertex)
-            scores = np.maximum(gains[:, 0] * part, least) * np.maximum(gains[:, 1] * (1 - part), least)
+            return at_first(self._nodes, vertex.values, open_)
+        open_ = representatives(self._nodes, vertex.values, open_)
+        part = vertex.values[open_] - np.floor(vertex.values[open_])
+        gains = self._tree.learned.gains(open_)
+        least = self._least(vertex)
+        scores = np.maximum(gains[:, 0] * part, least) * np.maximum(gains[:, 1] * (1 - part), least)
         return open_[np.argsort(-scores, kind="stable")]
 
     def _expected(self, vertex: Vertex, column: int) -> tuple[float, float]:

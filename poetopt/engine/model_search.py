@@ -18,7 +18,7 @@ from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.rows import Floats, Row
+from poetopt.formulations.rows import Floats, PointLike, Row
 
 CUT_SHARE = (0.5, 0.8)
 """Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
@@ -61,6 +61,14 @@ class ModelSearch:
     def search(self) -> Ending:
         """Cut, search, simulate, repeat. Says how it ended."""
         run, session = self.run, self.session
+        guide = Guide(run, self.chosen, self.model)
+        relaxed: PointLike | None = None
+
+        def seen(point: PointLike) -> None:
+            nonlocal relaxed
+            relaxed = point
+            guide.follow_some(point)
+
         now, remaining_s = time.monotonic(), max(run.remaining_s, 0.0)
         with run.timed("relaxation"):
             if self.beyond is not None:
@@ -74,7 +82,7 @@ class ModelSearch:
                 latest=now + CUT_SHARE[1] * remaining_s,
                 overhead_j=run.incumbent.value,
                 on_bound=self._relaxed,
-                on_point=Guide(run, self.chosen, self.model).follow_some,
+                on_point=seen,
             )
         run.pool = [(row.block, row.key) for row in session.binding if row.key is not None]
         if cutting.infeasible:
@@ -84,7 +92,7 @@ class ModelSearch:
             return Ending.FINISHED
         if not self.exact or self.patient:
             return self._whole()
-        with Beside(run, self.chosen, self.model, session) as self.tree:
+        with Beside(run, self.chosen, self.model, session, relaxed, self.beyond is not None) as self.tree:
             ending = self._whole()
         return Ending.INFEASIBLE if self.tree.infeasible else ending
 
@@ -149,9 +157,14 @@ class ModelSearch:
             return waited or behind or self._closed() or run.remaining_s <= 0
 
         while not self._closed() and run.remaining_s > 0:
-            if self.tree is not None and self.tree.grows and run.remaining_s < ANEW * self.whole_s:
-                self.tree.take_over()
-                break
+            if self.tree is not None and self.tree.grows:
+                late_now = run.remaining_s < ANEW * self.whole_s
+                # what lies beyond a proven scope is to be ruled out, and a tree is better at that
+                if late_now or self.beyond is not None:
+                    self.tree.take_over()
+                    if late_now:
+                        break
+                    continue
             began, broken_s = time.monotonic(), None
             best = run.incumbent.best
             if self.exact and best is not None:

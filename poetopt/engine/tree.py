@@ -25,6 +25,8 @@ DIVE_SHARE, DIVE_S = 0.25, 2.0
 SEARCH_NODES, SEARCH_S = 15, (1.0, 3.5, 5.0)
 """A solver's search of one node may take as long as so many others took: seconds at least, at most in the beginning,
 and at most once such searches have closed nodes (CLOSED times as long after each)."""
+PRESOLVE_NODES = 3
+"""It begins only where more than so many nodes' time is left: its presolve doesn't look at the clock."""
 SEARCH_SHARE = 0.3
 """Share of a tree's time beyond which no such search begins, those not counted that left little open."""
 LITTLE = 0.5
@@ -33,6 +35,8 @@ REACH, FAILED, CLOSED, PASSED = 0.5, 0.7, 1.5, 1.05
 """Searched are nodes of which no more than a share of what was open at the root is open. At first it is REACH; after a
 search it is the share of that node, times CLOSED, or FAILED where more than a little is left, and it grows by PASSED
 with each node that is passed over."""
+PROBE_S, PROBE_SHARE = 0.5, 0.05
+"""Probing at one node may take so many seconds at least, and at the root this share of what is left."""
 TURN_S = 0.1
 """How often one who waits for a node looks whether the tree is given up."""
 
@@ -72,6 +76,8 @@ class Pseudocosts:
 class Tree:
     """Give out nodes with `take`, and take their children back with `put`, from any number of threads.
 
+    `counting` says whether counts may be branched on; who explores the root decides it.
+
     lower, upper
         (n,) bounds of the columns at the root.
     cutoff
@@ -82,6 +88,8 @@ class Tree:
         Nothing is looked for that is better than the best solution by less than this share of it.
     remaining_s
         Seconds that are left.
+    dives
+        Whether solutions are to be looked for below nodes.
     """
 
     def __init__(
@@ -93,11 +101,14 @@ class Tree:
         on_bound: Callable[[float], bool],
         gap: float,
         remaining_s: Callable[[], float] = lambda: math.inf,
+        dives: bool = True,
     ) -> None:
         self.lower, self.upper = lower, upper
         self._cutoff, self._on_bound, self._gap, self._remaining_s = cutoff, on_bound, gap, remaining_s
+        self._dives = dives
         self.learned = Pseudocosts(len(lower))
         self.explored = 0
+        self.counting = True
         self._whole = math.inf
         self._queue = [self.open(-math.inf, lower, upper, None)]
         self._at_work: dict[int, float] = {}
@@ -196,9 +207,9 @@ class Tree:
                 self._reach *= PASSED if math.isfinite(share) else 1.0
                 return 0.0
             left_s = self._remaining_s()
-            if left_s < SEARCH_S[0]:
-                return 0.0  # it would begin with a presolve that nothing interrupts
             node_s = (elapsed_s - self._dived_s - self._searched_s) / self.explored
+            if left_s < max(SEARCH_S[0], PRESOLVE_NODES * node_s):
+                return 0.0  # it would begin with a presolve that nothing interrupts
             return min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
 
     def searched(self, share: float, left: float, seconds: float) -> None:
@@ -212,11 +223,19 @@ class Tree:
                 self._reach = min(self._reach, FAILED * share)
                 self._fruitless_s += seconds
 
+    def time_to_probe(self) -> float:
+        """Seconds that probing may take at the node at hand: at the root a share of the rest, else a node's time."""
+        with self._change:
+            if self.explored == 1:
+                return max(PROBE_S, PROBE_SHARE * self._remaining_s())
+            elapsed_s = time.monotonic() - self._began
+            return max(PROBE_S, (elapsed_s - self._dived_s - self._searched_s) / self.explored)
+
     def time_to_dive(self) -> float:
         """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""
         with self._change:
             share_s = DIVE_SHARE * (time.monotonic() - self._began)
-            if self.explored < self._next_dive or self._dived_s > share_s:
+            if not self._dives or self.explored < self._next_dive or self._dived_s > share_s:
                 return 0.0
             self._next_dive = 2 * self.explored
             return max(DIVE_S, share_s)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.goal import Goal, Trial
-from poetopt.formulations.rows import PointLike, Row, Terms
+from poetopt.formulations.rows import Count, PointLike, Row, Terms
 from poetopt.problem import Problem
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class Block:
         Optional: violated rows at a point.
     revive
         Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
+    counts
+        Optional: sums of its decisions that a tree may branch on; of such as follow each other, like the stages of a
+        step, neighbours stand beside each other.
     when
         Optional: whether the block is needed in a space at all; always, where it is None.
     collects
@@ -112,6 +115,7 @@ class Block:
     separator: Separator | None = None
     when: Callable[[Space], bool] | None = None
     revive: Callable[[PyomoBlock, object], Row] | None = None
+    counts: Callable[[PyomoBlock], list[Count]] | None = None
     collects: bool = False
     says: str = ""
     refuses: Callable[[Trial], str | None] | None = None

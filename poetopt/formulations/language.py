@@ -33,7 +33,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
 from poetopt.formulations.goal import ENERGY, Goal, Trial
-from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
+from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.garbage import building
 from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
+    "Count",
     "Floats",
     "Formulation",
     "GivesUp",
@@ -282,6 +283,14 @@ class Formulation:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
         makers = {block.name: block.revive for block in self.blocks if block.revive is not None}
         return [replace(makers[name](model.component(name), key), block=name) for name, key in keys if name in makers]
+
+    def counts(self, model: Any) -> list[list[Count]]:
+        """What a tree may branch on beside single variables, block by block."""
+        return [
+            block.counts(model.component(block.name))
+            for block in self.blocks
+            if block.counts is not None and block.name in model.block_names
+        ]
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The violated rows of all blocks at `point`."""

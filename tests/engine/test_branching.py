@@ -87,11 +87,14 @@ def test_where_there_is_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("reach", [0.0, math.inf])
-def test_schedules_as_the_search_alone(seed: int, reach: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("counted", [False, True])
+def test_schedules_as_the_search_alone(seed: int, reach: float, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tree of `retention` alone, without heuristics, against HiGHS kept to one thread.
 
     reach
         Each node but the root is searched by the solver where there is a schedule already, or none is.
+    counted
+        All counts of the formulation may be branched on, whatever the relaxation makes of them.
     """
     monkeypatch.setattr(tree_module, "REACH", reach)
     problem, ram_bytes = tight(random.Random(seed), forward=5)
@@ -103,7 +106,7 @@ def test_schedules_as_the_search_alone(seed: int, reach: float, monkeypatch: pyt
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
     session.relax(60.0)
     beside = Beside(run, chosen, model, session)
-    nodes = session.nodes()
+    nodes = session.nodes([count for kind in chosen.counts(model) for count in kind] if counted else ())
     beside.explorer(beside.tree(nodes), nodes).run()
     if reference.status is Status.INFEASIBLE:
         assert beside.infeasible
@@ -124,9 +127,10 @@ def test_two_explore_what_a_search_leaves(seed: int) -> None:
     run = Run(problem, replace(options, threads=2), None)
     model = model_of(chosen, problem, options, "full")
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
-    if session.relax(60.0).outcome is Outcome.INFEASIBLE:
+    relaxed = session.relax(60.0)
+    if relaxed.outcome is Outcome.INFEASIBLE:
         return
-    with Beside(run, chosen, model, session) as beside:
+    with Beside(run, chosen, model, session, relaxed.point, proven=seed % 2 == 0) as beside:
         assert not beside.leads(math.inf, 0.0, math.inf), "nothing was found yet"
         beside.take_over()
     if reference.status is Status.INFEASIBLE:

@@ -30,7 +30,7 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
-from poetopt.formulations.rows import Terms, terms
+from poetopt.formulations.rows import Count, Terms, alike, terms
 from poetopt.formulations.storage import fits_storage
 
 
@@ -67,8 +67,21 @@ def _sum(first: Terms, second: Terms) -> Terms:
     return Terms([*first.variables, *second.variables], [*first.coefficients, *second.coefficients])
 
 
+def _counts(block: PyomoBlock) -> list[Count]:
+    """How often each tensor comes back, and all of one size together; how many of one size are written."""
+    space = block.model().space
+    energy = np.array([tensor.page_in_j for tensor in space.problem.tensors])
+    size = np.array([float(tensor.nbytes) for tensor in space.problem.tensors])
+    paged = space.point_tensor[space.page_point]
+    return (
+        alike(block.p, paged, energy[paged])
+        + alike(block.p, size[paged], energy[paged])
+        + alike(block.o, size[block.o_tensor], energy[block.o_tensor])
+    )
+
+
 def _needed(space: Space) -> bool:
     return space.paging
 
 
-paging = Block("paging", _build, when=_needed)
+paging = Block("paging", _build, when=_needed, counts=_counts)

@@ -20,7 +20,7 @@ import numpy as np
 import pyomo.environ as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock
-from poetopt.formulations.rows import terms
+from poetopt.formulations.rows import Count, alike, terms
 
 
 def _build(block: PyomoBlock) -> None:
@@ -33,4 +33,13 @@ def _build(block: PyomoBlock) -> None:
     block.compute_s = terms(block.r, time[space.recompute_operator])
 
 
-recompute = Block("recompute", _build)
+def _counts(block: PyomoBlock) -> list[Count]:
+    """How often each operator runs again, and all that cost the same together."""
+    space = block.model().space
+    energy = np.array([operator.energy_j for operator in space.problem.operators])
+    by_operator = alike(block.r, space.recompute_operator, energy[space.recompute_operator])
+    cost = energy[space.recompute_operator]
+    return by_operator + alike(block.r, cost, cost)
+
+
+recompute = Block("recompute", _build, counts=_counts)

@@ -22,10 +22,12 @@ Source: the paper's 1b and 1c, with S_ram aggregated over the stages between two
 
 from __future__ import annotations
 
+import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.rows import Count
 
 
 def _build(block: PyomoBlock) -> None:
@@ -97,4 +99,19 @@ def _ones(variables: list[object]) -> LinearExpression:
     return LinearExpression(linear_coefs=[1] * len(variables), linear_vars=variables)
 
 
-residency = Block("residency", _build, requires=("recompute",))
+def _counts(block: PyomoBlock) -> list[Count]:
+    """How many tensors of one size are kept in each stage: which of them seldom matters as much."""
+    space = block.model().space
+    size = space.tensor_bytes[space.point_tensor]
+    found = []
+    for nbytes in np.unique(size):
+        entries = np.flatnonzero(size == nbytes)
+        begin, end = space.point_previous[entries], space.point_stage[entries]
+        for stage in range(len(space.problem.operators)):
+            kept = entries[(begin < stage) & (stage <= end)]
+            if len(kept) > 1:
+                found.append(Count(block.k, kept, float(nbytes)))
+    return found
+
+
+residency = Block("residency", _build, requires=("recompute",), counts=_counts)
