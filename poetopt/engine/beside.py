@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -124,17 +125,30 @@ class Beside:
             When it found its last schedule, and how long it has been at work.
         """
         tree, value = self._tree, self.run.incumbent.value
-        if tree is None or tree.over or len(self._futures) > 1 or value is None:
+        explorers = sum(not future.done() for future in self._futures)
+        if tree is None or tree.over or explorers > 1 or value is None:
             return False
         return searched_s > FRUITLESS_S + 2 * found_s and tree.bound - bound > LEAD * (value - bound)
 
-    def take_over(self) -> None:
-        """Two explore the tree until it ends, or the time."""
-        assert self._tree is not None
+    @property
+    def wide(self) -> bool:
+        """Whether the tree doesn't get on."""
+        return self._tree is not None and self._tree.wide
+
+    def take_over(self, *, unless_wide: bool = False) -> None:
+        """Two explore the tree until it ends, or the time.
+
+        unless_wide
+            The second one leaves once the tree is wide: a solver's search gets on better then.
+        """
+        tree, leaves = self._tree, unless_wide
+        assert tree is not None
         assert self._nodes is not None
-        self._futures.append(_workers.submit(self._explore, self._tree, self._nodes.twin()))
-        while not self._tree.over and self.run.remaining_s > 0 and not self.run.closed(self.run.gap):
+        self._futures.append(_workers.submit(self._explore, tree, self._nodes.twin(), lambda: leaves and tree.wide))
+        while not tree.over and self.run.remaining_s > 0 and not self.run.closed(self.run.gap):
             interrupts.check()
+            if leaves and tree.wide:
+                return
             for future in wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
                 future.result()  # an error of either ends it
 
@@ -142,9 +156,9 @@ class Beside:
         if not self._ended.wait(GRACE_S):
             self._explore(tree, nodes)
 
-    def _explore(self, tree: Tree, nodes: Nodes) -> None:
+    def _explore(self, tree: Tree, nodes: Nodes, leaves: Callable[[], bool] = lambda: False) -> None:
         try:
-            self.explorer(tree, nodes).run()
+            self.explorer(tree, nodes).run(leaves)
         except StoppedError:
             return
 

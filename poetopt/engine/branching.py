@@ -77,13 +77,18 @@ class BranchAndCut:
         self._tree, self._nodes = tree, nodes
         self._separate, self._judge, self._follow = separate, judge, follow
 
-    def run(self) -> None:
-        """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
+    def run(self, leaves: Callable[[], bool] = lambda: False) -> None:
+        """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do.
+
+        leaves
+            Whether this one is to leave the tree to the others.
+        """
         try:
-            while (node := self._tree.take()) is not None:
+            while not leaves() and (node := self._tree.take()) is not None:
                 self._tree.put(self._children(node))
-        finally:
-            self._tree.give_up()  # after an error nobody is to wait for this one's children
+        except BaseException:
+            self._tree.give_up()  # nobody is to wait for this one's children
+            raise
 
     def _children(self, node: Open) -> list[Open]:
         nodes, tree = self._nodes, self._tree

@@ -160,10 +160,11 @@ class ModelSearch:
             if self.tree is not None and self.tree.grows:
                 late_now = run.remaining_s < ANEW * self.whole_s
                 # what lies beyond a proven scope is to be ruled out, and a tree is better at that
-                if late_now or self.beyond is not None:
+                if late_now:
                     self.tree.take_over()
-                    if late_now:
-                        break
+                    break
+                if self.beyond is not None and not self.tree.wide:
+                    self.tree.take_over(unless_wide=True)
                     continue
             began, broken_s = time.monotonic(), None
             best = run.incumbent.best

@@ -16,12 +16,14 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
-DEPTHS follow while each pays and leaves no more than WARM_UP_GAP open."""
+DEPTHS follow while each pays, leaves no more than WARM_UP_GAP open, and takes no more than WARM_UP_TIME."""
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
 DEEPER_SHARE = (0.25, 0.55)
 """Share of it for each of the deeper ones, and if the one before is proven."""
 WARM_UP_GAP = 0.05
+WARM_UP_TIME = 0.18
+"""Share of what was left when it began: after one that took more, the next would leave too little for the one asked."""
 FINER, FINEST = 6.0, 5e-3
 """A warm-up is searched to so many times less than the gap that is asked for, but to no less than FINEST: what its
 schedule costs too much is open in all scopes that come after it."""
@@ -52,10 +54,11 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     last: Proof | None = None
     scopes = _scopes(run.options, chosen)
     automatic = run.options.scope == "auto"
-    paid = True
+    paid = quick = True
     for place, scope in enumerate(scopes):
         warm_up = not automatic and place < len(scopes) - 1
-        if warm_up and place >= len(WARM_UP) and not (paid and last is not None and last.within(WARM_UP_GAP)):
+        deeper = warm_up and place >= len(WARM_UP)
+        if deeper and not (paid and quick and last is not None and last.within(WARM_UP_GAP)):
             continue
         run.until, run.soon, run.gap = run.latest, math.inf, run.options.gap
         if warm_up:
@@ -69,6 +72,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         if automatic and scope != "full":
             run.soon = time.monotonic() + SOON_SHARE * run.remaining_s
         before = run.incumbent.value
+        begin, left_s = run.elapsed_s, run.latest - time.monotonic()
         run.bound = 0.0
         inner = last if last is not None and (last.closed or last.infeasible) else None
         try:
@@ -77,6 +81,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         except KeyboardInterrupt:
             run.interrupt()
             return _interrupted(run, scope, last)
+        quick = run.elapsed_s - begin <= WARM_UP_TIME * left_s
         paid = (
             before is not None
             and last.value is not None

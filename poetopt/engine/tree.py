@@ -20,6 +20,8 @@ from poetopt.backends.nodes import Floats
 
 MOST_OPEN = 20_000
 """A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
+WIDE = (100, 0.5)
+"""A tree is wide that has explored so many nodes, and has more open than this share of them."""
 DIVE_SHARE, DIVE_S = 0.25, 2.0
 """Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
 SEARCH_NODES, SEARCH_S = 15, (1.0, 3.5, 5.0)
@@ -145,6 +147,11 @@ class Tree:
     def over(self) -> bool:
         """Whether nobody needs to look any further, or can."""
         return self._over
+
+    @property
+    def wide(self) -> bool:
+        """Whether more nodes stay open than are closed: branching doesn't get on with this model."""
+        return self.explored >= WIDE[0] and len(self._queue) > WIDE[1] * self.explored
 
     def give_up(self) -> None:
         """Nobody is given a node any more."""

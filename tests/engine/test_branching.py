@@ -142,6 +142,32 @@ def test_two_explore_what_a_search_leaves(seed: int) -> None:
         assert not beside.leads(-math.inf, 0.0, math.inf), "the tree is over"
 
 
+@pytest.mark.parametrize("seed", range(15))
+def test_one_who_leaves_is_not_missed(seed: int) -> None:
+    """The second explorer leaves after its first node, and the first one ends the tree."""
+    problem = milp.covering(random.Random(seed), n=12, m=7)
+    session = backend("highs").open(problem.model, threads=1, scale=100.0)
+    session.relax(60.0)
+    best = [math.inf]
+    nothing: list[Row] = []
+
+    def judge(point: Point) -> list[Row]:
+        best[0] = min(best[0], float(problem.costs @ np.round(point[problem.model.x])) + problem.constant)
+        return nothing
+
+    nodes = session.nodes()
+    tree = Tree(nodes.lower, nodes.upper, cutoff=lambda: best[0], on_bound=lambda _: False, gap=0.0)
+    first, second = (
+        BranchAndCut(tree, each, separate=lambda _: nothing, judge=judge) for each in (nodes, nodes.twin())
+    )
+    asked = iter([False])
+    second.run(lambda: next(asked, True))
+    assert not tree.over or tree.explored == 1
+    first.run()
+    assert tree.over
+    assert best[0] == pytest.approx(problem.best())
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_rows_that_wait_outside_come_in(seed: int) -> None:
     """The nodes of a model with some variables held, against a relaxation that has all rows from the beginning."""

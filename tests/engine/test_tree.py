@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from poetopt.engine.tree import REACH, Open, Tree
+from poetopt.engine.tree import REACH, WIDE, Open, Tree
 
 
 class Watched:
@@ -144,3 +144,21 @@ def test_searches_of_nodes_go_where_they_close_them() -> None:
     assert tree.time_to_search(0.1) == 0.0
     tree.searched(0.01, 0.01, 1e6)
     assert tree.time_to_search(0.0) == 0.0
+
+
+def test_a_tree_is_wide_where_more_stay_open_than_are_closed() -> None:
+    watched = Watched()
+    for explored in range(1, WIDE[0] + 1):
+        taken(watched.tree)
+        watched.tree.put(watched.children(1.0, 1.0))
+        assert watched.tree.wide == (explored >= WIDE[0])
+    while watched.tree.wide:
+        taken(watched.tree)
+        watched.tree.put([])
+    assert watched.tree.explored < 2 * WIDE[0]
+
+
+def test_no_dives_where_nothing_is_to_be_found() -> None:
+    tree = Tree(np.zeros(2), np.ones(2), cutoff=lambda: math.inf, on_bound=lambda _: False, gap=0.0, dives=False)
+    taken(tree)
+    assert tree.time_to_dive() == 0.0
