@@ -20,6 +20,8 @@ ATTEMPTS = 8
 """So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TIGHTER_SHARE = 0.5
 """Share of the remaining time that tightening may take where there is a plan already."""
+SETTLED_DEPTH = 8
+"""Beyond a proven scope of this depth better schedules are rare, and what is left to do is to prove that."""
 TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
 
@@ -100,7 +102,8 @@ def _attempt(
             return Ending.INFEASIBLE
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
-    search = ModelSearch(run, chosen, model, session, beyond, exact, patient)
+    rare = inner is not None and not inner.infeasible and chosen.depth(inner.asked) >= SETTLED_DEPTH
+    search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare and beyond is not None)
     try:
         ending = search.search()
     finally:

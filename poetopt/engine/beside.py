@@ -45,9 +45,8 @@ class Beside:
 
     relaxed
         The point to which the relaxation came: counts that it leaves open may be branched on.
-    proven
-        Whether an inner scope is, and only what lies beyond it is searched: better schedules are seldom there, and the
-        tree doesn't look for any.
+    rare
+        Whether better schedules are, so that the tree doesn't look for any.
     infeasible
         Whether the tree proved that there is no schedule.
     sources
@@ -59,7 +58,7 @@ class Beside:
     model: Any
     session: Session
     relaxed: PointLike | None = None
-    proven: bool = False
+    rare: bool = False
     infeasible: bool = False
     sources: frozenset[str] = frozenset()
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -98,7 +97,7 @@ class Beside:
             on_bound=self._told,
             gap=self.run.gap / 2,
             remaining_s=lambda: self.run.remaining_s,
-            dives=not self.proven,
+            dives=not self.rare,
         )
 
     def explorer(self, tree: Tree, nodes: Nodes) -> BranchAndCut:

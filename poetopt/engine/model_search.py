@@ -44,6 +44,8 @@ class ModelSearch:
         Whether the model is what was asked: once it is tighter, its bounds prove nothing.
     patient
         Whether a schedule that layout or clock refuse is left out, and the search goes on.
+    rare
+        Whether a better schedule than the best is hardly to be found here: all that is done is to prove it.
     """
 
     run: Run
@@ -53,6 +55,7 @@ class ModelSearch:
     beyond: Row | None
     exact: bool
     patient: bool
+    rare: bool = False
     tree: Beside | None = None
     """What grows beside the integer search, where the model is what was asked."""
     whole_s: float = 0.0
@@ -92,7 +95,7 @@ class ModelSearch:
             return Ending.FINISHED
         if not self.exact or self.patient:
             return self._whole()
-        with Beside(run, self.chosen, self.model, session, relaxed, self.beyond is not None) as self.tree:
+        with Beside(run, self.chosen, self.model, session, relaxed, self.rare) as self.tree:
             ending = self._whole()
         return Ending.INFEASIBLE if self.tree.infeasible else ending
 
@@ -159,11 +162,10 @@ class ModelSearch:
         while not self._closed() and run.remaining_s > 0:
             if self.tree is not None and self.tree.grows:
                 late_now = run.remaining_s < ANEW * self.whole_s
-                # what lies beyond a proven scope is to be ruled out, and a tree is better at that
                 if late_now:
                     self.tree.take_over()
                     break
-                if self.beyond is not None and not self.tree.wide:
+                if self.rare and not self.tree.wide:
                     self.tree.take_over(unless_wide=True)
                     continue
             began, broken_s = time.monotonic(), None

@@ -130,7 +130,7 @@ def test_two_explore_what_a_search_leaves(seed: int) -> None:
     relaxed = session.relax(60.0)
     if relaxed.outcome is Outcome.INFEASIBLE:
         return
-    with Beside(run, chosen, model, session, relaxed.point, proven=seed % 2 == 0) as beside:
+    with Beside(run, chosen, model, session, relaxed.point, rare=seed % 2 == 0) as beside:
         assert not beside.leads(math.inf, 0.0, math.inf), "nothing was found yet"
         beside.take_over()
     if reference.status is Status.INFEASIBLE:
