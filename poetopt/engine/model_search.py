@@ -160,16 +160,16 @@ class ModelSearch:
             return waited or behind or self._closed() or run.remaining_s <= 0
 
         while not self._closed() and run.remaining_s > 0:
+            best = run.incumbent.best
             if self.tree is not None and self.tree.grows:
                 late_now = run.remaining_s < ANEW * self.whole_s
                 if late_now:
                     self.tree.take_over()
                     break
-                if self.rare and not self.tree.wide:
+                if self.beyond is not None and best is not None and not self.tree.wide:
                     self.tree.take_over(unless_wide=True)
                     continue
             began, broken_s = time.monotonic(), None
-            best = run.incumbent.best
             if self.exact and best is not None:
                 session.tighten(best.value)
             start = self._start() if Capability.WARM_START in session.capabilities else None
