@@ -15,6 +15,7 @@ from poetopt.backends.highs_rows import HighsRows, Waiting, compressed, rows_of
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
+from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Count, Row
 
 PROBE_ITERATIONS = 300
@@ -158,10 +159,14 @@ class HighsNodes:
     ) -> HighsNodes:
         """The nodes of the relaxation `lp`, whose last solve ended at `basis`, and outside of which rows wait.
 
-        For the rest see `HighsNodes`.
+        For the rest see `HighsNodes`. Raises FormulationError for a count of what isn't whole.
         """
-        counted = [matrix.columns.of(count.variable)[count.entries] for count in counts]
-        relaxation = _Relaxation(lp, basis, waits, [columns[columns >= 0] for columns in counted])
+        found = [matrix.columns.of(count.variable)[count.entries] for count in counts]
+        counted = [columns[columns >= 0] for columns in found]
+        for count, columns in zip(counts, counted, strict=True):
+            if not matrix.integer[columns].all():
+                raise FormulationError(f"a count sums {count.variable.name}, of which not all entries are whole")
+        relaxation = _Relaxation(lp, basis, waits, counted)
         return cls(fresh, relaxation, matrix, bounds, scale, threading.Event())
 
     def twin(self) -> HighsNodes:

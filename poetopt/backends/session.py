@@ -14,7 +14,7 @@ from poetopt.backends.compilation import compile_model
 from poetopt.backends.nodes import Nodes
 from poetopt.backends.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.errors import FormulationError, OptionError, PoetError
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Count, Row
 
 SLACK = 1e-6
 """A cut with more slack than this at the relaxation is purged."""
@@ -202,7 +202,7 @@ class MatrixSession(ABC):
         up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
         return down, up
 
-    def nodes(self) -> Nodes:
+    def nodes(self, counts: Sequence[Count] = ()) -> Nodes:
         """The relaxation as it stands, for a tree; see the contract."""
         raise FormulationError("this backend has no relaxations for a tree of branches (Capability.NODES)")
 

@@ -247,7 +247,7 @@ class Session(Protocol):
     def nodes(self, counts: Sequence[Count] = ()) -> Nodes:
         """The relaxation as it stands, once more and on its own, with a column for each of `counts`.
 
-        Raises FormulationError in a backend that isn't capable of NODES.
+        Raises FormulationError in a backend that isn't capable of NODES, and for a count of what isn't whole.
         """
         ...
 

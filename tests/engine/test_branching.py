@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import pyomo.environ as pyo
 import pytest
 
 from poetopt.backends.highs import HighsBackend, HighsSession
@@ -22,8 +23,9 @@ from poetopt.engine.model import model_of, session_of
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
 from poetopt.engine.tree import Tree
+from poetopt.errors import FormulationError
 from poetopt.formulations import formulation
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Count, Row
 from poetopt.testing import milp
 from poetopt.testing.problems import tight
 
@@ -226,3 +228,14 @@ def test_a_search_that_is_given_up_ends_no_tree() -> None:
     upper[nodes.integer] = nodes.lower[nodes.integer]
     nodes.enter(nodes.lower, upper)
     assert nodes.solve(None, math.inf) is not None
+
+
+def test_only_what_is_whole_can_be_counted() -> None:
+    model = pyo.ConcreteModel()
+    model.x = pyo.Var(range(3), bounds=(0, 1))
+    model.sum = pyo.Constraint(expr=pyo.quicksum(model.x.values()) >= 1.5)
+    model.cost = pyo.Objective(expr=pyo.quicksum(model.x.values()))
+    session = backend("highs").open(model, threads=1, scale=1.0)
+    session.relax(60.0)
+    with pytest.raises(FormulationError, match="x, of which not all entries are whole"):
+        session.nodes([Count(model.x, np.arange(3), 1.0)])
