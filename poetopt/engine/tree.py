@@ -37,8 +37,8 @@ REACH, FAILED, CLOSED, PASSED = 0.5, 0.7, 1.5, 1.05
 """Searched are nodes of which no more than a share of what was open at the root is open. At first it is REACH; after a
 search it is the share of that node, times CLOSED, or FAILED where more than a little is left, and it grows by PASSED
 with each node that is passed over."""
-PROBE_S, PROBE_SHARE = 0.5, 0.05
-"""Probing at one node may take so many seconds at least, and at the root this share of what is left."""
+PROBE_S, PROBE_SHARE = (2.0, 0.5), 0.1
+"""Probing may take so many seconds at least, at the root and at others; at the root, this share of what is left."""
 TURN_S = 0.1
 """How often one who waits for a node looks whether the tree is given up."""
 
@@ -234,9 +234,9 @@ class Tree:
         """Seconds that probing may take at the node at hand: at the root a share of the rest, else a node's time."""
         with self._change:
             if self.explored == 1:
-                return max(PROBE_S, PROBE_SHARE * self._remaining_s())
+                return max(PROBE_S[0], PROBE_SHARE * self._remaining_s())
             elapsed_s = time.monotonic() - self._began
-            return max(PROBE_S, (elapsed_s - self._dived_s - self._searched_s) / self.explored)
+            return max(PROBE_S[1], (elapsed_s - self._dived_s - self._searched_s) / self.explored)
 
     def time_to_dive(self) -> float:
         """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""
