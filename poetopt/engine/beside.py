@@ -140,13 +140,15 @@ class Beside:
         unless_wide
             The second one leaves once the tree is wide: a solver's search gets on better then.
         """
-        tree, leaves = self._tree, unless_wide
+        tree = self._tree
         assert tree is not None
         assert self._nodes is not None
-        self._futures.append(_workers.submit(self._explore, tree, self._nodes.twin(), lambda: leaves and tree.wide))
+        self._futures.append(
+            _workers.submit(self._explore, tree, self._nodes.twin(), lambda: unless_wide and tree.wide)
+        )
         while not tree.over and self.run.remaining_s > 0 and not self.run.closed(self.run.gap):
             interrupts.check()
-            if leaves and tree.wide:
+            if unless_wide and tree.wide:
                 return
             for future in wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
                 future.result()  # an error of either ends it

@@ -162,8 +162,7 @@ class ModelSearch:
         while not self._closed() and run.remaining_s > 0:
             best = run.incumbent.best
             if self.tree is not None and self.tree.grows:
-                late_now = run.remaining_s < ANEW * self.whole_s
-                if late_now:
+                if run.remaining_s < ANEW * self.whole_s:
                     self.tree.take_over()
                     break
                 if self.beyond is not None and best is not None and not self.tree.wide:

@@ -214,7 +214,7 @@ class Tree:
                 self._reach *= PASSED if math.isfinite(share) else 1.0
                 return 0.0
             left_s = self._remaining_s()
-            node_s = (elapsed_s - self._dived_s - self._searched_s) / self.explored
+            node_s = self._node_s
             if left_s < max(SEARCH_S[0], PRESOLVE_NODES * node_s):
                 return 0.0  # it would begin with a presolve that nothing interrupts
             return min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
@@ -235,8 +235,12 @@ class Tree:
         with self._change:
             if self.explored == 1:
                 return max(PROBE_S[0], PROBE_SHARE * self._remaining_s())
-            elapsed_s = time.monotonic() - self._began
-            return max(PROBE_S[1], (elapsed_s - self._dived_s - self._searched_s) / self.explored)
+            return max(PROBE_S[1], self._node_s)
+
+    @property
+    def _node_s(self) -> float:
+        """What a node took, without dives and searches, in the mean."""
+        return (time.monotonic() - self._began - self._dived_s - self._searched_s) / self.explored
 
     def time_to_dive(self) -> float:
         """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""

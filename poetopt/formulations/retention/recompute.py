@@ -37,9 +37,8 @@ def _counts(block: PyomoBlock) -> list[Count]:
     """How often each operator runs again, and all that cost the same together."""
     space = block.model().space
     energy = np.array([operator.energy_j for operator in space.problem.operators])
-    by_operator = alike(block.r, space.recompute_operator, energy[space.recompute_operator])
     cost = energy[space.recompute_operator]
-    return by_operator + alike(block.r, cost, cost)
+    return alike(block.r, space.recompute_operator, cost) + alike(block.r, cost, cost)
 
 
 recompute = Block("recompute", _build, counts=_counts)
