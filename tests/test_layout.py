@@ -33,6 +33,7 @@ LAYERS = (
         "arena",
         "interrupts",
         "garbage",
+        "sparse",
     ),
     ("frontends",),
     ("autodiff",),
@@ -182,6 +183,21 @@ def test_heavy_libraries_wait_until_they_are_needed(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(name.partition('.')[0] for name in sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not HEAVY & set(run.stdout.split())
+
+
+def test_solving_leaves_out_what_only_pyomo_asks_of_scipy() -> None:
+    """And what was left out is whole for whoever asks for it afterwards, Pyomo included."""
+    code = """if True:
+        import sys
+        from poetopt.engine.loop import solve
+        from poetopt.backends.highs import backend
+        print([name for name in ("scipy.stats", "scipy.integrate", "scipy.spatial") if name in sys.modules])
+        import scipy.stats
+        from pyomo.common.dependencies import scipy as deferred
+        print(scipy.stats.norm.cdf(0.0), deferred.stats.norm is scipy.stats.norm, scipy.spatial.distance.__name__)
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["[]", "0.5 True scipy.spatial.distance"]
 
 
 def test_public_names_exist() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, vstack
 
 from poetopt.backends.solver import Floats, Frozen
 from poetopt.errors import PoetError
 from poetopt.formulations.rows import Row
+from poetopt.sparse import csr_matrix, vstack
 
 Ints = NDArray[np.int64]
 

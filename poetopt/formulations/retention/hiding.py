@@ -38,12 +38,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_matrix, csr_matrix
 
 from poetopt.formulations.block import Block, PyomoBlock, Space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
+from poetopt.sparse import coo_matrix, csr_matrix
 
 ACTIVE = 1e-6
 """A transfer below this value is not looked at."""
@@ -258,6 +257,8 @@ class _Hiding:
 
     def prices(self) -> _Prices | None:
         """Multipliers of the most that can be hidden at the point, or None where the program is too large or fails."""
+        from scipy.optimize import linprog  # few problems come here
+
         w, count = self.windows, len(self.windows.own_s)
         active = [*self.ins.values(), *(self._page_out(x, self._end_of(x)) for x in self.outs)]
         credit = np.zeros(count)
