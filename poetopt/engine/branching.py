@@ -38,6 +38,8 @@ LOOK = (60, 20)
 """At most so many variables are probed at the root, and at other nodes."""
 LOOK_ON = (30, 5)
 """Probing ends after so many in a row that were no better than the best."""
+RELIABLE = 8
+"""What was learned of a variable counts at other nodes once each of its sides was solved so often."""
 COUNTED = 0.25
 """What branching on a count gains, the product of both sides, is worth this share of the same on a single variable:
 below it all that it counts is open still. Where no count is best at the root, none is branched on in that tree."""
@@ -239,7 +241,7 @@ class BranchAndCut:
             open_ = np.concatenate([open_, n + np.flatnonzero(away > SUMMED * WHOLE)])
         most, patience = (LOOK[0], LOOK_ON[0]) if root else (LOOK[1], LOOK_ON[1])
         for column in self._promising(vertex, open_)[:most].tolist():
-            known = not root and bool(tree.learned.counts[column].min() > 0)
+            known = not root and bool(tree.learned.counts[column].min() >= RELIABLE)
             if known:
                 gains = self._expected(vertex, column)
                 bounds = vertex.objective, vertex.objective

@@ -46,6 +46,8 @@ PER_USE = 3
 FULL_WINDOWS, FULL_SHARE, FULL = 8, 0.5, 1e-4
 """At most so many further ones, for windows that begin where memory is full, but for a share FULL of it, and that miss
 at least FULL_SHARE of what the worst one does: a relaxation that is denied one of them takes the next."""
+LARGE = 10_000
+"""A space with fewer points has none of those: there rounds are quick, and each node of a tree carries all rows."""
 ROUND = 1500
 """At most so many cuts a round, the most violated first."""
 IMAGES = 3000
@@ -102,7 +104,7 @@ class _Values:
 
     crossing: (n, N) value of the k that crosses from stage s to s+1. recomputed: (N operators, N+1)
     cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o. full: (N,) whether
-    memory is, in stage s or in the one after it.
+    memory is, in stage s or in the one after it, where the space is large.
     """
 
     crossing: Singles
@@ -123,7 +125,8 @@ class _Values:
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
         kept = point[model.residency.k]
-        full = stage_bytes(space, kept) >= (1 - FULL) * space.room_bytes
+        large = len(space.point_tensor) >= LARGE
+        full = large & (stage_bytes(space, kept) >= (1 - FULL) * space.room_bytes)
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
         return cls(
             crossing=space.crossing(kept).astype(np.float32),
