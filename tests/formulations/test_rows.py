@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib import import_module
 
 import numpy as np
 import pyomo.environ as pyo
@@ -19,8 +20,13 @@ RETENTION = formulation("retention")
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_rows_hold_at_every_valid_schedule(seed: int) -> None:
-    """Rows are separated at random fractional points, and checked at real schedules of the same budget."""
+def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are separated at random fractional points, and checked at real schedules of the same budget.
+
+    Of every third problem with the windows of a large space.
+    """
+    if seed % 3 == 0:
+        monkeypatch.setattr(import_module("poetopt.formulations.retention.chain_cuts"), "LARGE", 0)
     rng = random.Random(seed)
     problem = random_problem(rng, operators=rng.randint(4, 8), training=seed % 2 == 0)
     schedules = {Schedule()}
