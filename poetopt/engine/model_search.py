@@ -30,9 +30,6 @@ IMPROVE_SHARE = 0.3
 """Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
 CUTOFF_MARGIN = 1e-7
 """Solutions have to be better than the best one by this fraction."""
-PROVING = 200.0
-"""Where the time is that of so many relaxations like the first, two prove in one tree what an inner scope lacks; with
-less, they don't get far, and what a search beside the tree finds is worth more."""
 LATE = 3
 """Searches whose best point is late before the model is tightened: rows alone don't tell what the planner can order."""
 
@@ -168,7 +165,7 @@ class ModelSearch:
                 if run.remaining_s < ANEW * self.whole_s:
                     self.tree.take_over()
                     break
-                proves = self.rare or run.remaining_s > PROVING * self.whole_s
+                proves = self.rare or self.tree.quick
                 if self.beyond is not None and best is not None and proves and not self.tree.wide:
                     self.tree.take_over(unless_wide=True)
                     continue
