@@ -35,10 +35,6 @@ LEAD = 0.3
 FRUITLESS_S = 5.0
 """A search that is behind goes on for so long, and for twice the time that it took to find what it found."""
 
-QUICK = 8_000
-"""A tree of at most so many columns gets through hundreds of nodes in a minute, and proves; with more, the schedules
-that a search beside it finds are worth more than what a second thread at the tree proves."""
-
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
 """The threads for all trees of this process: HiGHS keeps its scheduler per thread."""
 
@@ -135,8 +131,8 @@ class Beside:
 
     @property
     def quick(self) -> bool:
-        """Whether there is a tree whose nodes take little."""
-        return self._nodes is not None and len(self._nodes.lower) <= QUICK
+        """Whether there is a tree whose nodes take little: of dear ones two prove less than a search beside finds."""
+        return self._tree is not None and self._tree.quick
 
     @property
     def wide(self) -> bool:

@@ -39,7 +39,8 @@ LOOK = (60, 20)
 LOOK_ON = (30, 5)
 """Probing ends after so many in a row that were no better than the best."""
 RELIABLE = 8
-"""What was learned of a variable counts at other nodes once each of its sides was solved so often."""
+"""What was learned of a variable counts at other nodes once each of its sides was solved so often; in a large tree,
+where probing is dear, once it was solved at all."""
 COUNTED = 0.25
 """What branching on a count gains, the product of both sides, is worth this share of the same on a single variable:
 below it all that it counts is open still. Where no count is best at the root, none is branched on in that tree."""
@@ -78,6 +79,7 @@ class BranchAndCut:
     ) -> None:
         self._tree, self._nodes = tree, nodes
         self._separate, self._judge, self._follow = separate, judge, follow
+        self._reliable = RELIABLE if tree.quick else 1
 
     def run(self, leaves: Callable[[], bool] = lambda: False) -> None:
         """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do.
@@ -241,7 +243,7 @@ class BranchAndCut:
             open_ = np.concatenate([open_, n + np.flatnonzero(away > SUMMED * WHOLE)])
         most, patience = (LOOK[0], LOOK_ON[0]) if root else (LOOK[1], LOOK_ON[1])
         for column in self._promising(vertex, open_)[:most].tolist():
-            known = not root and bool(tree.learned.counts[column].min() >= RELIABLE)
+            known = not root and bool(tree.learned.counts[column].min() >= self._reliable)
             if known:
                 gains = self._expected(vertex, column)
                 bounds = vertex.objective, vertex.objective

@@ -20,6 +20,8 @@ from poetopt.backends.nodes import Floats
 
 MOST_OPEN = 20_000
 """A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
+QUICK = 8_000
+"""A tree of at most so many columns gets through hundreds of nodes in a minute."""
 WIDE = (100, 0.5)
 """A tree is wide that has explored so many nodes, and has more open than this share of them."""
 DIVE_SHARE, DIVE_S = 0.25, 2.0
@@ -147,6 +149,11 @@ class Tree:
     def over(self) -> bool:
         """Whether nobody needs to look any further, or can."""
         return self._over
+
+    @property
+    def quick(self) -> bool:
+        """Whether its nodes take little."""
+        return len(self.lower) <= QUICK
 
     @property
     def wide(self) -> bool:
