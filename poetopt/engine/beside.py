@@ -130,11 +130,6 @@ class Beside:
         return searched_s > FRUITLESS_S + 2 * found_s and tree.bound - bound > LEAD * (value - bound)
 
     @property
-    def quick(self) -> bool:
-        """Whether there is a tree whose nodes take little: of dear ones two prove less than a search beside finds."""
-        return self._tree is not None and self._tree.quick
-
-    @property
     def wide(self) -> bool:
         """Whether the tree doesn't get on."""
         return self._tree is not None and self._tree.wide

@@ -165,8 +165,7 @@ class ModelSearch:
                 if run.remaining_s < ANEW * self.whole_s:
                     self.tree.take_over()
                     break
-                proves = self.rare or self.tree.quick
-                if self.beyond is not None and best is not None and proves and not self.tree.wide:
+                if self.beyond is not None and best is not None and not self.tree.wide:
                     self.tree.take_over(unless_wide=True)
                     continue
             began, broken_s = time.monotonic(), None
