@@ -100,10 +100,11 @@ def _attempt(
             session = session_of(model, options, scale=scale)
         except InfeasibleError:
             return Ending.INFEASIBLE
+    rare = False
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
-    rare = inner is not None and not inner.infeasible and chosen.depth(inner.asked) >= SETTLED_DEPTH
-    search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare and beyond is not None)
+        rare = not inner.infeasible and chosen.depth(inner.asked) >= SETTLED_DEPTH
+    search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare)
     try:
         ending = search.search()
     finally:

@@ -125,15 +125,17 @@ class _Values:
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
         kept = point[model.residency.k]
-        large = len(space.point_tensor) >= LARGE
-        full = large & (stage_bytes(space, kept) >= (1 - FULL) * space.room_bytes)
+        full = np.zeros(stages, dtype=bool)
+        if len(space.point_tensor) >= LARGE:
+            here = stage_bytes(space, kept) >= (1 - FULL) * space.room_bytes
+            full = here | np.append(here[1:], False)
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
         return cls(
             crossing=space.crossing(kept).astype(np.float32),
             recomputed=np.cumsum(recomputed, axis=1).astype(np.float32),
             paged=np.cumsum(paged, axis=1).astype(np.float32),
             written=written.astype(np.float32),
-            full=full | np.append(full[1:], False),
+            full=full,
         )
 
 
