@@ -7,7 +7,6 @@ integer search gets a fresh one with the rows of that moment.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.attend import Attendant
+from poetopt.backends.highs_interrupt import Interrupt
 from poetopt.backends.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.highs_rows import Waiting, basic_rows, compressed, rows_of
 from poetopt.backends.matrix import Matrix
@@ -66,7 +66,7 @@ class HighsSession(MatrixSession):
     ) -> None:
         super().__init__(model, threads=threads, scale=scale)
         self._options, self._log = options, log
-        self._stop = threading.Event()
+        self._stop = Interrupt()
         matrix = self._matrix
         self._lp = self._fresh(self._stop)
         self._lp.passModel(_model(matrix, matrix.lower, matrix.upper, scale))
@@ -78,8 +78,8 @@ class HighsSession(MatrixSession):
         """Rows outside that the last point breaks: they come in before the next solve."""
         self._partly = False
 
-    def _fresh(self, stop: threading.Event) -> highspy.Highs:
-        """A Highs object with the session's options; `stop` interrupts its simplex method."""
+    def _fresh(self, stop: Interrupt) -> highspy.Highs:
+        """A Highs object with the session's options; `stop` ends its simplex method."""
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("simplex_dual_edge_weight_strategy", DEVEX)
@@ -87,7 +87,7 @@ class HighsSession(MatrixSession):
             _set(solver, key, value)
         if self._threads:
             solver.setOptionValue("threads", self._threads)
-        solver.cbSimplexInterrupt += lambda event: event.interrupt() if stop.is_set() else None
+        stop.attach(solver)
         if self._log is not None:
             path = Path(self._log)
 
@@ -206,7 +206,7 @@ class HighsSession(MatrixSession):
         self._set_unbinding_aside()
         return len(dropped)
 
-    def _which(self, solver: highspy.Highs, stop: threading.Event) -> highspy.HighsModelStatus:
+    def _which(self, solver: highspy.Highs, stop: Interrupt) -> highspy.HighsModelStatus:
         """Unbounded or infeasible: presolve can't tell, the simplex method can."""
         _, before = solver.getOptionValue("presolve")
         solver.setOptionValue("presolve", "off")
@@ -242,7 +242,7 @@ class HighsSession(MatrixSession):
         trivial = self._nothing_to_search()
         if trivial is not None:
             return trivial
-        stop = threading.Event()  # of its own: a search that was left behind stays told
+        stop = Interrupt()  # of its own: a search that was left behind stays told
         solver = self._fresh(stop)
         solver.passModel(_model(self._matrix.extended(self._added), self._lower, self._upper, self._scale))
         pass_integers(solver, self._matrix.integer)
@@ -312,7 +312,7 @@ class HighsSession(MatrixSession):
         bounds = self._lower, self._upper
         return HighsNodes.of(self._fresh, lp, basis, waits, self._matrix, bounds, self._scale, counts)
 
-    def _run(self, solver: highspy.Highs, stop: threading.Event, deadline: float | None = None) -> bool:
+    def _run(self, solver: highspy.Highs, stop: Interrupt, deadline: float | None = None) -> bool:
         """Run `solver`, which `stop` stops; whether it was interrupted."""
 
         def work() -> None:

@@ -11,6 +11,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.backends.highs_interrupt import SEARCH, Interrupt
 from poetopt.backends.highs_rows import HighsRows, Waiting, compressed, rows_of
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
@@ -109,23 +110,23 @@ class HighsNodes:
 
     def __init__(
         self,
-        fresh: Callable[[threading.Event], highspy.Highs],
+        fresh: Callable[[Interrupt], highspy.Highs],
         relaxation: _Relaxation,
         matrix: Matrix,
         bounds: tuple[Floats, Floats],
         scale: float,
-        stop: threading.Event,
+        stop: Interrupt,
     ) -> None:
         """Begin where `relaxation` does.
 
         fresh
-            A new object of HiGHS, whose simplex method an event interrupts.
+            A new object of HiGHS, whose simplex method an interrupt ends.
         matrix
             The model that it came from; `bounds`, (n,) each, may be tighter than its own.
         scale
             What the objective was multiplied by.
         stop
-            The event.
+            The interrupt.
         """
         self._fresh, self._relaxation = fresh, relaxation
         self._matrix, self._scale, self._stop = matrix, scale, stop
@@ -148,7 +149,7 @@ class HighsNodes:
     @classmethod
     def of(
         cls,
-        fresh: Callable[[threading.Event], highspy.Highs],
+        fresh: Callable[[Interrupt], highspy.Highs],
         lp: highspy.HighsLp,
         basis: highspy.HighsBasis,
         waits: NDArray[np.bool_],
@@ -167,7 +168,7 @@ class HighsNodes:
             if not matrix.integer[columns].all():
                 raise FormulationError(f"a count sums {count.variable.name}, of which not all entries are whole")
         relaxation = _Relaxation(lp, basis, waits, counted)
-        return cls(fresh, relaxation, matrix, bounds, scale, threading.Event())
+        return cls(fresh, relaxation, matrix, bounds, scale, Interrupt())
 
     def twin(self) -> HighsNodes:
         """The same relaxation for one more thread."""
@@ -240,7 +241,7 @@ class HighsNodes:
             told(self._unscaled(data.objective_function_value), np.array(data.mip_solution))
 
         solver.cbMipImprovingSolution += improving
-        solver.cbMipInterrupt += lambda event: event.interrupt() if stop.is_set() else None
+        stop.attach(solver, SEARCH)
         solver.run()
         if stop.is_set():
             raise StoppedError

@@ -1,0 +1,70 @@
+"""How another thread ends HiGHS's runs without a word from Python while they go on.
+
+A callback in each iteration of the simplex method needs Python's lock: where another thread computes in Python
+meanwhile, each one waits for its turn of 5 ms, and a solve of 0.3 s takes half a minute. So the callbacks are there,
+but switched off, until somebody wants an end; HiGHS looks at the switch itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import highspy
+
+SIMPLEX = highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt
+SEARCH = highspy.cb.HighsCallbackType.kCallbackMipInterrupt
+
+
+class Interrupt:
+    """Ends the runs at work in the Highs objects that were attached, and all that begin while it is set."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._attached: list[tuple[weakref.ref[highspy.Highs], Any]] = []
+        self._guard = threading.Lock()
+
+    def attach(self, solver: highspy.Highs, kind: Any = SIMPLEX) -> None:
+        """Have it end the simplex method of `solver`, or a SEARCH that has no such callback of its own."""
+        descriptor = solver.cbMipInterrupt if kind is SEARCH else solver.cbSimplexInterrupt
+        descriptor.subscribe(_end)
+        with self._guard:
+            self._attached = [pair for pair in self._attached if pair[0]() is not None]
+            self._attached.append((weakref.ref(solver), kind))
+            self._switch(solver, kind)
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """End what is at work. May be called many times."""
+        self._set(True)
+
+    def clear(self) -> None:
+        """Let runs go on to their end again."""
+        self._set(False)
+
+    def _set(self, wanted: bool) -> None:
+        with self._guard:
+            if wanted == self._event.is_set():
+                return
+            if wanted:
+                self._event.set()
+            else:
+                self._event.clear()
+            for reference, kind in self._attached:
+                solver = reference()
+                if solver is not None:
+                    self._switch(solver, kind)
+
+    def _switch(self, solver: highspy.Highs, kind: Any) -> None:
+        """Also while it runs: HiGHS has a flag for each kind, and looks at it before each call."""
+        if self._event.is_set():
+            solver.startCallback(kind)
+        else:
+            solver.stopCallback(kind)
+
+
+def _end(event: Any) -> None:
+    event.interrupt()
