@@ -20,7 +20,7 @@ from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Capability, Point, Session
 from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.candidates import worth
-from poetopt.engine.guided import Guide
+from poetopt.engine.guide import Guide
 from poetopt.engine.run import Run
 from poetopt.engine.tree import Tree
 from poetopt.formulations.language import Formulation

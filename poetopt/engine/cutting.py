@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ def cut(
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
     on_point: Callable[[PointLike], object] | None = None,
+    solving: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Cutting:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 
@@ -69,6 +71,8 @@ def cut(
         Told each bound; says whether that is enough.
     on_point
         Told the relaxation's point after each round.
+    solving
+        A context for each solve.
     """
     latest = until if latest is None else latest
     stalled = 0
@@ -78,7 +82,8 @@ def cut(
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     whole_s = 0.0
     for _ in rounds:
-        relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
+        with solving():
+            relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
         if not whole_s:
             whole_s = time.monotonic() - gained
             until = latest if ANEW * whole_s > latest - until else until

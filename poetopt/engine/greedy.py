@@ -8,7 +8,7 @@ whose return costs least for the bytes and the time that its absence frees, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from poetopt.problem import Problem
@@ -19,6 +19,10 @@ class _StuckError(Exception):
     """Nothing can be evicted."""
 
 
+def no_pause() -> None:
+    """A replay that goes on."""
+
+
 @dataclass
 class Replay:
     """The state of one replay.
@@ -27,6 +31,8 @@ class Replay:
         The operators that may run again, in backward stages.
     second_j
         What a second counts for beside its energy, in joules.
+    pause
+        Called at each stage.
     """
 
     problem: Problem
@@ -34,6 +40,7 @@ class Replay:
     paging: bool
     recomputable: frozenset[int]
     second_j: float = 0.0
+    pause: Callable[[], None] = no_pause
     resident: set[int] = field(default_factory=set)
     live: int = 0
     stage: int = 0
@@ -43,6 +50,10 @@ class Replay:
     promised: set[int] = field(default_factory=set)
     promised_blocks: int = 0
     position: list[int] = field(default_factory=list)
+    unneeded: set[int] = field(default_factory=set)
+    """What came back for another's sake, and nothing reads later."""
+    known: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """What computing a tensor again costs as long as what is there stays the same, and how deep that was asked."""
 
     def run(self) -> Schedule | None:
         """Replay from the beginning to the end; None where nothing can be evicted."""
@@ -58,6 +69,7 @@ class Replay:
             self._admit(i)
         for stage, operator in enumerate(problem.operators):
             self.stage = stage
+            self.pause()
             self._compute(stage, set(), first=True)
             self._drop_dead((*operator.inputs, *operator.outputs))
         return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
@@ -90,6 +102,7 @@ class Replay:
             self._admit(i)
             self.page_ins.add((self.stage, i))
             self.written.add(i)
+            self.known.clear()
         elif self._may_recompute(tensor.producer):
             self._compute(tensor.producer, locked | {i}, first=False)
             self._drop_unneeded(locked | {i})
@@ -108,6 +121,7 @@ class Replay:
         if i not in self.promised:
             self.promised.add(i)
             self.promised_blocks += self.problem.blocks(i)
+            self.known.clear()
 
     def _page_cost(self, i: int) -> float:
         """What bringing tensor i back from storage costs; infinite where it can't have been there."""
@@ -124,11 +138,15 @@ class Replay:
         producer = self.problem.tensors[i].producer
         if producer not in self.recomputable or depth > 24:
             return float("inf")
+        known, asked = self.known.get(i, (float("inf"), depth + 1))
+        if known < float("inf") or asked <= depth:  # what was too deep there may not be here
+            return known
         cost = self.problem.operators[producer].energy_j + self.second_j * self.problem.operators[producer].time_s
         for u in self.problem.operators[producer].inputs:
             if u not in self.resident:
                 other = self._recompute_cost(u, depth + 1)
                 cost += min(other, self._page_cost(u))
+        self.known[i] = cost, depth
         return cost
 
     def _return_cost(self, i: int) -> float:
@@ -149,10 +167,15 @@ class Replay:
     def _admit(self, i: int) -> None:
         self.resident.add(i)
         self.live += self.problem.tensors[i].nbytes
+        self.known.clear()
+        if self._next_read(i) < 0:
+            self.unneeded.add(i)
 
     def _evict(self, i: int) -> None:
         self.resident.discard(i)
+        self.unneeded.discard(i)
         self.live -= self.problem.tensors[i].nbytes
+        self.known.clear()
 
     def _make_room(self, nbytes: int, locked: set[int]) -> None:
         self._drop_unneeded(locked)
@@ -185,9 +208,8 @@ class Replay:
         return True
 
     def _drop_unneeded(self, locked: set[int]) -> None:
-        for i in sorted(self.resident - locked):
-            if self._next_read(i) < 0:
-                self._evict(i)
+        for i in sorted(self.unneeded - locked):
+            self._evict(i)
 
     def _drop_dead(self, touched: Iterable[int]) -> None:
         self.stage += 1

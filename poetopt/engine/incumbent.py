@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import PlanError
 from poetopt.formulations import formulation
+from poetopt.formulations.goal import Trial
 from poetopt.formulations.retention.late import writes_again
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.gather import gather
@@ -79,21 +81,10 @@ class Incumbent:
             self._note(self._seen[schedule])
             return False
         self._seen[schedule] = None
-        plan = plan_of(self.problem, schedule)
-        try:
-            simulation = simulate(plan)
-        except PlanError:
+        planned = self._planned(schedule)
+        if planned is None:
             return False
-        if simulation.peak_bytes > self._ram_bytes:
-            return False
-        if self.problem.wake_j and simulation.wakes > 1:
-            plan = gather(plan, self._ram_bytes)
-            simulation = simulate(plan)
-        if self._judge.timed and self.problem.dma and simulation.page_ins:
-            plan = plan_transfers(plan, self._ram_bytes)
-            simulation = simulate(plan)
-        trial = self._judge.trial(plan, simulation)
-        value = self._judge.goal.value(trial)
+        plan, simulation, trial, value = planned
         if self.best is not None and value >= self.best.value:
             return False
         if self._judge.refusal(trial) is not None:
@@ -119,6 +110,29 @@ class Incumbent:
         self.best = Candidate(schedule, laid_out, simulation, arena, value)
         self.forget()
         return True
+
+    def weigh(self, schedule: Schedule) -> float:
+        """What its plan is worth, inf where it doesn't keep the budget; whether layout and clock take it is open."""
+        planned = self._planned(schedule)
+        return math.inf if planned is None else planned[-1]
+
+    def _planned(self, schedule: Schedule) -> tuple[Plan, Simulation, Trial, float] | None:
+        """The plan of a schedule that keeps the budget, and what it is worth."""
+        plan = plan_of(self.problem, schedule)
+        try:
+            simulation = simulate(plan)
+        except PlanError:
+            return None
+        if simulation.peak_bytes > self._ram_bytes:
+            return None
+        if self.problem.wake_j and simulation.wakes > 1:
+            plan = gather(plan, self._ram_bytes)
+            simulation = simulate(plan)
+        if self._judge.timed and self.problem.dma and simulation.page_ins:
+            plan = plan_transfers(plan, self._ram_bytes)
+            simulation = simulate(plan)
+        trial = self._judge.trial(plan, simulation)
+        return plan, simulation, trial, self._judge.goal.value(trial)
 
     def forget(self) -> None:
         """Begin to look for the least excess anew."""

@@ -13,7 +13,7 @@ from typing import Any
 from poetopt.backends.solver import Capability, Outcome, Point, Session
 from poetopt.engine.beside import Beside
 from poetopt.engine.cutting import ANEW, cut
-from poetopt.engine.guided import Guide
+from poetopt.engine.guide import Guide
 from poetopt.engine.neighbourhood import improve, near_relaxation
 from poetopt.engine.proof import Ending
 from poetopt.engine.run import Run
@@ -71,9 +71,10 @@ class ModelSearch:
             nonlocal relaxed
             relaxed = point
             guide.follow_some(point)
+            guide.perturb(point)
 
         now, remaining_s = time.monotonic(), max(run.remaining_s, 0.0)
-        with run.timed("relaxation"):
+        with run.timed("relaxation"), guide.beside():
             if self.beyond is not None:
                 session.add([self.beyond])
             session.add(self.chosen.revive(self.model, run.pool))
@@ -86,6 +87,7 @@ class ModelSearch:
                 overhead_j=run.incumbent.value,
                 on_bound=self._relaxed,
                 on_point=seen,
+                solving=guide.solving,
             )
         run.pool = [(row.block, row.key) for row in session.binding if row.key is not None]
         if cutting.infeasible:

@@ -13,6 +13,7 @@ from typing import Any
 
 from poetopt import interrupts
 from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.problem_space import ProblemSpace
 from poetopt.engine.proof import NEARLY
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
@@ -61,6 +62,13 @@ class Run:
         self.chosen = formulation(self.options.formulation)
         self.gap = self.options.gap
         self.until = self.latest
+        self.problem_space = ProblemSpace(
+            self.problem,
+            aims_at=self.incumbent.room_bytes,
+            paging=self.options.paging,
+            remat=self.options.remat,
+            weigh=lambda schedule: self.incumbent.weigh(schedule),
+        )
 
     @property
     def latest(self) -> float:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from poetopt.engine.greedy import greedy
-from poetopt.engine.guided import Guide, guided
+from poetopt.engine.guide import Guide
+from poetopt.engine.guided import guided
 from poetopt.engine.loop import solve
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.run import Run

@@ -1,0 +1,91 @@
+"""What becomes of a relaxation's points while it is cut: replays that follow them, for a share of the time.
+
+Beside the solver's own work there are more of them, which follow a point only more or less.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from poetopt.engine.guided import guided
+from poetopt.engine.meanwhile import Meanwhile
+from poetopt.engine.run import Run
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import PointLike
+
+TARGETS = (1.0, 0.98)
+"""Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
+SHARE = 0.15, 0.1
+"""Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
+
+
+@dataclass
+class Guide:
+    """Offers a run what replays make of the points of one model's relaxation."""
+
+    run: Run
+    chosen: Formulation
+    model: Any
+    _spent_s: float = 0.0
+    _share: float = SHARE[0]
+    _begin: float = field(default_factory=time.monotonic)
+    _meanwhile: Meanwhile | None = None
+
+    def follow(self, point: PointLike) -> bool:
+        """Replay once for each target, where plans count and nothing is proven yet; whether that brought anything."""
+        run, options = self.run, self.run.options
+        if self.chosen.leaning is None or not self._applies or run.closed(run.gap):
+            return False
+        begin, better = time.monotonic(), False
+        leaning = self.chosen.leaning(self.model, point)
+        for target in TARGETS:
+            ram_bytes = int(run.incumbent.room_bytes * target)
+            schedule = guided(run.problem, ram_bytes, leaning, paging=options.paging, remat=options.remat)
+            if schedule is not None:
+                better |= run.offer(schedule, "guided")
+        self._spent_s += time.monotonic() - begin
+        return better
+
+    def follow_some(self, point: PointLike) -> None:
+        """The same of one of many points, if there is time for it."""
+        if self._spent_s <= self._share * (time.monotonic() - self._begin):
+            self._share = SHARE[0] if self.follow(point) else SHARE[1]
+
+    @property
+    def _applies(self) -> bool:
+        return self.chosen.leaning is not None and self.chosen.plans_count
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Inside, points are perturbed in a thread of its own, unless the run is kept to one."""
+        if not self._applies or self.run.options.threads == 1:
+            yield
+            return
+        with Meanwhile(self.run.problem_space.step) as self._meanwhile:
+            yield
+        self._meanwhile = None
+        self._take()
+
+    def solving(self) -> AbstractContextManager[None]:
+        """That thread works inside, while the solver does."""
+        if self._meanwhile is None or not self.run.problem_space.aimed:
+            return nullcontext()
+        return self._meanwhile.waiting()
+
+    def perturb(self, point: PointLike) -> None:
+        """Have it go on from `point`, and offer the best that it has found."""
+        if self._meanwhile is not None and self.chosen.leaning is not None:
+            self._take()
+            self.run.problem_space.aim(self.chosen.leaning(self.model, point))
+
+    def _take(self) -> None:
+        run = self.run
+        worth = math.inf if run.incumbent.value is None else run.incumbent.value
+        found = run.problem_space.take(worth)
+        if found is not None and not run.offer(found, "perturbed"):
+            run.problem_space.refuse(found, worth)
