@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+INTERRUPTED_S = 0.1
+
 
 class _EndedError(Exception):
     """Nobody waits for the work any more."""
@@ -39,7 +41,8 @@ class Meanwhile:
     ) -> None:
         self._ended = True
         self._open.set()
-        self._thread.join()
+        # A step that is slow to notice is left behind after an interrupt: what it finds is for nobody any more.
+        self._thread.join(INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else None)
         if error is None and self._error is not None:
             raise self._error
 

@@ -107,6 +107,11 @@ class ProblemSpace:
         """Whether there is anything to begin with."""
         return self._leaning is not None
 
+    @property
+    def best(self) -> float:
+        """What its best schedule is worth, or the best that it was told of."""
+        return self._best
+
     def aim(self, leaning: Leaning) -> None:
         """Go on with what a newer point leans to."""
         with self._guard:
