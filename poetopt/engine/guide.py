@@ -60,10 +60,14 @@ class Guide:
     def _applies(self) -> bool:
         return self.chosen.leaning is not None and self.chosen.plans_count
 
+    @property
+    def _perturbs(self) -> bool:
+        return self._applies and self.run.options.threads != 1
+
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Inside, points are perturbed in a thread of its own, unless the run is kept to one."""
-        if not self._applies or self.run.options.threads == 1:
+        if not self._perturbs:
             yield
             return
         with Meanwhile(self.run.problem_space.step) as self._meanwhile:
@@ -79,8 +83,12 @@ class Guide:
 
     def perturb(self, point: PointLike) -> None:
         """Have it go on from `point`, and offer the best that it has found."""
-        if self._meanwhile is not None and self.chosen.leaning is not None:
+        if self._meanwhile is not None:
             self._take()
+            self._aim(point)
+
+    def _aim(self, point: PointLike) -> None:
+        if self.chosen.leaning is not None:
             self.run.problem_space.aim(self.chosen.leaning(self.model, point))
 
     def _take(self) -> None:

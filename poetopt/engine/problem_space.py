@@ -98,6 +98,8 @@ class ProblemSpace:
         self._parent: Deviation | None = None
         self._value = self._best = math.inf
         self._stalled = 0
+        self._moved = False
+        """Whether the parent's value is of an older leaning."""
         self._found: Schedule | None = None
         self._known: dict[int, float] = {}
         self._guard = threading.Lock()
@@ -115,7 +117,7 @@ class ProblemSpace:
     def aim(self, leaning: Leaning) -> None:
         """Go on with what a newer point leans to."""
         with self._guard:
-            self._leaning = leaning
+            self._leaning, self._moved = leaning, True
 
     def take(self, below: float) -> Schedule | None:
         """The best schedule since the last call, if it is worth less than `below`."""
@@ -134,16 +136,19 @@ class ProblemSpace:
     def step(self, pause: Callable[[], None] = no_pause) -> None:
         """One more replay. `pause` is called at each of its stages; what it raises leaves everything as it was."""
         with self._guard:
-            leaning, parent = self._leaning, self._parent
+            leaning, parent, moved = self._leaning, self._parent, self._moved
             anew = parent is None or self._stalled >= PATIENCE
+            self._moved = False
         assert leaning is not None, "aimed at nothing"
-        child = self._drawn() if parent is None or anew else self._changed(parent)
+        child = parent if moved and not anew else None
+        if child is None:
+            child = self._drawn() if parent is None or anew else self._changed(parent)
         aim = int(child.target * self._aims_at)
         schedule = guided(self._problem, aim, child.of(leaning), paging=self._paging, remat=self._remat, pause=pause)
         value = self._worth(schedule)
         with self._guard:
             self._stalled = 0 if anew else self._stalled + 1
-            if anew or value <= self._value * (1 + WORSE * self._random.random() ** 3):
+            if anew or moved or value <= self._value * (1 + WORSE * self._random.random() ** 3):
                 self._parent, self._value = child, value
             if value < self._best:
                 self._best, self._found, self._stalled = value, schedule, 0
