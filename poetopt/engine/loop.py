@@ -14,7 +14,7 @@ from poetopt.engine.lookout import Lookout, Sighting, graded
 from poetopt.engine.objective import objective_of
 from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
-from poetopt.engine.scopes import through_scopes
+from poetopt.engine.scopes import first_scope, through_scopes
 from poetopt.engine.solution import Listener, Options, Solution, Status
 from poetopt.engine.starts import first_schedules, plain_schedules
 from poetopt.engine.why_not import SECONDS as WHY_S
@@ -117,6 +117,7 @@ def search(
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
+    run.scope = first_scope(options, chosen)
     try:
         with run.timed("heuristics"):
             first_schedules(run, strict=strict, given=starts)

@@ -11,6 +11,7 @@ from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
 from poetopt.formulations.language import Formulation
+from poetopt.formulations.scope import scope_name
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
@@ -45,6 +46,11 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
         return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)
     return (*(f"depth:{d}" for d in DEPTHS if d < asked), options.scope)
+
+
+def first_scope(options: Options, chosen: Formulation) -> str:
+    """The one that is searched first, as results call it: what is found before it is said to be of it."""
+    return scope_name(_scopes(options, chosen)[0])
 
 
 def through_scopes(run: Run, chosen: Formulation) -> Proof:

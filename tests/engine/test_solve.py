@@ -14,7 +14,7 @@ import pytest
 from poetopt.engine.greedy import greedy
 from poetopt.engine.least import least_ram
 from poetopt.engine.loop import solve
-from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
+from poetopt.engine.solution import DeadlineModel, Options, Progress, Solution, Status
 from poetopt.errors import BackendUnavailableError, FormulationError
 from poetopt.frontends.problem_file import load_problem_file
 from poetopt.plan.assemble import plan_of, schedule_of
@@ -22,6 +22,8 @@ from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.problem import Problem
+from poetopt.report.words import proof_words
+from poetopt.testing.problems import tight
 from tests.bruteforce import plan_optimum
 from tests.problems import random_budget, random_problem
 
@@ -222,3 +224,27 @@ def test_ctrl_c_returns_the_incumbent() -> None:
     )
     assert process.stdout.splitlines()[-1] == "True True True"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("scope", ["auto", "depth:8", "forward", "full"])
+def test_an_interrupt_among_heuristics_proves_nothing(scope: str) -> None:
+    """The best schedule so far is the answer, and isn't called optimal: no bound is known yet."""
+    told = 0
+    for seed in range(20):
+        problem, ram_bytes = tight(random.Random(seed), forward=5)
+
+        def interrupt(progress: Progress) -> None:
+            if progress.phase == "heuristic":
+                raise KeyboardInterrupt
+
+        solution = solve(problem, Options(ram_bytes=ram_bytes, scope=scope), interrupt)
+        if not solution.interrupted:
+            continue
+        told += 1
+        check(solution)
+        assert solution.scope in ("full", "forward", "depth<=4", "depth<=8")
+        assert solution.status is not Status.OPTIMAL or solution.overhead_gap == 0
+        if solution.simulation is not None and solution.simulation.overhead_j > 0:
+            assert solution.status is Status.FEASIBLE
+            assert "optimal" not in proof_words(solution)
+    assert told > 10
