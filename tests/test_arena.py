@@ -31,12 +31,12 @@ def together(case: Buffers, a: int, b: int) -> bool:
 
 
 @settings(deadline=None, max_examples=150)
-@given(buffers(), st.sampled_from([1, 4, 64]), st.booleans())
-def test_placements_are_sound(case: Buffers, alignment: int, with_target: bool) -> None:
+@given(buffers(), st.sampled_from([1, 4, 64]), st.booleans(), st.booleans())
+def test_placements_are_sound(case: Buffers, alignment: int, with_target: bool, quick: bool) -> None:
     sizes, starts, ends = case
     bound = lower_bound(sizes, starts, ends, alignment)
     target = bound * 5 // 4 if with_target else None
-    offsets, arena = pack(sizes, starts, ends, alignment, target=target)
+    offsets, arena = pack(sizes, starts, ends, alignment, target=target, quick=quick)
     filled = [k for k, size in enumerate(sizes) if size]
     assert arena == max((offsets[k] + sizes[k] for k in filled), default=0)
     assert all(offset >= 0 and offset % alignment == 0 for offset in offsets)
@@ -48,7 +48,9 @@ def test_placements_are_sound(case: Buffers, alignment: int, with_target: bool) 
     assert arena >= bound >= max(live)
     if alignment == 1:
         assert bound == max(live)
-    assert pack(sizes, starts, ends, alignment, target=target) == (offsets, arena)
+    assert pack(sizes, starts, ends, alignment, target=target, quick=quick) == (offsets, arena)
+    _, other = pack(sizes, starts, ends, alignment, target=target, quick=not quick)
+    assert (other <= arena) if quick else (other >= arena)
 
 
 def exhaustive(case: Buffers, alignment: int) -> int:

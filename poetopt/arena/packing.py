@@ -21,6 +21,7 @@ def pack(
     alignment: int = 1,
     *,
     target: int | None = None,
+    quick: bool = False,
 ) -> tuple[tuple[int, ...], int]:
     """Place buffers so that those alive together don't overlap.
 
@@ -32,6 +33,8 @@ def pack(
         Every offset is a multiple of it.
     target
         An arena of this size is small enough: stop there. None: as small as can be found.
+    quick
+        Whether what greedy placement finds is all that is wanted: milliseconds, where the rest may take seconds.
 
     Returns the offsets and the arena's size (the largest offset + size).
     """
@@ -45,7 +48,7 @@ def pack(
     settled = layout.arena <= goal
     if not settled and len(kept) <= EXACT_BUFFERS:
         layout, settled = search(instance, layout, goal)
-    if not settled:
+    if not (settled or quick):
         layout = repair(instance, layout, order, goal)
         if layout.arena > (goal + goal // SLACK if target is None else goal):
             layout = tighten(instance, layout, goal)

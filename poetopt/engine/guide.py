@@ -47,7 +47,7 @@ class Guide:
             ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = guided(run.problem, ram_bytes, leaning, paging=options.paging, remat=options.remat)
             if schedule is not None:
-                better |= run.offer(schedule, "guided")
+                better |= run.offer(schedule, "guided", quick=True)
         self._spent_s += time.monotonic() - begin
         return better
 
@@ -95,5 +95,5 @@ class Guide:
         run = self.run
         worth = math.inf if run.incumbent.value is None else run.incumbent.value
         found = run.problem_space.take(worth)
-        if found is not None and not run.offer(found, "perturbed"):
+        if found is not None and not run.offer(found, "perturbed", quick=True):
             run.problem_space.refuse(found, worth)

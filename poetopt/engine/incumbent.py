@@ -65,6 +65,8 @@ class Incumbent:
     hidden_share: float = 1.0
     _seen: dict[Schedule, Refusal | None] = field(default_factory=dict)
     """Schedules that were offered, and whether layout or clock refused them."""
+    _unplaced: set[Schedule] = field(default_factory=set)
+    """Those that had no layout at once."""
 
     def __post_init__(self) -> None:
         self._judge = formulation(self.options.formulation)
@@ -75,10 +77,16 @@ class Incumbent:
         """Of the best plan: what is minimised, above one pass (joules, or the goal's unit)."""
         return None if self.best is None else self.best.value
 
-    def offer(self, schedule: Schedule) -> bool:
-        """Simulate the plan of `schedule`; keep it if it is valid and better. Says whether it was kept."""
+    def offer(self, schedule: Schedule, *, quick: bool = False) -> bool:
+        """Simulate the plan of `schedule`; keep it if it is valid and better. Says whether it was kept.
+
+        quick
+            Whether one of many: seconds aren't spent on a layout, and where it has none at once, nothing is said of it.
+        """
         if schedule in self._seen:
             self._note(self._seen[schedule])
+            return False
+        if quick and schedule in self._unplaced:
             return False
         self._seen[schedule] = None
         planned = self._planned(schedule)
@@ -101,8 +109,12 @@ class Incumbent:
                 self._seen[schedule] = Refusal(late_s=time_s - self.options.deadline_s, hidden_share=max(0.0, share))
                 self._note(self._seen[schedule])
                 return False
-        laid_out = lay_out(plan, ram_bytes=self.room_bytes)
+        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick)
         arena = arena_bytes(laid_out)
+        if arena > self.room_bytes and quick:
+            del self._seen[schedule]
+            self._unplaced.add(schedule)
+            return False
         if arena > self.room_bytes:
             self._seen[schedule] = Refusal(arena_excess=arena - self.room_bytes)
             self._note(self._seen[schedule])

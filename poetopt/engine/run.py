@@ -109,10 +109,10 @@ class Run:
         if self.listener is not None:
             self.listener(progress)
 
-    def offer(self, schedule: Schedule, phase: str) -> bool:
-        """Whether it is the best now."""
+    def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
+        """Whether it is the best now. `quick`: see `Incumbent.offer`."""
         with self.offering:
-            kept = not self.interrupted and self.incumbent.offer(schedule) and not self.interrupted
+            kept = not self.interrupted and self.incumbent.offer(schedule, quick=quick) and not self.interrupted
             if kept:
                 with self.guard:
                     self.say(phase)

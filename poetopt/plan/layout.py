@@ -53,8 +53,8 @@ def buffers(plan: Plan) -> Iterator[Buffer]:
         yield Buffer(index, workspace, offset, nbytes, first, last)
 
 
-def lay_out(plan: Plan, *, ram_bytes: int | None = None) -> Plan:
-    """The same plan with an offset for each buffer; the arena is as small as `pack` can make it.
+def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False) -> Plan:
+    """The same plan with an offset for each buffer; the arena is as small as `pack` can make it, `quick` or not.
 
     The plan must be one that `simulate` passes. With `ram_bytes`, packing stops at the first arena that fits it.
     """
@@ -65,6 +65,7 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None) -> Plan:
         [last + 1 for _, _, _, _, last in lives],
         plan.problem.alignment,
         target=ram_bytes,
+        quick=quick,
     )
     return replace(plan, offsets=offsets)
 
