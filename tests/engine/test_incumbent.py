@@ -33,4 +33,4 @@ def test_a_quick_offer_that_has_no_layout_says_nothing_of_a_schedule() -> None:
         assert not incumbent.offer(schedule, quick=True)
         later += incumbent.offer(schedule)
     assert placed > 100
-    assert later > 3
+    assert later > 0
