@@ -17,6 +17,7 @@ from poetopt.engine.meanwhile import Meanwhile
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import PointLike
+from poetopt.schedule import Schedule
 
 TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
@@ -47,7 +48,7 @@ class Guide:
             ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = guided(run.problem, ram_bytes, leaning, paging=options.paging, remat=options.remat)
             if schedule is not None:
-                better |= run.offer(schedule, "guided", quick=True)
+                better |= self._offer(schedule, "guided")
         self._spent_s += time.monotonic() - begin
         return better
 
@@ -95,5 +96,9 @@ class Guide:
         run = self.run
         worth = math.inf if run.incumbent.value is None else run.incumbent.value
         found = run.problem_space.take(worth)
-        if found is not None and not run.offer(found, "perturbed", quick=True):
+        if found is not None and not self._offer(found, "perturbed"):
             run.problem_space.refuse(found, worth)
+
+    def _offer(self, schedule: Schedule, phase: str) -> bool:
+        """One of many; but the first that there is is worth any time."""
+        return self.run.offer(schedule, phase, quick=self.run.incumbent.best is not None)
