@@ -15,7 +15,7 @@ OPTIMAL = highspy.HighsModelStatus.kOptimal
 
 def knapsacks(rows: int, columns: int, *, integer: bool) -> highspy.Highs:
     """A problem of market shares, which a search takes hours for, or its relaxation."""
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("presolve", "off")
     solver.setOptionValue("time_limit", 120.0)
