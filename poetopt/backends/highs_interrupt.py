@@ -21,7 +21,7 @@ class Interrupt:
     """Ends the runs at work in the Highs objects that were attached, and all that begin while it is set."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._wanted = False
         self._attached: list[tuple[weakref.ref[highspy.Highs], Any]] = []
         self._guard = threading.Lock()
 
@@ -35,7 +35,7 @@ class Interrupt:
             self._switch(solver, kind)
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._wanted
 
     def set(self) -> None:
         """End what is at work. May be called many times."""
@@ -47,12 +47,9 @@ class Interrupt:
 
     def _set(self, wanted: bool) -> None:
         with self._guard:
-            if wanted == self._event.is_set():
+            if wanted == self._wanted:
                 return
-            if wanted:
-                self._event.set()
-            else:
-                self._event.clear()
+            self._wanted = wanted
             for reference, kind in self._attached:
                 solver = reference()
                 if solver is not None:
@@ -60,7 +57,7 @@ class Interrupt:
 
     def _switch(self, solver: highspy.Highs, kind: Any) -> None:
         """Also while it runs: HiGHS has a flag for each kind, and looks at it before each call."""
-        if self._event.is_set():
+        if self._wanted:
             solver.startCallback(kind)
         else:
             solver.stopCallback(kind)

@@ -89,10 +89,10 @@ class Incumbent:
         if quick and schedule in self._unplaced:
             return False
         self._seen[schedule] = None
-        planned = self._planned(schedule)
-        if planned is None:
+        trial = self._trial(schedule)
+        if trial is None:
             return False
-        plan, simulation, trial, value = planned
+        plan, simulation, value = trial.plan, trial.simulation, self._judge.goal.value(trial)
         if self.best is not None and value >= self.best.value:
             return False
         if self._judge.refusal(trial) is not None:
@@ -125,11 +125,11 @@ class Incumbent:
 
     def weigh(self, schedule: Schedule) -> float:
         """What its plan is worth, inf where it doesn't keep the budget; whether layout and clock take it is open."""
-        planned = self._planned(schedule)
-        return math.inf if planned is None else planned[-1]
+        trial = self._trial(schedule)
+        return math.inf if trial is None else self._judge.goal.value(trial)
 
-    def _planned(self, schedule: Schedule) -> tuple[Plan, Simulation, Trial, float] | None:
-        """The plan of a schedule that keeps the budget, and what it is worth."""
+    def _trial(self, schedule: Schedule) -> Trial | None:
+        """The plan of a schedule that keeps the budget, simulated."""
         plan = plan_of(self.problem, schedule)
         try:
             simulation = simulate(plan)
@@ -143,8 +143,7 @@ class Incumbent:
         if self._judge.timed and self.problem.dma and simulation.page_ins:
             plan = plan_transfers(plan, self._ram_bytes)
             simulation = simulate(plan)
-        trial = self._judge.trial(plan, simulation)
-        return plan, simulation, trial, self._judge.goal.value(trial)
+        return self._judge.trial(plan, simulation)
 
     def forget(self) -> None:
         """Begin to look for the least excess anew."""

@@ -109,11 +109,6 @@ class ProblemSpace:
         """Whether there is anything to begin with."""
         return self._leaning is not None
 
-    @property
-    def best(self) -> float:
-        """What its best schedule is worth, or the best that it was told of."""
-        return self._best
-
     def aim(self, leaning: Leaning) -> None:
         """Go on with what a newer point leans to."""
         with self._guard:
@@ -140,9 +135,12 @@ class ProblemSpace:
             anew = parent is None or self._stalled >= PATIENCE
             self._moved = False
         assert leaning is not None, "aimed at nothing"
-        child = parent if moved and not anew else None
-        if child is None:
-            child = self._drawn() if parent is None or anew else self._changed(parent)
+        if parent is None or anew:
+            child = self._drawn()
+        elif moved:
+            child = parent
+        else:
+            child = self._changed(parent)
         aim = int(child.target * self._aims_at)
         schedule = guided(self._problem, aim, child.of(leaning), paging=self._paging, remat=self._remat, pause=pause)
         value = self._worth(schedule)

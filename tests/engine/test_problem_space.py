@@ -71,7 +71,7 @@ def test_finds_what_one_replay_does_not_and_nothing_below_the_optimum() -> None:
         problem, ram_bytes = tight(random.Random(seed), forward=5)
         space, incumbent = space_of(problem, ram_bytes)
         space.step()
-        first, found = space.take(math.inf), None
+        first = space.take(math.inf)
         value = math.inf if first is None else incumbent.weigh(first)
         for _ in range(100):
             space.step()
@@ -168,10 +168,10 @@ def test_works_only_while_somebody_waits() -> None:
         assert not steps
         with meanwhile.waiting():
             until(lambda: len(steps) > 2)
-        time.sleep(0.02)  # the step at hand ends
         count = len(steps)
         time.sleep(0.05)
-        assert len(steps) == count
+        assert len(steps) <= count + 1  # the step at hand ends, however late
+        count = len(steps)
         with meanwhile.waiting():
             until(lambda: len(steps) > count)
     assert not any(thread.name == "meanwhile" for thread in threading.enumerate())
@@ -201,10 +201,15 @@ def guide_of(threads: int) -> tuple[Run, Guide, PointLike]:
 
 def test_a_guide_offers_what_is_found_beside_it() -> None:
     run, guide, point = guide_of(threads=0)
+
+    def offered() -> bool:
+        guide.perturb(point)
+        return run.incumbent.value is not None
+
     with guide.beside():
         guide.perturb(point)
         with guide.solving():
-            until(lambda: math.isfinite(run.problem_space.best))
+            until(offered)
     assert run.incumbent.value is not None
     assert {progress.phase for progress in run.trace} == {"perturbed"}
 
