@@ -26,12 +26,18 @@ class _Rows(LinearRepnVisitor):  # type: ignore[misc]
 
     def walk_expression(self, expr: Any) -> Any:
         if expr.__class__ is LinearExpression:
-            terms = expr.args
-            if all(term.__class__ is MonomialTermExpression for term in terms):
-                pairs = [term._args_ for term in terms]
-                linear = {id(variable): coefficient for coefficient, variable in pairs}
-                plain = all(c.__class__ in NUMBERS and c for c in linear.values())
-                if plain and len(linear) == len(pairs) and linear.keys() <= self.var_map.keys():
+            terms, columns = expr.args, self.var_map
+            linear = {}
+            for term in terms:
+                if term.__class__ is not MonomialTermExpression:
+                    break
+                coefficient, variable = term._args_
+                name = id(variable)
+                if coefficient.__class__ not in NUMBERS or not coefficient or name not in columns:
+                    break
+                linear[name] = coefficient
+            else:
+                if len(linear) == len(terms):
                     result = self.Result()
                     result.linear = linear
                     return result

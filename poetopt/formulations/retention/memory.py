@@ -50,25 +50,22 @@ def _build(block: PyomoBlock) -> None:
     k = list(model.residency.k.values())
     unit = space.memory_unit
     budget = space.room_bytes
-    size = (space.tensor_bytes / unit).tolist()
-    tensor = space.point_tensor.tolist()
+    size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
-        variables, coefficients = [], []
-        for e in spanning[t]:
-            variables.append(k[e])
-            coefficients.append(size[tensor[e]])
+        variables = [k[e] for e in spanning[t]]
+        coefficients = [size[e] for e in spanning[t]]
         for e in space.points_at.get(t, ()):
             if not space.point_real[e] and not space.point_last[e]:
                 variables.append(k[e + 1])
-                coefficients.append(size[tensor[e]])
+                coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
         if sum(coefficients) <= room:
             return pyo.Constraint.Skip
         if not variables:
             return pyo.Constraint.Infeasible
-        return None, LinearExpression(linear_coefs=coefficients, linear_vars=variables), room
+        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room
 
     block.spanning = spanning
     block.found = []

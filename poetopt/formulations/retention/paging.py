@@ -48,7 +48,7 @@ def _build(block: PyomoBlock) -> None:
     written = [o[slot[int(i)]] for i in paged]
 
     def written_first(_: PyomoBlock, y: int) -> PyomoRow:
-        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[p[y], written[y]]), 0
+        return LinearExpression(linear_coefs=[1, -1], linear_vars=[p[y], written[y]]) <= 0
 
     block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=written_first)
     block.storage = pyo.Constraint(rule=lambda _: fits_storage(space.problem, candidates.tolist(), o))

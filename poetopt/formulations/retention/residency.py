@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
+from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.rows import Count
@@ -48,7 +48,9 @@ def _build(block: PyomoBlock) -> None:
         if page_of_point[e] >= 0:
             made.append(p[page_of_point[e]])
         available.append(made)
-    block.available = available
+    ones = [[_times(1, variable) for variable in made] for made in available]
+    taken = [[_times(-1, variable) for variable in made] for made in available]
+    """Terms are shared among rows: an expression is never changed."""
 
     real = space.point_real.tolist()
     first = space.point_first.tolist()
@@ -59,24 +61,22 @@ def _build(block: PyomoBlock) -> None:
     ]
 
     def occupancy(_: PyomoBlock, e: int) -> PyomoRow:
-        made = available[e]
+        made = ones[e]
         lower: int | None = 1 if real[e] else None
         upper: int | None = 1
         if recompute_of_point[e] >= 0 and not single[tensor[e]]:
             if real[e]:
                 upper = None
             else:
-                made = [variable for variable in made if variable is not r[recompute_of_point[e]]]
-        if lower is None and len(made) == 1:
-            return pyo.Constraint.Skip
-        return lower, _ones(made), upper
+                made = [made[0], *made[2:]]  # all but r
+        if lower is None:
+            return LinearExpression(made) <= 1 if len(made) > 1 else pyo.Constraint.Skip
+        return lower, LinearExpression(made), upper
 
     def continuity(_: PyomoBlock, e: int) -> PyomoRow:
         if first[e]:
             return pyo.Constraint.Skip
-        before = available[e - 1]
-        expression = LinearExpression(linear_coefs=[1, *[-1] * len(before)], linear_vars=[k[e], *before])
-        return None, expression, 0
+        return LinearExpression([ones[e][0], *taken[e - 1]]) <= 0
 
     block.occupancy = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=occupancy)
     block.continuity = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=continuity)
@@ -87,16 +87,17 @@ def _build(block: PyomoBlock) -> None:
         for i in space.problem.operators[j].inputs
     ]
 
+    again = [_times(1, variable) for variable in r]
+
     def dependence(_: PyomoBlock, index: int) -> PyomoRow:
         x, e = needs[index]
-        there = available[e]
-        return None, LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[r[x], *there]), 0
+        return LinearExpression([again[x], *taken[e]]) <= 0
 
     block.dependence = pyo.Constraint(pyo.RangeSet(0, len(needs) - 1), rule=dependence)
 
 
-def _ones(variables: list[object]) -> LinearExpression:
-    return LinearExpression(linear_coefs=[1] * len(variables), linear_vars=variables)
+def _times(coefficient: int, variable: object) -> MonomialTermExpression:
+    return MonomialTermExpression((coefficient, variable))
 
 
 def _counts(block: PyomoBlock) -> list[Count]:

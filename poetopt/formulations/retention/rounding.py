@@ -61,13 +61,18 @@ def _build(block: PyomoBlock) -> None:
     block.variables = [*model.residency.k.values(), *model.recompute.r.values()]
     if model.space.paging:
         block.variables += model.paging.p.values()
+    block.rows = []
+    block.numbered = 0
+
+
+def _stage_rows(block: PyomoBlock) -> list[_Knapsack]:
+    """Numbers the variables: what is closed by its first relaxation never needs it."""
     block.place = {id(variable): place for place, variable in enumerate(block.variables)}
-    block.rows = [
+    return [
         _knapsack(block, t, -1, row.body.linear_vars, row.body.linear_coefs, row.upper())
-        for t, row in model.memory.stage.items()
+        for t, row in block.model().memory.stage.items()
         if row.body.is_potentially_variable()  # else nothing fits there at all
     ]
-    block.numbered = 0
 
 
 def _knapsack(
@@ -81,6 +86,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     if point.integral:
         return []
     model = block.model()
+    block.rows = block.rows or _stage_rows(block)
     for number in range(block.numbered, len(model.memory.found)):
         row = model.memory.found[number]
         block.rows.append(_knapsack(block, -1, number, row.variables, row.coefficients, row.upper))
