@@ -107,8 +107,8 @@ class BranchAndCut:
             tree.whole(vertex.objective)
             return []
         self._follow(nodes.point(vertex, False))
-        lower, upper = self._fixed(vertex, lower, upper)
-        bound = self._searched(vertex, lower, upper)
+        lower, upper = self._fixed(vertex, lower, upper, tree.limit())
+        bound = self._searched(vertex, max(node.bound, vertex.objective), lower, upper)
         if bound >= tree.limit():
             return []
         seconds = tree.time_to_dive()
@@ -119,31 +119,34 @@ class BranchAndCut:
         nodes.enter(lower, upper)
         return self._branch(vertex, open_, lower, upper, bound)
 
-    def _searched(self, vertex: Vertex, lower: Floats, upper: Floats) -> float:
-        """What the solver's own search proves of a node, if it is its turn; inf where it leaves nothing open.
+    def _searched(self, vertex: Vertex, bound: float, lower: Floats, upper: Floats) -> float:
+        """What the solver's own search proves of a node of `bound`, if it is its turn; inf where it leaves nothing.
+
+        Where the limit is too far for it, it looks for what is better than an aim, which is the most that it proves.
 
         Its points may break rows that come late: these are added, and it begins again.
         """
-        tree, bound, rows = self._tree, vertex.objective, list[Row]()
-        share = tree.open_share(bound)
-        seconds = tree.time_to_search(share)
+        tree, rows = self._tree, list[Row]()
+        aim = tree.aim(vertex.objective)
+        seconds = tree.time_to_search(bound, aim)
         if not seconds:
             return bound
-        begin = time.monotonic()
+        begin, way = time.monotonic(), aim - vertex.objective
         ended = False
-        self._nodes.enter(lower, upper)
-        while bound < tree.limit() and (left := begin + seconds - time.monotonic()) > 0:
+        self._nodes.enter(*self._fixed(vertex, lower, upper, aim))
+        while bound < min(aim, tree.limit()) and (left := begin + seconds - time.monotonic()) > 0:
             rows.clear()
-            proven, ended = self._nodes.search(tree.limit(), left, lambda point: rows.extend(self._judge(point)))
+            aim = min(aim, tree.limit())
+            proven, ended = self._nodes.search(aim, left, lambda point: rows.extend(self._judge(point)))
             bound = max(bound, proven)
             if not rows:
                 break
             self._nodes.add(rows)
             ended = False
-        if ended and bound < tree.limit():
+        tree.searched(way, 0.0 if ended else aim - bound, time.monotonic() - begin)
+        if ended and bound < aim:
             tree.whole(bound)
-        tree.searched(share, 0.0 if ended else tree.open_share(bound), time.monotonic() - begin)
-        return math.inf if ended else bound
+        return math.inf if ended and (bound < aim or aim >= tree.limit()) else bound
 
     def _dive(self, vertex: Vertex, lower: Floats, upper: Floats, until: float) -> None:
         """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time.
@@ -216,10 +219,9 @@ class BranchAndCut:
                 break
         return vertex
 
-    def _fixed(self, vertex: Vertex, lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
-        """A node's bounds without what only solutions of no interest have, by the reduced costs."""
+    def _fixed(self, vertex: Vertex, lower: Floats, upper: Floats, limit: float) -> tuple[Floats, Floats]:
+        """A node's bounds without what only solutions beyond `limit` have, by the reduced costs."""
         lower, upper = lower.copy(), upper.copy()
-        limit = self._tree.limit()
         if math.isfinite(limit):
             slack = limit - vertex.objective + 1e-6 * abs(limit)
             stays = self._nodes.integer & (np.abs(vertex.reduced) > slack)

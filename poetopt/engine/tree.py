@@ -26,19 +26,21 @@ WIDE = (100, 0.5)
 """A tree is wide that has explored so many nodes, and has more open than this share of them."""
 DIVE_SHARE, DIVE_S = 0.25, 2.0
 """Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
-SEARCH_NODES, SEARCH_S = 15, (1.0, 3.5, 5.0)
+SEARCH_NODES, SEARCH_S = 8, (1.0, 3.5, 5.0)
 """A solver's search of one node may take as long as so many others took: seconds at least, at most in the beginning,
-and at most once such searches have closed nodes (CLOSED times as long after each)."""
+and at most once such searches have come to their end (CLOSED times as long after each)."""
 PRESOLVE_NODES = 3
 """It begins only where more than so many nodes' time is left: its presolve doesn't look at the clock."""
 SEARCH_SHARE = 0.3
-"""Share of a tree's time beyond which no such search begins, those not counted that left little open."""
+"""Share of a tree's time beyond which no such search begins, those not counted that left little of their way."""
 LITTLE = 0.5
-"""Little is this share of what was open at a node."""
-REACH, FAILED, CLOSED, PASSED = 0.5, 0.7, 1.5, 1.05
-"""Searched are nodes of which no more than a share of what was open at the root is open. At first it is REACH; after a
-search it is the share of that node, times CLOSED, or FAILED where more than a little is left, and it grows by PASSED
-with each node that is passed over."""
+"""Little is this share of it."""
+REACH, FAILED, CLOSED, PASSED = 0.33, 0.7, 1.5, 1.05
+"""How far a search is to come. At first it is REACH, as a share of what is open at the root; after a search it is what
+that had to go, times CLOSED, or FAILED where more than a little is left, and it grows by PASSED with each node that is
+passed over."""
+WORTH = 0.25
+"""Nodes are passed over where that is less than such a share of what is open there."""
 PROBE_S, PROBE_SHARE = (2.0, 0.5), 0.1
 """Probing may take so many seconds at least, at the root and at others; at the root, this share of what is left."""
 TURN_S = 0.1
@@ -115,12 +117,14 @@ class Tree:
         self.counting = True
         self._whole = math.inf
         self._queue = [self.open(-math.inf, lower, upper, None)]
-        self._at_work: dict[int, float] = {}
+        self._at_work: dict[int, tuple[float, float]] = {}
+        """By thread: what is proven of the node that it took, and when it took it."""
+        self._done_s = 0.0
         self._count = 0
         self._over = False
         self._change = threading.Condition()
-        self._began, self._next_dive, self._dived_s = time.monotonic(), 1, 0.0
-        self._root, self._reach, self._longest_s = -math.inf, REACH, SEARCH_S[1]
+        self._next_dive, self._dived_s = 1, 0.0
+        self._root, self._reach, self._longest_s = -math.inf, math.inf, SEARCH_S[1]
         self._searched_s = self._fruitless_s = 0.0
 
     def open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> Open:
@@ -143,7 +147,7 @@ class Tree:
         """What is proven of all that is left."""
         with self._change:
             first = self._queue[0].bound if self._queue else math.inf
-            return min(first, self._whole, *self._at_work.values(), self.limit())
+            return min(first, self._whole, *(bound for bound, _ in self._at_work.values()), self.limit())
 
     @property
     def over(self) -> bool:
@@ -175,11 +179,10 @@ class Tree:
                     self._change.notify_all()
                 elif self._queue:
                     node = heapq.heappop(self._queue)
-                    self._at_work[threading.get_ident()] = node.bound
                     if node.bound < self.limit():
+                        self._at_work[threading.get_ident()] = node.bound, time.monotonic()
                         self.explored += 1
                         return node
-                    del self._at_work[threading.get_ident()]
                 else:
                     self._change.wait(TURN_S)  # somebody's children are still to come
             return None
@@ -191,7 +194,7 @@ class Tree:
                 self._count -= 1
                 child.order = self._count
                 heapq.heappush(self._queue, child)
-            del self._at_work[threading.get_ident()]
+            self._done_s += time.monotonic() - self._at_work.pop(threading.get_ident())[1]
             self._change.notify_all()
 
     def _finished(self) -> bool:
@@ -201,40 +204,47 @@ class Tree:
             return True
         return len(self._queue) >= MOST_OPEN or not (self._queue or self._at_work)
 
-    def open_share(self, bound: float) -> float:
-        """How much of what was open at the first node that was asked for, the root, is open at one of `bound`."""
+    def aim(self, objective: float) -> float:
+        """How far a solver's search of a node is to come whose relaxation has `objective`.
+
+        That is to the limit, or as far as searches are likely to come.
+        """
         limit = self.limit()
         with self._change:
             if math.isinf(self._root):
-                self._root = bound
-        if not math.isfinite(limit):
-            return math.inf
-        return (limit - bound) / max(limit - self._root, 1e-300)
+                self._root = objective
+            if math.isinf(self._reach) and math.isfinite(limit):
+                self._reach = REACH * max(limit - self._root, 0.0)
+            return min(limit, objective + self._reach)
 
-    def time_to_search(self, share: float) -> float:
-        """Seconds that a solver's search of a node may take of which `share` is open; 0 where it is to be branched."""
+    def time_to_search(self, bound: float, aim: float) -> float:
+        """Seconds that a solver's search of a node of `bound` for its `aim` may take; 0 where it is to be branched."""
+        limit = self.limit()
         with self._change:
-            elapsed_s = time.monotonic() - self._began
-            if self.explored == 1 or share <= 0 or self._fruitless_s > SEARCH_SHARE * elapsed_s:
+            if self.explored == 1 or math.isinf(limit) or aim <= bound:
                 return 0.0
-            if share > self._reach:
-                self._reach *= PASSED if math.isfinite(share) else 1.0
+            if aim - bound < WORTH * (limit - bound):
+                self._reach *= PASSED
                 return 0.0
             left_s = self._remaining_s()
             node_s = self._node_s
             if left_s < max(SEARCH_S[0], PRESOLVE_NODES * node_s):
                 return 0.0  # it would begin with a presolve that nothing interrupts
-            return min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
+            seconds = min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
+            ahead_s = (
+                seconds if self.quick else 0.0
+            )  # where nodes are dear, schedules are found by early searches alone
+            return seconds if self._fruitless_s + ahead_s <= SEARCH_SHARE * (self._spent_s + ahead_s) else 0.0
 
-    def searched(self, share: float, left: float, seconds: float) -> None:
-        """What such a search took, and how much it `left` of what was open."""
+    def searched(self, way: float, left: float, seconds: float) -> None:
+        """What such a search took that had a `way` to go from a relaxation to its aim, and how much of it is `left`."""
         with self._change:
             self._searched_s += seconds
             if left <= 0:
-                self._reach = max(self._reach, CLOSED * share)
+                self._reach = max(self._reach, CLOSED * way)
                 self._longest_s = min(CLOSED * self._longest_s, SEARCH_S[2])
-            elif left > LITTLE * share:
-                self._reach = min(self._reach, FAILED * share)
+            elif left > LITTLE * way:
+                self._reach = min(self._reach, FAILED * way)
                 self._fruitless_s += seconds
 
     def time_to_probe(self) -> float:
@@ -247,12 +257,18 @@ class Tree:
     @property
     def _node_s(self) -> float:
         """What a node took, without dives and searches, in the mean."""
-        return (time.monotonic() - self._began - self._dived_s - self._searched_s) / self.explored
+        return (self._spent_s - self._dived_s - self._searched_s) / self.explored
+
+    @property
+    def _spent_s(self) -> float:
+        """What all who explore have spent on nodes, each in a thread of their own."""
+        now = time.monotonic()
+        return self._done_s + sum(now - began for _, began in self._at_work.values())
 
     def time_to_dive(self) -> float:
         """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""
         with self._change:
-            share_s = DIVE_SHARE * (time.monotonic() - self._began)
+            share_s = DIVE_SHARE * self._spent_s
             if not self._dives or self.explored < self._next_dive or self._dived_s > share_s:
                 return 0.0
             self._next_dive = 2 * self.explored

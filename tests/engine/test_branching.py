@@ -88,17 +88,20 @@ def test_where_there_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("reach", [0.0, math.inf])
+@pytest.mark.parametrize("reach", [0.0, 0.3, math.inf])
 @pytest.mark.parametrize("counted", [False, True])
 def test_schedules_as_the_search_alone(seed: int, reach: float, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tree of `retention` alone, without heuristics, against HiGHS kept to one thread.
 
     reach
-        Each node but the root is searched by the solver where there is a schedule already, or none is.
+        Each node but the root is searched by the solver where there is a schedule already, or none is; as far as the
+        best schedule known, or a part of the way.
     counted
         All counts of the formulation may be branched on, whatever the relaxation makes of them.
     """
     monkeypatch.setattr(tree_module, "REACH", reach)
+    monkeypatch.setattr(tree_module, "WORTH", 0.0)
+    monkeypatch.setattr(tree_module, "SEARCH_SHARE", 1.0)
     problem, ram_bytes = tight(random.Random(seed), forward=5)
     options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
     reference = solve(problem, options)
