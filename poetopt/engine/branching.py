@@ -134,9 +134,8 @@ class BranchAndCut:
         begin, way = time.monotonic(), aim - vertex.objective
         ended = False
         self._nodes.enter(*self._fixed(vertex, lower, upper, aim))
-        while bound < min(aim, tree.limit()) and (left := begin + seconds - time.monotonic()) > 0:
+        while bound < (aim := min(aim, tree.limit())) and (left := begin + seconds - time.monotonic()) > 0:
             rows.clear()
-            aim = min(aim, tree.limit())
             proven, ended = self._nodes.search(aim, left, lambda point: rows.extend(self._judge(point)))
             bound = max(bound, proven)
             if not rows:

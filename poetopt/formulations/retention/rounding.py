@@ -61,7 +61,7 @@ def _build(block: PyomoBlock) -> None:
     block.variables = [*model.residency.k.values(), *model.recompute.r.values()]
     if model.space.paging:
         block.variables += model.paging.p.values()
-    block.rows = []
+    block.rows = None
     block.numbered = 0
 
 
@@ -86,7 +86,8 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     if point.integral:
         return []
     model = block.model()
-    block.rows = block.rows or _stage_rows(block)
+    if block.rows is None:
+        block.rows = _stage_rows(block)
     for number in range(block.numbered, len(model.memory.found)):
         row = model.memory.found[number]
         block.rows.append(_knapsack(block, -1, number, row.variables, row.coefficients, row.upper))
