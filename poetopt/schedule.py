@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+WHOLE = 1e-6
+"""Shares this near to 0 and 1 are decided."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,8 @@ class Leaning:
     kept: NDArray[np.float64]
     recomputes: Mapping[tuple[int, int], float]
     page_ins: Mapping[tuple[int, int], float]
+
+    @cached_property
+    def undecided(self) -> tuple[NDArray[np.intp], ...]:
+        """Where `kept` is neither 0 nor 1: (m,) tensors, and (m,) stages."""
+        return ((self.kept > WHOLE) & (self.kept < 1 - WHOLE)).nonzero()

@@ -8,11 +8,16 @@ whose return costs least for the bytes and the time that its absence frees, whic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from poetopt.problem import Problem
+from poetopt.problem import Problem, ProblemOperator
 from poetopt.schedule import Schedule
+
+DEEPEST = 24
+"""Chains of recomputes that are longer than this cost what can't be told: they aren't chosen."""
+_UNKNOWN = (math.inf, DEEPEST + 1)
 
 
 class _StuckError(Exception):
@@ -46,14 +51,32 @@ class Replay:
     stage: int = 0
     recomputes: set[tuple[int, int]] = field(default_factory=set)
     page_ins: set[tuple[int, int]] = field(default_factory=set)
-    written: set[int] = field(default_factory=set)
     promised: set[int] = field(default_factory=set)
     promised_blocks: int = 0
-    position: list[int] = field(default_factory=list)
     unneeded: set[int] = field(default_factory=set)
     """What came back for another's sake, and nothing reads later."""
     known: dict[int, tuple[float, int]] = field(default_factory=dict)
     """What computing a tensor again costs as long as what is there stays the same, and how deep that was asked."""
+
+    def __post_init__(self) -> None:
+        # Lists by index: a replay looks figures up by the hundred thousand.
+        problem, second_j = self.problem, self.second_j
+        self._nbytes = [tensor.nbytes for tensor in problem.tensors]
+        self._producer = [tensor.producer for tensor in problem.tensors]
+        self._compute_j = [operator.energy_j + second_j * operator.time_s for operator in problem.operators]
+        self._in_j = [tensor.page_in_j + second_j * tensor.page_in_s for tensor in problem.tensors]
+        self._page_j = [
+            cost + tensor.page_out_j + second_j * tensor.page_out_s if self.paging else math.inf
+            for cost, tensor in zip(self._in_j, problem.tensors, strict=True)
+        ]
+        """Of bringing it back from storage, and of writing it out as long as it wasn't."""
+        capacity = problem.storage_blocks
+        self._fills = capacity is not None and sum(map(problem.blocks, range(len(problem.tensors)))) > capacity
+        """Whether the storage may have no room."""
+        self._past = [0] * len(problem.tensors)
+        """Of each tensor's readers, those before this stage."""
+        self._next_read = [readers[0] if readers else -1 for readers in problem.readers]
+        """The stage that reads it next, this one included; -1 where none does."""
 
     def run(self) -> Schedule | None:
         """Replay from the beginning to the end; None where nothing can be evicted."""
@@ -64,24 +87,25 @@ class Replay:
 
     def _through(self) -> Schedule:
         problem = self.problem
-        self.position = [0] * len(problem.tensors)
         for i in problem.inputs:
             self._admit(i)
         for stage, operator in enumerate(problem.operators):
             self.stage = stage
             self.pause()
-            self._compute(stage, set(), first=True)
-            self._drop_dead((*operator.inputs, *operator.outputs))
+            self._compute(stage, frozenset(), first=True)
+            self._go_on(operator)
         return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
 
-    def _compute(self, operator: int, locked: set[int], *, first: bool) -> None:
+    def _compute(self, operator: int, locked: frozenset[int], *, first: bool) -> None:
         op = self.problem.operators[operator]
-        held = locked | set(op.inputs) | set(op.outputs)
-        for i in sorted(op.inputs, key=lambda i: -self.problem.tensors[i].producer):
-            if i not in self.resident:
+        held = locked.union(op.inputs, op.outputs)
+        resident = self.resident
+        missing = [i for i in op.inputs if i not in resident]
+        for i in sorted(missing, key=lambda i: -self._producer[i]):
+            if i not in resident:  # it may have come with another one
                 self._restore(i, held)
-        fresh = [i for i in op.outputs if i not in self.resident]
-        self._make_room(self.problem.nbytes(fresh) + op.workspace_bytes, held)
+        fresh = [i for i in op.outputs if i not in resident]
+        self._make_room(sum(self._nbytes[i] for i in fresh) + op.workspace_bytes, held)
         for i in fresh:
             self._admit(i)
         if not first:
@@ -90,22 +114,22 @@ class Replay:
     def _pages(self, i: int) -> bool:
         """Whether tensor i comes back from storage rather than by computing."""
         page_cost = self._page_cost(i)
-        return page_cost < float("inf") and page_cost <= self._recompute_cost(i, 0)
+        return page_cost < math.inf and page_cost <= self._recompute_cost(i)
 
-    def _restore(self, i: int, locked: set[int]) -> None:
-        tensor = self.problem.tensors[i]
+    def _restore(self, i: int, locked: frozenset[int]) -> None:
         if self._pages(i):
-            self._make_room(tensor.nbytes, locked)
+            self._make_room(self._nbytes[i], locked)
             if not self._fits_storage(i):  # what made room for it has taken the last blocks
                 raise _StuckError
             self._promise(i)
             self._admit(i)
             self.page_ins.add((self.stage, i))
-            self.written.add(i)
+            self._page_j[i] = self._in_j[i]
             self.known.clear()
-        elif self._may_recompute(tensor.producer):
-            self._compute(tensor.producer, locked | {i}, first=False)
-            self._drop_unneeded(locked | {i})
+        elif self._may_recompute(self._producer[i]):
+            held = locked.union((i,))
+            self._compute(self._producer[i], held, first=False)
+            self._drop_unneeded(held)
         else:
             raise _StuckError
 
@@ -114,107 +138,106 @@ class Replay:
 
     def _fits_storage(self, i: int) -> bool:
         capacity = self.problem.storage_blocks
-        return capacity is None or i in self.promised or self.promised_blocks + self.problem.blocks(i) <= capacity
+        if not self._fills or capacity is None or i in self.promised:
+            return True
+        return self.promised_blocks + self.problem.blocks(i) <= capacity
 
     def _promise(self, i: int) -> None:
-        """Set blocks of the storage aside for tensor i."""
-        if i not in self.promised:
+        """Set blocks of the storage aside for tensor i, where they may become short."""
+        if self._fills and i not in self.promised:
             self.promised.add(i)
             self.promised_blocks += self.problem.blocks(i)
             self.known.clear()
 
     def _page_cost(self, i: int) -> float:
         """What bringing tensor i back from storage costs; infinite where it can't have been there."""
-        if not self.paging or not self._fits_storage(i):
-            return float("inf")
-        tensor = self.problem.tensors[i]
-        cost = tensor.page_in_j + self.second_j * tensor.page_in_s
-        if i not in self.written:
-            cost += tensor.page_out_j + self.second_j * tensor.page_out_s
-        return cost
+        return math.inf if self._fills and not self._fits_storage(i) else self._page_j[i]
 
-    def _recompute_cost(self, i: int, depth: int) -> float:
+    def _recompute_cost(self, i: int, depth: int = 0) -> float:
         """What bringing tensor i back by computing costs, from what is resident now; infinite where it can't be."""
-        producer = self.problem.tensors[i].producer
-        if producer not in self.recomputable or depth > 24:
-            return float("inf")
-        known, asked = self.known.get(i, (float("inf"), depth + 1))
-        if known < float("inf") or asked <= depth:  # what was too deep there may not be here
+        producer = self._producer[i]
+        if producer not in self.recomputable or depth > DEEPEST:
+            return math.inf
+        known, asked = self.known.get(i, _UNKNOWN)
+        if known < math.inf or asked <= depth:  # what was too deep there may not be here
             return known
-        cost = self.problem.operators[producer].energy_j + self.second_j * self.problem.operators[producer].time_s
+        cost = self._compute_j[producer]
         for u in self.problem.operators[producer].inputs:
             if u not in self.resident:
-                other = self._recompute_cost(u, depth + 1)
-                cost += min(other, self._page_cost(u))
+                cost += min(self._recompute_cost(u, depth + 1), self._page_cost(u))
         self.known[i] = cost, depth
         return cost
 
     def _return_cost(self, i: int) -> float:
         """What the next read of i costs if it is evicted now."""
         cost = self._page_cost(i)
-        if self._next_read(i) > self.problem.last_forward:
-            cost = min(cost, self._recompute_cost(i, 0))
+        if self._next_read[i] > self.problem.last_forward:
+            cost = min(cost, self._recompute_cost(i))
         return cost
-
-    def _next_read(self, i: int) -> int:
-        readers = self.problem.readers[i]
-        at = self.position[i]
-        while at < len(readers) and readers[at] < self.stage:
-            at += 1
-        self.position[i] = at
-        return readers[at] if at < len(readers) else -1
 
     def _admit(self, i: int) -> None:
         self.resident.add(i)
-        self.live += self.problem.tensors[i].nbytes
+        self.live += self._nbytes[i]
         self.known.clear()
-        if self._next_read(i) < 0:
+        if self._next_read[i] < 0:
             self.unneeded.add(i)
 
     def _evict(self, i: int) -> None:
         self.resident.discard(i)
         self.unneeded.discard(i)
-        self.live -= self.problem.tensors[i].nbytes
+        self.live -= self._nbytes[i]
         self.known.clear()
 
-    def _make_room(self, nbytes: int, locked: set[int]) -> None:
+    def _make_room(self, nbytes: int, locked: frozenset[int]) -> None:
         self._drop_unneeded(locked)
         if self.live + nbytes <= self.ram_bytes:
             return
-        ranked = sorted((self._rank(i), i) for i in self.resident - locked if self.problem.tensors[i].nbytes)
-        for (*_, score), i in ranked:
-            if self.live + nbytes <= self.ram_bytes:
-                return
-            if score == float("inf"):
-                continue
-            if self.problem.storage_blocks is not None and not self._comes_back(i):
-                continue
-            self._evict(i)
-        if self.live + nbytes > self.ram_bytes:
-            raise _StuckError
+        able = [i for i in self.resident if i not in locked and self._nbytes[i]]
+        for tier in self._tiers(able):
+            for price, i in sorted((self._price(i), i) for i in tier):
+                if price == math.inf:
+                    break
+                if self._fills and not self._comes_back(i):
+                    continue
+                self._evict(i)
+                if self.live + nbytes <= self.ram_bytes:
+                    return
+        raise _StuckError
 
-    def _rank(self, i: int) -> tuple[float, ...]:
-        """The lower, the sooner tensor i is evicted; what comes last is its price for what its absence frees."""
-        away = self._next_read(i) - self.stage + 1
-        return (self._return_cost(i) / (self.problem.tensors[i].nbytes * away),)
+    def _tiers(self, able: list[int]) -> Iterable[list[int]]:
+        """`able` in parts: what is in the first ones is evicted before all others, whatever it costs."""
+        return (able,)
+
+    def _price(self, i: int) -> float:
+        """What bringing back tensor i costs for the bytes and the time that its absence frees."""
+        away = self._next_read[i] - self.stage + 1
+        return self._return_cost(i) / (self._nbytes[i] * away)
 
     def _comes_back(self, i: int) -> bool:
         """Whether tensor i, evicted now, still has a way back on a storage that fills; blocks are set aside for it."""
         pages = self._page_cost(i)
-        if pages == float("inf"):
-            return self._return_cost(i) < float("inf")
+        if pages == math.inf:
+            return self._return_cost(i) < math.inf
         if pages <= self._return_cost(i):
             self._promise(i)
         return True
 
-    def _drop_unneeded(self, locked: set[int]) -> None:
-        for i in sorted(self.unneeded - locked):
-            self._evict(i)
+    def _drop_unneeded(self, locked: frozenset[int]) -> None:
+        if self.unneeded:
+            for i in sorted(self.unneeded - locked):
+                self._evict(i)
 
-    def _drop_dead(self, touched: Iterable[int]) -> None:
+    def _go_on(self, operator: ProblemOperator) -> None:
+        """To the next stage, after `operator`, without what nothing reads any more."""
         self.stage += 1
-        for i in touched:
-            if i in self.resident and self._next_read(i) < 0:
+        for i in operator.inputs:
+            readers, past = self.problem.readers[i], self._past[i]
+            while past < len(readers) and readers[past] < self.stage:
+                past += 1
+            self._past[i] = past
+            self._next_read[i] = readers[past] if past < len(readers) else -1
+        for i in (*operator.inputs, *operator.outputs):
+            if self._next_read[i] < 0 and i in self.resident:
                 self._evict(i)
 
 

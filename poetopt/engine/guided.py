@@ -11,8 +11,11 @@ in the presence of release dates", Mathematical Programming 82 (1998); the repla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from poetopt.engine.greedy import Replay, may_run_again, no_pause
 from poetopt.problem import Problem
@@ -29,18 +32,22 @@ class GuidedReplay(Replay):
     leaning: Leaning = field(kw_only=True)
 
     def _pages(self, i: int) -> bool:
-        stage, producer = self.stage, self.problem.tensors[i].producer
+        stage, producer = self.stage, self._producer[i]
         paged = self.leaning.page_ins.get((stage, i), 0.0)
         computed = self.leaning.recomputes.get((stage, producer), 0.0)
-        if computed > paged and self._may_recompute(producer) and self._recompute_cost(i, 0) < float("inf"):
+        if computed > paged and self._may_recompute(producer) and self._recompute_cost(i) < math.inf:
             return False
-        if paged > 0 and self._page_cost(i) < float("inf"):
+        if paged > 0 and self._page_cost(i) < math.inf:
             return True
         return super()._pages(i)
 
-    def _rank(self, i: int) -> tuple[float, ...]:
-        kept = float(self.leaning.kept[i, self.stage]) if self._next_read(i) > self.stage else 1.0
-        return (round(kept, DIGITS), *super()._rank(i))
+    def _tiers(self, able: list[int]) -> Iterable[list[int]]:
+        stage, next_read = self.stage, self._next_read
+        kept = np.round(self.leaning.kept[able, stage], DIGITS).tolist()
+        tiers: dict[float, list[int]] = {}
+        for i, share in zip(able, kept, strict=True):
+            tiers.setdefault(share if next_read[i] > stage else 1.0, []).append(i)
+        return (tiers[share] for share in sorted(tiers))
 
 
 def guided(

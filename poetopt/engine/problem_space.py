@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from poetopt.engine.greedy import no_pause
 from poetopt.engine.guided import guided
 from poetopt.problem import Problem
-from poetopt.schedule import Leaning, Schedule
+from poetopt.schedule import WHOLE, Leaning, Schedule
 
 Floats = NDArray[np.float64]
 
@@ -37,8 +37,6 @@ WORSE = 0.01
 """A step is taken that is worse by the third power of a random number times this share."""
 PATIENCE = 150
 """After so many steps without a better schedule all deviations are drawn anew."""
-WHOLE = 1e-6
-"""Shares this near to 0 and 1 stay."""
 MOST_KNOWN = 200_000
 """So many values of schedules are remembered, by their hashes."""
 
@@ -60,9 +58,10 @@ class Deviation:
 
     def of(self, leaning: Leaning) -> Leaning:
         """`leaning` with the deviations added where a relaxation hasn't decided."""
-        open_ = (leaning.kept > WHOLE) & (leaning.kept < 1 - WHOLE)
+        kept, at = leaning.kept.copy(), leaning.undecided
+        kept[at] = np.clip(kept[at] + self.kept[at[0]], 0.0, 1.0)
         return Leaning(
-            np.where(open_, np.clip(leaning.kept + self.kept[:, None], 0.0, 1.0), leaning.kept),
+            kept,
             {at: _moved(share, self.recomputes[at[1]]) for at, share in leaning.recomputes.items()},
             {at: _moved(share, self.page_ins[at[1]]) for at, share in leaning.page_ins.items()},
         )
