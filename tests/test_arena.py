@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.arena import lower_bound, pack
-from poetopt.arena.ejection import fit, tighten
+from poetopt.arena.ejection import fit, hurry, tighten
 from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance, _compared, _swept
 from poetopt.arena.repair import repair
@@ -111,6 +111,18 @@ def test_ejection_reaches_the_bound_where_the_rest_does_not(seed: int) -> None:
     assert greedy.arena >= repaired.arena > instance.bound
     assert tighten(instance, repaired, instance.bound).arena == instance.bound
     assert pack(*case, target=instance.bound)[1] == instance.bound
+
+
+@pytest.mark.parametrize("seed", [6, 54, 107, 120, 147])
+def test_who_is_in_a_hurry_gets_what_was_asked_or_nothing(seed: int) -> None:
+    case = entangled(seed)
+    instance = Instance.of(*case, 1)
+    greedy, _ = place(instance, instance.bound)
+    asked = (instance.bound, instance.bound * 21 // 20)
+    found = [hurry(instance, greedy, goal) for goal in asked]
+    assert all(layout is None or layout.arena <= goal for layout, goal in zip(found, asked, strict=True))
+    assert found[1] is not None  # some room makes it easy
+    assert pack(*case, target=asked[1], quick=True)[1] <= asked[1]
 
 
 @settings(deadline=None, max_examples=60)

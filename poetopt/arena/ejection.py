@@ -19,6 +19,8 @@ from poetopt.arena.instance import Instance, Ints, Layout
 ATTEMPTS = 10
 STEPS = 4_000
 """Placements in one attempt."""
+QUICK = (4, 2_000)
+"""Attempts and placements of those who are in a hurry."""
 
 
 def tighten(instance: Instance, layout: Layout, goal: int) -> Layout:
@@ -36,10 +38,21 @@ def tighten(instance: Instance, layout: Layout, goal: int) -> Layout:
     return layout
 
 
-def fit(instance: Instance, offsets: Ints, limit: int, seed: int) -> Ints | None:
-    """Offsets whose arena is at most `limit` bytes, no less than the lower bound; None where STEPS placements don't do.
+def hurry(instance: Instance, layout: Layout, goal: int) -> Layout | None:
+    """A layout of at most `goal` bytes in tenths of a second, or None: there is none that is only smaller."""
+    attempts, steps = QUICK
+    for attempt in range(attempts):
+        offsets = fit(instance, layout.offsets, goal, attempt, steps)
+        if offsets is not None:
+            return Layout.of(instance, offsets)
+    return None
 
-    It starts from the given offsets without the buffers that end beyond the limit. Ties go by `seed`.
+
+def fit(instance: Instance, offsets: Ints, limit: int, seed: int, steps: int = STEPS) -> Ints | None:
+    """Offsets whose arena is at most `limit` bytes, no less than the lower bound; None where so many steps don't do.
+
+    A step is a placement. The first has the given offsets, without the buffers that end beyond the limit. Ties go by
+    `seed`.
     """
     random = Random(seed)
     low, rounded = offsets.copy(), instance.rounded
@@ -48,7 +61,7 @@ def fit(instance: Instance, offsets: Ints, limit: int, seed: int) -> Ints | None
     growth = np.array(_growth(instance, seed), dtype=np.int64)
     hardness = growth.copy()
     waiting = sorted(np.flatnonzero(~placed).tolist(), key=lambda k: (rounded[k], k))
-    for _ in range(STEPS):
+    for _ in range(steps):
         if not waiting:
             return low
         k = waiting.pop()

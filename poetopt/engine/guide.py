@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from poetopt import interrupts
 from poetopt.engine.guided import guided
 from poetopt.engine.meanwhile import Meanwhile
 from poetopt.engine.run import Run
@@ -23,6 +24,10 @@ TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
 SHARE = 0.15, 0.1
 """Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
+
+PATIENCE, MOST = 0.2, 1.0
+"""Once a relaxation is cut, its last point is perturbed for so much of the time that cutting took, again after each
+schedule that is better, and for so much of it at most."""
 
 
 @dataclass
@@ -88,16 +93,37 @@ class Guide:
             self._take()
             self._aim(point)
 
+    def dwell(self, cut_s: float) -> None:
+        """Perturb the last point once cutting, which took `cut_s`, is done: for as long as that pays.
+
+        No solver is at work meanwhile, and nothing else: beside a tree each would wait for the other.
+        """
+        run, space = self.run, self.run.problem_space
+        if not self._perturbs or not space.aimed:
+            return
+        until = time.monotonic() + PATIENCE * cut_s
+        latest = time.monotonic() + MOST * cut_s
+        while time.monotonic() < until and run.remaining_s > 0 and not run.closed(run.gap):
+            interrupts.check()
+            space.step()
+            if self._take():
+                until = min(time.monotonic() + PATIENCE * cut_s, latest)
+
     def _aim(self, point: PointLike) -> None:
         if self.chosen.leaning is not None:
             self.run.problem_space.aim(self.chosen.leaning(self.model, point))
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
+        """Offer the best that was found; whether it was taken."""
         run = self.run
         worth = math.inf if run.incumbent.value is None else run.incumbent.value
         found = run.problem_space.take(worth)
-        if found is not None and not self._offer(found, "perturbed"):
-            run.problem_space.refuse(found, worth)
+        if found is None:
+            return False
+        if self._offer(found, "perturbed"):
+            return True
+        run.problem_space.refuse(found, worth)
+        return False
 
     def _offer(self, schedule: Schedule, phase: str) -> bool:
         """One of many; but the first that there is is worth any time."""

@@ -93,6 +93,9 @@ class ModelSearch:
         if cutting.infeasible:
             return Ending.INFEASIBLE
         self.whole_s = cutting.whole_s
+        if not self._closed():
+            with run.timed("replays"):
+                guide.dwell(time.monotonic() - now)
         if self._closed():
             return Ending.FINISHED
         if not self.exact or self.patient:

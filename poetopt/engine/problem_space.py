@@ -122,10 +122,13 @@ class ProblemSpace:
             return found if better else None
 
     def refuse(self, schedule: Schedule, value: float) -> None:
-        """It isn't accepted, for what weighing doesn't see: what is better than `value` is looked for elsewhere."""
+        """It isn't accepted, for what weighing doesn't see: another one is looked for that is better than `value`.
+
+        That may be close by: the deviations stay.
+        """
         with self._guard:
             self._known[hash(schedule)] = math.inf
-            self._best, self._stalled = value, PATIENCE
+            self._best = value
 
     def step(self, pause: Callable[[], None] = no_pause) -> None:
         """One more replay. `pause` is called at each of its stages; what it raises leaves everything as it was."""

@@ -17,7 +17,9 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
 WARM_UP = (4, 8)
 """The depths that a deeper scope starts from: each leaves it an incumbent and the cuts that were tight. Deeper ones of
-DEPTHS follow while each pays, leaves no more than WARM_UP_GAP open, and takes no more than WARM_UP_TIME."""
+DEPTHS, up to DEEPEST, follow while each pays, leaves no more than WARM_UP_GAP open, and takes no more than
+WARM_UP_TIME."""
+DEEPEST = 12
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
 DEEPER_SHARE = (0.25, 0.55)
@@ -45,7 +47,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)
-    return (*(f"depth:{d}" for d in DEPTHS if d < asked), options.scope)
+    return (*(f"depth:{d}" for d in DEPTHS if d < min(asked, DEEPEST + 1)), options.scope)
 
 
 def first_scope(options: Options, chosen: Formulation) -> str:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,3 +222,50 @@ def test_a_run_kept_to_one_thread_perturbs_nothing() -> None:
         with guide.solving():
             assert not run.problem_space.aimed
     assert run.incumbent.value is None
+
+
+def test_a_guide_dwells_on_its_last_point_for_as_long_as_it_is_told() -> None:
+    run, guide, point = guide_of(threads=0)
+    with guide.beside():
+        guide.perturb(point)
+    assert run.incumbent.value is None
+    guide.dwell(0.0)
+    assert run.incumbent.value is None
+    while run.incumbent.value is None:
+        guide.dwell(1.0)
+    assert {progress.phase for progress in run.trace} == {"perturbed"}
+
+
+def test_dwelling_ends_where_nothing_is_left_to_find() -> None:
+    run, guide, point = guide_of(threads=0)
+    with guide.beside():
+        guide.perturb(point)
+    run.raise_bound(math.inf, "proven")
+    while run.incumbent.value is None:
+        guide.dwell(1.0)
+    begin = time.monotonic()
+    guide.dwell(100 * ENOUGH_S)
+    assert time.monotonic() - begin < ENOUGH_S
+
+
+def test_no_guide_dwells_in_one_thread() -> None:
+    run, guide, point = guide_of(threads=1)
+    assert guide.chosen.leaning is not None
+    run.problem_space.aim(guide.chosen.leaning(guide.model, point))
+    guide.dwell(1.0)
+    assert run.incumbent.value is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replays_keep_their_budget_where_storage_fills(seed: int) -> None:
+    problem, ram_bytes = tight(random.Random(seed), forward=7)
+    again = may_run_again(problem, True)
+    free = Replay(problem, ram_bytes, True, again).run()
+    some = replace(problem, storage_bytes=sum(tensor.nbytes for tensor in problem.tensors) // 4)
+    schedule = Replay(some, ram_bytes, True, again).run()
+    if schedule is not None:
+        written = sum(some.blocks(i) for i in {i for _, i in schedule.page_ins})
+        assert some.storage_blocks is not None
+        assert written <= some.storage_blocks
+    enough = replace(problem, storage_bytes=sum(tensor.nbytes for tensor in problem.tensors))
+    assert Replay(enough, ram_bytes, True, again).run() == free
