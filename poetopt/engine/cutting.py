@@ -23,6 +23,9 @@ STALL_GAIN = 2e-4
 STALL_SHARE = 0.3
 """It does end when they took this share of its time. On a plateau each round cuts off one of many optimal corners,
 at little cost, and what comes after it is often the rest of the gap."""
+PLATEAU_S, PLATEAU_SHARE = 8.0, 0.5
+"""Or when they took so many seconds, and this share of what the rounds before them took: where rounds are dear, a
+branching gains more."""
 STEEP, STEEP_ROUNDS = 0.01, 10
 """Rounds that close more than this share of what is open go on beyond the time that was meant for cutting. Later ones
 differ much from each other: once there are so many, their mean counts."""
@@ -75,17 +78,17 @@ def cut(
         A context for each solve.
     """
     latest = until if latest is None else latest
+    asked = until
     stalled = 0
     recent: deque[float] = deque(maxlen=STEEP_ROUNDS)
-    gained = time.monotonic()
-    patience = STALL_SHARE * (until - gained)
+    begin = gained = time.monotonic()
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     whole_s = 0.0
     for _ in rounds:
         with solving():
             relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
         if not whole_s:
-            whole_s = time.monotonic() - gained
+            whole_s = time.monotonic() - begin
             until = latest if ANEW * whole_s > latest - until else until
         if relaxed.outcome is Outcome.INFEASIBLE:
             return Cutting(True, whole_s)
@@ -107,6 +110,7 @@ def cut(
             stalled += 1
         else:
             stalled, gained = 0, time.monotonic()
+        patience = min(STALL_SHARE * (asked - begin), max(PLATEAU_S, PLATEAU_SHARE * (gained - begin)))
         if stalled >= STALL and time.monotonic() - gained > patience:
             break
         session.purge()
