@@ -98,12 +98,11 @@ class Incumbent:
         if self._judge.refusal(trial) is not None:
             return False
         if self.options.deadline_s is not None:
-            time_s = self._time_s(simulation)
-            if time_s > self.options.deadline_s and self.problem.dma and simulation.page_ins:
+            if self._time_s(simulation) > self.options.deadline_s and self._queues(simulation):
                 plan = plan_transfers(plan, self._ram_bytes, goal_s=self.options.deadline_s)
                 simulation = simulate(plan)
+            if self._late(simulation):
                 time_s = self._time_s(simulation)
-            if time_s > self.options.deadline_s * (1 + RELATIVE_TOLERANCE):
                 seen_s = max(0.0, time_s - simulation.compute_s)
                 share = 1 - seen_s / simulation.transfer_s if simulation.transfer_s else 1.0
                 self._seen[schedule] = Refusal(late_s=time_s - self.options.deadline_s, hidden_share=max(0.0, share))
@@ -124,9 +123,14 @@ class Incumbent:
         return True
 
     def weigh(self, schedule: Schedule) -> float:
-        """What its plan is worth, inf where it doesn't keep the budget; whether layout and clock take it is open."""
+        """What its plan is worth, inf where it breaks the budget, or the deadline in whatever order transfers are.
+
+        Whether it has a layout is open.
+        """
         trial = self._trial(schedule)
-        return math.inf if trial is None else self._judge.goal.value(trial)
+        if trial is None or (self._late(trial.simulation) and not self._queues(trial.simulation)):
+            return math.inf
+        return self._judge.goal.value(trial)
 
     def _trial(self, schedule: Schedule) -> Trial | None:
         """The plan of a schedule that keeps the budget, simulated."""
@@ -193,6 +197,16 @@ class Incumbent:
         if self.options.deadline_model is DeadlineModel.PAPER:
             return simulation.compute_s
         return simulation.makespan_s
+
+    def _late(self, simulation: Simulation) -> bool:
+        """Whether what the deadline bounds exceeds it."""
+        limit = self.options.deadline_s
+        return limit is not None and self._time_s(simulation) > limit * (1 + RELATIVE_TOLERANCE)
+
+    def _queues(self, simulation: Simulation) -> bool:
+        """Whether another order of transfers may take less time."""
+        paper = self.options.deadline_model is DeadlineModel.PAPER
+        return self.problem.dma and not paper and simulation.page_ins > 0
 
     def _note(self, refusal: Refusal | None) -> None:
         if refusal is None:
