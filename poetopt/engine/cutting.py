@@ -78,10 +78,10 @@ def cut(
         A context for each solve.
     """
     latest = until if latest is None else latest
-    asked = until
     stalled = 0
     recent: deque[float] = deque(maxlen=STEEP_ROUNDS)
     begin = gained = time.monotonic()
+    longest = STALL_SHARE * (until - begin)
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     whole_s = 0.0
     for _ in rounds:
@@ -110,7 +110,7 @@ def cut(
             stalled += 1
         else:
             stalled, gained = 0, time.monotonic()
-        patience = min(STALL_SHARE * (asked - begin), max(PLATEAU_S, PLATEAU_SHARE * (gained - begin)))
+        patience = min(longest, max(PLATEAU_S, PLATEAU_SHARE * (gained - begin)))
         if stalled >= STALL and time.monotonic() - gained > patience:
             break
         session.purge()

@@ -70,9 +70,9 @@ class Replay:
             for cost, tensor in zip(self._in_j, problem.tensors, strict=True)
         ]
         """Of bringing it back from storage, and of writing it out as long as it wasn't."""
-        capacity = problem.storage_blocks
-        self._fills = capacity is not None and sum(map(problem.blocks, range(len(problem.tensors)))) > capacity
-        """Whether the storage may have no room."""
+        blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
+        self._capacity = None if capacity is None or blocks <= capacity else capacity
+        """Blocks of the storage, where they may become short."""
         self._past = [0] * len(problem.tensors)
         """Of each tensor's readers, those before this stage."""
         self._next_read = [readers[0] if readers else -1 for readers in problem.readers]
@@ -122,10 +122,9 @@ class Replay:
             if not self._fits_storage(i):  # what made room for it has taken the last blocks
                 raise _StuckError
             self._promise(i)
+            self._page_j[i] = self._in_j[i]
             self._admit(i)
             self.page_ins.add((self.stage, i))
-            self._page_j[i] = self._in_j[i]
-            self.known.clear()
         elif self._may_recompute(self._producer[i]):
             held = locked.union((i,))
             self._compute(self._producer[i], held, first=False)
@@ -137,21 +136,19 @@ class Replay:
         return producer in self.recomputable and self.stage > self.problem.last_forward
 
     def _fits_storage(self, i: int) -> bool:
-        capacity = self.problem.storage_blocks
-        if not self._fills or capacity is None or i in self.promised:
-            return True
-        return self.promised_blocks + self.problem.blocks(i) <= capacity
+        capacity = self._capacity
+        return capacity is None or i in self.promised or self.promised_blocks + self.problem.blocks(i) <= capacity
 
     def _promise(self, i: int) -> None:
         """Set blocks of the storage aside for tensor i, where they may become short."""
-        if self._fills and i not in self.promised:
+        if self._capacity is not None and i not in self.promised:
             self.promised.add(i)
             self.promised_blocks += self.problem.blocks(i)
             self.known.clear()
 
     def _page_cost(self, i: int) -> float:
         """What bringing tensor i back from storage costs; infinite where it can't have been there."""
-        return math.inf if self._fills and not self._fits_storage(i) else self._page_j[i]
+        return self._page_j[i] if self._fits_storage(i) else math.inf
 
     def _recompute_cost(self, i: int, depth: int = 0) -> float:
         """What bringing tensor i back by computing costs, from what is resident now; infinite where it can't be."""
@@ -197,7 +194,7 @@ class Replay:
             for price, i in sorted((self._price(i), i) for i in tier):
                 if price == math.inf:
                     break
-                if self._fills and not self._comes_back(i):
+                if self._capacity is not None and not self._comes_back(i):
                     continue
                 self._evict(i)
                 if self.live + nbytes <= self.ram_bytes:

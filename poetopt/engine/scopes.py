@@ -47,7 +47,7 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)
-    return (*(f"depth:{d}" for d in DEPTHS if d < min(asked, DEEPEST + 1)), options.scope)
+    return (*(f"depth:{d}" for d in DEPTHS if d < asked and d <= DEEPEST), options.scope)
 
 
 def first_scope(options: Options, chosen: Formulation) -> str:

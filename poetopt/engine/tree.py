@@ -231,9 +231,8 @@ class Tree:
             if left_s < max(SEARCH_S[0], PRESOLVE_NODES * node_s):
                 return 0.0  # it would begin with a presolve that nothing interrupts
             seconds = min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
-            ahead_s = (
-                seconds if self.quick else 0.0
-            )  # where nodes are dear, schedules are found by early searches alone
+            # Where nodes are dear, schedules are found by early searches alone.
+            ahead_s = seconds if self.quick else 0.0
             return seconds if self._fruitless_s + ahead_s <= SEARCH_SHARE * (self._spent_s + ahead_s) else 0.0
 
     def searched(self, way: float, left: float, seconds: float) -> None:
