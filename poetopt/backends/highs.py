@@ -308,9 +308,12 @@ class HighsSession(MatrixSession):
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
         self._set_unbinding_aside()
-        lp, basis, waits = self._lp.getLp(), self._lp.getBasis(), self._waiting.outside.copy()
+        places = self._places.copy()
+        places[places < 0] = len(self._matrix.row_lower) + np.arange(np.count_nonzero(places < 0))
         bounds = self._lower, self._upper
-        return HighsNodes.of(self._fresh, lp, basis, waits, self._matrix, bounds, self._scale, counts)
+        return HighsNodes.of(
+            self._fresh, self._matrix, self._added, places, self._lp.getBasis(), bounds, self._scale, counts
+        )
 
     def _run(self, solver: highspy.Highs, stop: Interrupt, deadline: float | None = None) -> bool:
         """Run `solver`, which `stop` stops; whether it was interrupted."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import highspy
@@ -12,13 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.highs_interrupt import SEARCH, Interrupt
-from poetopt.backends.highs_rows import HighsRows, Waiting, compressed, rows_of
+from poetopt.backends.highs_pool import Places, RowPool
+from poetopt.backends.highs_rows import HighsRows, compressed
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
 from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Count, Row
 
+LARGE = 8_000
+"""Relaxations of more columns are solved over some of their rows."""
+SPARE = (200, 1.3)
+"""There, what doesn't bind at a vertex goes once there are so many rows, and so many times those that do."""
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
 _NO_LIMIT = 2**31 - 1
@@ -34,75 +39,25 @@ def pass_integers(solver: highspy.Highs, integer: NDArray[np.bool_]) -> None:
     solver.changeColsIntegrality(len(columns), columns, np.full(len(columns), kind, dtype=np.uint8))
 
 
-class _Relaxation:
-    """What twins share: the relaxation from which they begin, and the rows since, in the order in which they came.
+@dataclass(frozen=True)
+class _Basis:
+    """Of a relaxation whose rows are those that define counts, and then those of the pool at (m,) `places`."""
 
-    The row at one place is the same in all of them, so that a basis of one is a basis of the other.
+    highs: highspy.HighsBasis
+    places: Places
 
-    lp, basis
-        Where the session's last solve ended.
-    waits
-        (m,) which of the model's own rows wait outside of it.
-    counted
-        For each count, the columns that it is the sum of.
+
+@dataclass(frozen=True)
+class _Start:
+    """What twins share: the pool of rows, the columns that each count sums, and where the session's last solve ended.
+
+    basis
+        Without counts.
     """
 
-    def __init__(
-        self,
-        lp: highspy.HighsLp,
-        basis: highspy.HighsBasis,
-        waits: NDArray[np.bool_],
-        counted: Sequence[NDArray[np.int64]],
-    ) -> None:
-        self.lp, self.basis, self.waits, self.counted = lp, basis, waits, counted
-        self._outside = self.waits.copy()
-        self._later: list[tuple[HighsRows, NDArray[np.int64]]] = []
-        self.guard = threading.Lock()
-        """Held while rows or a basis change."""
-
-    def since(self, count: int) -> list[tuple[HighsRows, NDArray[np.int64]]]:
-        """What came after the first `count`: rows, and the places of those that waited. For who holds the guard."""
-        return self._later[count:]
-
-    def pass_to(self, solver: highspy.Highs) -> None:
-        """Give it to a solver, with a further column for each count, basic as nothing bounds it."""
-        solver.passModel(self.lp)
-        basis, n = self.basis, self.lp.num_col_
-        if self.counted:
-            sizes = np.array([len(columns) for columns in self.counted])
-            zeros = np.zeros(len(sizes))
-            empty = np.zeros(0, dtype=np.int32)
-            solver.addCols(
-                len(sizes), zeros, zeros, sizes.astype(float), 0, np.zeros(len(sizes), dtype=np.int32), empty, zeros[:0]
-            )
-            entries = [np.append(columns, n + k) for k, columns in enumerate(self.counted)]
-            ones = [np.append(np.ones(size), -1.0) for size in sizes]
-            starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
-            HighsRows(
-                zeros,
-                zeros,
-                starts.astype(np.int32),
-                np.concatenate(entries).astype(np.int32),
-                np.concatenate(ones),
-            ).append_to(solver)
-            basis = highspy.HighsBasis()
-            basis.col_status = [*self.basis.col_status, *[highspy.HighsBasisStatus.kBasic] * len(sizes)]
-            basis.row_status = [*self.basis.row_status, *[highspy.HighsBasisStatus.kLower] * len(sizes)]
-            basis.valid = True
-        solver.setBasis(basis)
-
-    def add(self, rows: HighsRows) -> None:
-        """Rows that separators found."""
-        with self.guard:
-            self._later.append((rows, np.zeros(0, dtype=np.int64)))
-
-    def bring_in(self, places: NDArray[np.int64], matrix: Matrix) -> None:
-        """Those of the rows at `places` that still wait outside."""
-        with self.guard:
-            places = places[self._outside[places]]
-            if len(places):
-                self._outside[places] = False
-                self._later.append((rows_of(matrix, places), places))
+    pool: RowPool
+    counted: Sequence[NDArray[np.int64]]
+    basis: _Basis
 
 
 class HighsNodes:
@@ -111,70 +66,97 @@ class HighsNodes:
     def __init__(
         self,
         fresh: Callable[[Interrupt], highspy.Highs],
-        relaxation: _Relaxation,
+        start: _Start,
         matrix: Matrix,
         bounds: tuple[Floats, Floats],
         scale: float,
         stop: Interrupt,
     ) -> None:
-        """Begin where `relaxation` does.
+        """Begin at `start`.
 
         fresh
             A new object of HiGHS, whose simplex method an interrupt ends.
         matrix
-            The model that it came from; `bounds`, (n,) each, may be tighter than its own.
+            The model; `bounds`, (n,) each, may be tighter than its own.
         scale
-            What the objective was multiplied by.
+            What the objective is multiplied by.
         stop
             The interrupt.
         """
-        self._fresh, self._relaxation = fresh, relaxation
+        self._fresh, self._start, self._pool = fresh, start, start.pool
         self._matrix, self._scale, self._stop = matrix, scale, stop
-        sizes = np.array([len(columns) for columns in relaxation.counted], dtype=float)
+        sizes = np.array([len(columns) for columns in start.counted], dtype=float)
         self.counts = len(sizes)
         self.integer = np.append(matrix.integer, np.ones(len(sizes), dtype=bool))
         self.costs = np.append(matrix.costs, np.zeros(len(sizes)))
         # copies, as the session tightens its own
         self.lower, self.upper = np.append(bounds[0], np.zeros(len(sizes))), np.append(bounds[1], sizes)
+        self._large = len(self.costs) > LARGE
         self._at = self.lower, self.upper
         self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
-        self._waiting = Waiting(matrix, relaxation.waits)
-        self._seen = 0
-        """How many of the relaxation's later rows are here."""
         self._lp = solver = fresh(stop)
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
-        relaxation.pass_to(solver)
+        self._pass_columns()
+        self._active = start.basis.places
+        """The rows that are here, by their numbers in the pool, in this order."""
+        self._coming: Places = np.zeros(0, dtype=np.int64)
+        """Those that come before the next solve from where the last one ended."""
+        self._bind = 0
+        """How many of them bound at the last vertex."""
+        self._pool.rows(self._active).append_to(solver)
+        solver.setBasis(self._with_counts(start.basis.highs))
 
     @classmethod
     def of(
         cls,
         fresh: Callable[[Interrupt], highspy.Highs],
-        lp: highspy.HighsLp,
-        basis: highspy.HighsBasis,
-        waits: NDArray[np.bool_],
         matrix: Matrix,
+        added: Sequence[Row],
+        places: Places,
+        basis: highspy.HighsBasis,
         bounds: tuple[Floats, Floats],
         scale: float,
         counts: Sequence[Count] = (),
     ) -> HighsNodes:
-        """The nodes of the relaxation `lp`, whose last solve ended at `basis`, and outside of which rows wait.
+        """The nodes of a relaxation of `matrix` with the rows `added`, whose last solve ended at `basis`.
 
-        For the rest see `HighsNodes`. Raises FormulationError for a count of what isn't whole.
+        It has the rows at `places`, of the model's and then of those added. For the rest see `HighsNodes`. Raises
+        FormulationError for a count of what isn't whole.
         """
         found = [matrix.columns.of(count.variable)[count.entries] for count in counts]
         counted = [columns[columns >= 0] for columns in found]
         for count, columns in zip(counts, counted, strict=True):
             if not matrix.integer[columns].all():
                 raise FormulationError(f"a count sums {count.variable.name}, of which not all entries are whole")
-        relaxation = _Relaxation(lp, basis, waits, counted)
-        return cls(fresh, relaxation, matrix, bounds, scale, Interrupt())
+        pool = RowPool(matrix, compressed(matrix.columns, added), [row.core for row in added])
+        return cls(fresh, _Start(pool, counted, _Basis(basis, places)), matrix, bounds, scale, Interrupt())
 
     def twin(self) -> HighsNodes:
         """The same relaxation for one more thread."""
         n = len(self._matrix.costs)
         bounds = self.lower[:n], self.upper[:n]
-        return HighsNodes(self._fresh, self._relaxation, self._matrix, bounds, self._scale, self._stop)
+        return HighsNodes(self._fresh, self._start, self._matrix, bounds, self._scale, self._stop)
+
+    def _pass_columns(self) -> None:
+        """Give the solver the columns, with a further one for each count, and the rows that define these."""
+        lp = highspy.HighsLp()
+        lp.num_col_ = len(self.costs)
+        lp.col_cost_ = self.costs * self._scale
+        lp.col_lower_, lp.col_upper_ = self.lower, self.upper
+        self._lp.passModel(lp)
+        if self.counts:
+            n, zeros = len(self._matrix.costs), np.zeros(self.counts)
+            entries = [np.append(columns, n + k).astype(np.int32) for k, columns in enumerate(self._start.counted)]
+            starts = np.cumsum([0, *map(len, entries)])
+            values = np.ones(starts[-1])
+            values[starts[1:] - 1] = -1.0
+            HighsRows(zeros, zeros, starts[:-1].astype(np.int32), np.concatenate(entries), values).append_to(self._lp)
+
+    def _with_counts(self, basis: highspy.HighsBasis) -> highspy.HighsBasis:
+        """A basis of the session's: counts are basic, as nothing bounds them."""
+        basic, lower = highspy.HighsBasisStatus.kBasic, highspy.HighsBasisStatus.kLower
+        return _basis([*basis.col_status, *[basic] * self.counts], [*[lower] * self.counts, *basis.row_status])
 
     def enter(self, lower: Floats, upper: Floats) -> None:
         """Go to the node with these bounds."""
@@ -182,7 +164,7 @@ class HighsNodes:
         self._lp.changeColsBounds(len(self._columns), self._columns, lower, upper)
 
     def solve(self, basis: object, cutoff: float) -> Vertex | None:
-        """The relaxation at this node."""
+        """The relaxation at this node; a large one over the rows that are here and those that the last vertex broke."""
         while True:
             status = self._run(basis, cutoff, _NO_LIMIT)
             if status in _NOTHING:
@@ -193,11 +175,15 @@ class HighsNodes:
             if objective >= cutoff:
                 return None
             values = np.array(found.col_value)
-            broken = self._waiting.broken(self._matrix.rows @ values[: len(values) - self.counts])
-            if not len(broken):
-                return Vertex(objective, values, np.array(found.col_dual) / self._scale, self._lp.getBasis())
-            self._relaxation.bring_in(broken, self._matrix)
+            active = np.zeros(len(self._pool), dtype=bool)
+            active[self._active] = True
+            self._coming = self._pool.broken(values[: len(values) - self.counts], active)
+            if self._large or not len(self._coming):
+                break
             basis = None
+        ended = _Basis(self._lp.getBasis(), self._active)
+        self._bind = len(_binding(ended, self.counts)[0]) if self._large else 0
+        return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended, len(self._coming))
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
         """What the objective comes to with other bounds of one column."""
@@ -217,12 +203,13 @@ class HighsNodes:
 
         It may notice `stop` late: presolve and its first relaxation don't look.
         """
-        with self._relaxation.guard:
-            self._catch_up()
+        self._append()
         solver, stop = self._fresh(self._stop), self._stop
         solver.setOptionValue("output_flag", False)
         solver.passModel(self._lp.getLp())
-        rows_of(self._matrix, np.flatnonzero(self._waiting.outside)).append_to(solver)
+        outside = self._pool.core()
+        outside[self._active] = False
+        self._pool.rows(np.flatnonzero(outside)).append_to(solver)
         pass_integers(solver, self.integer)
         solver.setOptionValue("time_limit", seconds)
         solver.setOptionValue("mip_rel_gap", 0.0)
@@ -258,14 +245,41 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        self._relaxation.add(compressed(self._matrix.columns, rows))
+        numbers = self._pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
+        self._coming = np.union1d(self._coming, numbers)
 
-    def _catch_up(self) -> None:
-        """Append what came to the relaxation since the last solve."""
-        for rows, places in self._relaxation.since(self._seen):
-            rows.append_to(self._lp)
-            self._waiting.outside[places] = False
-            self._seen += 1
+    def _append(self) -> None:
+        """Bring in what is to come."""
+        coming = np.setdiff1d(self._coming, self._active)
+        self._coming = coming[:0]
+        if len(coming):
+            self._pool.rows(coming).append_to(self._lp)
+            self._active = np.concatenate([self._active, coming])
+
+    def _crowded(self, binding: int) -> bool:
+        """Whether more is here than is worth it where so many rows bind."""
+        return self._large and len(self._active) > SPARE[0] + SPARE[1] * binding
+
+    def _go(self, basis: _Basis) -> None:
+        """To a basis: what binds there comes in, and of the rest goes what is too much."""
+        solver, counts, numbers = self._lp, self.counts, len(self._pool)
+        binding, statuses = _binding(basis, counts)
+        if self._crowded(len(binding)):
+            keep = np.zeros(numbers, dtype=bool)
+            keep[binding] = True
+            keep[self._coming] = True
+            gone = np.flatnonzero(~keep[self._active])
+            solver.deleteRows(len(gone), (gone + counts).astype(np.int32))
+            self._active = np.delete(self._active, gone)
+        self._coming = np.union1d(self._coming, binding)
+        self._append()
+        place = np.zeros(numbers, dtype=np.int64)
+        place[self._active] = np.arange(len(self._active))
+        rows = [highspy.HighsBasisStatus.kBasic] * len(self._active)
+        for x, status in zip(place[binding].tolist(), statuses, strict=True):
+            rows[x] = status
+        own = basis.highs
+        solver.setBasis(_basis(own.col_status, [*own.row_status[:counts], *rows]))
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
         """The vertex by Pyomo component."""
@@ -289,17 +303,36 @@ class HighsNodes:
         if self._stop.is_set():
             raise StoppedError
         solver = self._lp
-        with self._relaxation.guard:
-            self._catch_up()
-            if isinstance(basis, highspy.HighsBasis):
-                missing = solver.getNumRow() - len(basis.row_status)
-                if missing:
-                    basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
-                solver.setBasis(basis)
+        if isinstance(basis, _Basis):
+            self._coming = self._coming[:0]
+            self._go(basis)
+        elif self._bind and self._crowded(self._bind):
+            self._go(_Basis(solver.getBasis(), self._active))
+        self._append()
         solver.setOptionValue("simplex_iteration_limit", iterations)
         solver.setOptionValue("objective_bound", self._scaled(cutoff))
         solver.run()
+        if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
+            # What it knows of that basis leaves a reduced cost of the wrong sign; from the basis alone it comes right.
+            ended = solver.getBasis()
+            solver.clearSolver()
+            solver.setBasis(ended)
+            solver.run()
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInterrupt:
             raise StoppedError
         return status
+
+
+def _basis(columns: Sequence[Any], rows: Sequence[Any]) -> highspy.HighsBasis:
+    basis = highspy.HighsBasis()
+    basis.col_status, basis.row_status = list(columns), list(rows)
+    basis.valid = True
+    return basis
+
+
+def _binding(basis: _Basis, counts: int) -> tuple[Places, list[Any]]:
+    """The rows of the pool that aren't basic, and how they are bound."""
+    rows = basis.highs.row_status[counts:]
+    bound = [x for x, status in enumerate(rows) if status != highspy.HighsBasisStatus.kBasic]
+    return basis.places[bound], [rows[x] for x in bound]

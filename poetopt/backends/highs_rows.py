@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from poetopt.backends.matrix import Columns, Matrix
 from poetopt.backends.solver import Floats
 from poetopt.formulations.rows import Row
+from poetopt.sparse import csr_matrix
 
 BROKEN = 1e-6
 """A row that waits outside comes in where it is broken by more than this share of its largest coefficient."""
@@ -61,13 +62,19 @@ def basic_rows(basis: highspy.HighsBasis) -> NDArray[np.bool_]:
     return np.array([status == basic for status in basis.row_status], dtype=bool)
 
 
+def largest(rows: csr_matrix) -> Floats:
+    """(m,) the largest coefficient of each row, as a magnitude."""
+    found: Floats = abs(rows).max(axis=1).toarray().reshape(-1)
+    return found
+
+
 class Waiting:
     """Which of a model's own rows are outside of a relaxation: (m,) bool `outside`, which its owner changes."""
 
     def __init__(self, matrix: Matrix, outside: NDArray[np.bool_]) -> None:
         self.outside = outside.copy()
         self._matrix = matrix
-        self._slack = BROKEN * np.maximum(abs(matrix.rows).max(axis=1).toarray().reshape(-1), 1.0)
+        self._slack = BROKEN * np.maximum(largest(matrix.rows), 1.0)
 
     def broken(self, activity: Floats) -> NDArray[np.int64]:
         """Which of them a point breaks at which the model's rows have the values `activity`, (m,)."""

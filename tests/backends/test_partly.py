@@ -8,14 +8,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from poetopt.backends import highs
+from poetopt.backends import highs, highs_nodes
+from poetopt.backends.highs_pool import RowPool
+from poetopt.backends.highs_rows import HighsRows
 from poetopt.backends.solver import Outcome, Session
 from poetopt.engine.certificate import exact_bound
 from poetopt.engine.loop import solve
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations import formulation
+from poetopt.sparse import csr_matrix
 from poetopt.testing import milp
+from poetopt.testing.nodes import check_nodes
 from poetopt.testing.problems import tight
 
 NEAR = 1e-6
@@ -108,3 +112,56 @@ def test_what_is_outside_may_bound_it() -> None:
     session._begin_anew()
     session._partly = True
     assert _to_the_end(session)[-1] == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("begun", ["whole", "partly"])
+def test_nodes_keep_the_contract(seed: int, begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a large relaxation, which keep the rows that bind alone, as `check_backend` asks."""
+    monkeypatch.setattr(highs_nodes, "LARGE", 0)
+    monkeypatch.setattr(highs_nodes, "SPARE", (0, 1.0))
+    rng = random.Random(seed)
+    problem = milp.covering(rng)
+    session = highs.backend.open(problem.model, threads=1, scale=10.0)
+    if begun == "partly":
+        _to_the_end(session)
+        session.purge()
+    session.relax(60.0)
+
+    def need(holds: object, message: str) -> None:
+        assert holds, message
+
+    check_nodes(session, problem, rng, need)
+
+
+def _rows(matrix: csr_matrix, lower: list[float]) -> HighsRows:
+    starts, indices = matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32)
+    return HighsRows(np.array(lower), np.full(len(lower), np.inf), starts, indices, matrix.data)
+
+
+def test_a_pool_gives_each_row_one_number() -> None:
+    rng = np.random.default_rng(1)
+    problem = milp.covering(random.Random(1), n=6, m=3)
+    own = highs.backend.open(problem.model, threads=1, scale=1.0)._matrix
+    pool = RowPool(own, _rows(csr_matrix((0, 6)), []), [])
+    known = [(row, float(side)) for row, side in zip(own.rows.toarray(), own.row_lower, strict=True)]
+    numbers: dict[bytes, int] = {}
+    for _ in range(30):
+        block = rng.integers(0, 2, size=(3, 6)).astype(float)
+        for number, row in zip(pool.add(_rows(csr_matrix(block), [1.0] * 3), [False] * 3), block, strict=True):
+            if row.tobytes() not in numbers:
+                numbers[row.tobytes()] = int(number)
+                known.append((row, 1.0))
+            assert numbers[row.tobytes()] == number
+    assert len(pool) == len(known)
+    some = rng.permutation(len(pool))[:11]
+    found = pool.rows(some)
+    dense = csr_matrix((found.values, found.indices, [*found.starts, len(found.indices)]), shape=(11, 6)).toarray()
+    for x, number in enumerate(some):
+        assert np.array_equal(dense[x], known[number][0])
+        assert found.lower[x] == known[number][1]
+    active = rng.random(len(pool)) < 0.3
+    point = rng.random(6) / 3
+    wanted = [x for x, (row, side) in enumerate(known) if not active[x] and row @ point < side - 0.01]
+    assert pool.broken(point, active).tolist() == wanted
+    assert pool.core().tolist() == [x < len(own.row_lower) for x in range(len(pool))]

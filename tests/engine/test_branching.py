@@ -12,6 +12,7 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
+from poetopt.backends import highs_nodes
 from poetopt.backends.highs import HighsBackend, HighsSession
 from poetopt.backends.nodes import StoppedError
 from poetopt.backends.solver import Outcome, Point, backend
@@ -30,6 +31,15 @@ from poetopt.testing import milp
 from poetopt.testing.problems import tight
 
 
+@pytest.fixture(params=["whole", "partly"])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relaxations are solved over all rows, or as large ones are: over what binds, and what was broken last."""
+    if request.param == "partly":
+        monkeypatch.setattr(highs_nodes, "LARGE", 0)
+        monkeypatch.setattr(highs_nodes, "SPARE", (0, 1.0))
+
+
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
@@ -87,6 +97,7 @@ def test_where_there_is_nothing() -> None:
     assert bounds[-1] == math.inf
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("reach", [0.0, 0.3, math.inf])
 @pytest.mark.parametrize("counted", [False, True])
@@ -122,6 +133,7 @@ def test_schedules_as_the_search_alone(seed: int, reach: float, counted: bool, m
         assert run.bound == pytest.approx(reference.overhead_bound_j, rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", range(15))
 def test_two_explore_what_a_search_leaves(seed: int) -> None:
     """Both threads of `take_over`, with rows and bases of either, against HiGHS kept to one thread."""
