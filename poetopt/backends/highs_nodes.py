@@ -20,7 +20,7 @@ from poetopt.backends.solver import Point
 from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Count, Row
 
-LARGE = 8_000
+LARGE = 6_000
 """Relaxations of more columns are solved over some of their rows."""
 SPARE = (200, 1.3)
 """There, what doesn't bind at a vertex goes once there are so many rows, and so many times those that do."""

@@ -37,7 +37,7 @@ class Vertex:
 
 
 class Nodes(Protocol):
-    """The relaxation of a session at one moment. Its rows only grow, and hold for all nodes alike.
+    """The relaxation of a session at one moment. Rows that come to it hold for all nodes alike.
 
     The session goes on without it; both may be used at once, from different threads. One object is of one thread: for
     another, there is `twin`.
