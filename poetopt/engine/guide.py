@@ -24,7 +24,7 @@ TARGETS = (1.0, 0.98)
 """Shares of the budget that are aimed at: a plan's recomputes run in index order, and may need more than the replay."""
 SHARE = 0.15, 0.1
 """Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
-PATIENCE, MOST = 0.2, 1.0
+PATIENCE, MOST = 0.4, 1.0
 """Once a relaxation is cut, its last point is perturbed for so much of the time that cutting took, again after each
 schedule that is better, and for so much of it at most."""
 
