@@ -262,7 +262,14 @@ class HighsNodes:
 
     def _go(self, basis: _Basis) -> None:
         """To a basis: what binds there comes in, and of the rest goes what is too much."""
-        solver, counts, numbers = self._lp, self.counts, len(self._pool)
+        solver, counts, own = self._lp, self.counts, basis.highs
+        more = len(self._active) - len(basis.places)
+        if not self._large and np.array_equal(self._active[: len(basis.places)], basis.places):
+            # Its own, as nearly all are: nothing comes in or goes.
+            basic = [highspy.HighsBasisStatus.kBasic] * more
+            solver.setBasis(_basis(own.col_status, [*own.row_status, *basic]) if more else own)
+            return
+        numbers = len(self._pool)
         binding, statuses = _binding(basis, counts)
         if self._crowded(len(binding)):
             keep = np.zeros(numbers, dtype=bool)
@@ -278,7 +285,6 @@ class HighsNodes:
         rows = [highspy.HighsBasisStatus.kBasic] * len(self._active)
         for x, status in zip(place[binding].tolist(), statuses, strict=True):
             rows[x] = status
-        own = basis.highs
         solver.setBasis(_basis(own.col_status, [*own.row_status[:counts], *rows]))
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
