@@ -75,9 +75,10 @@ class GurobiSession(MatrixSession):
                     parts[place].append(constraint)
         self._constraints += parts
 
-    def _append(self, rows: Sequence[Row]) -> None:
+    def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
         whole = self._matrix.only(rows)
         self._rows(whole.rows, whole.row_lower, whole.row_upper)
+        return rows
 
     def _delete(self, places: NDArray[np.int32]) -> None:
         dropped = set(places.tolist())

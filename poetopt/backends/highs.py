@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from poetopt.backends.attend import Attendant
 from poetopt.backends.highs_interrupt import Interrupt
 from poetopt.backends.highs_nodes import HighsNodes, pass_integers
-from poetopt.backends.highs_rows import Waiting, basic_rows, compressed, rows_of
+from poetopt.backends.highs_pool import Places, RowPool
+from poetopt.backends.highs_rows import basic_rows, compressed
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
@@ -37,12 +38,16 @@ RESERVED = {
     "log_to_console": "--log",
 }
 
-DEVEX = 1
+DEVEX, STEEPEST_EDGE = 1, 2
 """Pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the time of
 steepest edge, whose weights cost more than the iterations that they save; on one of 1,000 both take the same."""
 
 LARGE = 20_000
 """With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take."""
+
+PERTURBED = 0.3
+"""Share of HiGHS's perturbation of costs in further solves over part of the rows. There steepest edge, whose weights the
+last solve left, needs half of the iterations, and fewer again with less perturbation."""
 
 WHOLE_SHARE = 0.4
 """The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time."""
@@ -70,11 +75,13 @@ class HighsSession(MatrixSession):
         matrix = self._matrix
         self._lp = self._fresh(self._stop)
         self._lp.passModel(_model(matrix, matrix.lower, matrix.upper, scale))
-        count = len(matrix.row_lower)
-        self._waiting = Waiting(matrix, np.zeros(count, dtype=bool))
-        self._places = np.arange(count)
-        """Of each row in `_lp`, its place in the model; -1: one that was added."""
-        self._broken = np.zeros(0, dtype=np.int64)
+        self._own = len(matrix.row_lower)
+        self._pool = RowPool(matrix)
+        self._found: list[Row] = []
+        """The rows that were ever added: those of the pool from `_own` on, without the model's."""
+        self._places: Places = np.arange(self._own)
+        """The rows in `_lp`, by their numbers in the pool."""
+        self._broken: Places = np.zeros(0, dtype=np.int64)
         """Rows outside that the last point breaks: they come in before the next solve."""
         self._partly = False
 
@@ -110,7 +117,7 @@ class HighsSession(MatrixSession):
 
     def relax_partly(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation over those rows that some point has broken so far; see the contract."""
-        if self._waiting.outside.size < LARGE:
+        if self._own < LARGE:
             return self.relax(time_limit_s)
         if self._partly:
             return self._relax(time_limit_s)
@@ -123,15 +130,17 @@ class HighsSession(MatrixSession):
         else:
             self._set_unbinding_aside()
         self._partly = True
+        self._lp.setOptionValue("simplex_dual_edge_weight_strategy", STEEPEST_EDGE)
+        self._lp.setOptionValue("dual_simplex_cost_perturbation_multiplier", PERTURBED)
         return self._relax(until - time.monotonic())
 
     def _begin_anew(self) -> None:
         """Leave in the LP what the cheapest point breaks, and what was added."""
         self._lp.clearSolver()
         cheapest = np.where(self._matrix.costs < 0, self._upper, self._lower)
-        breaks = self._waiting.breaks(self._matrix.rows @ np.where(np.isfinite(cheapest), cheapest, 0.0))
-        own = np.flatnonzero(self._places >= 0)
-        self._set_aside(own[~breaks[self._places[own]]])
+        nothing = np.zeros(0, dtype=bool)
+        broken = self._pool.broken(np.where(np.isfinite(cheapest), cheapest, 0.0), nothing)
+        self._drop(np.flatnonzero((self._places < self._own) & ~np.isin(self._places, broken)))
 
     def _relax(self, time_limit_s: float) -> Relaxation:
         """One solve, with the rows that the last point broke."""
@@ -149,10 +158,10 @@ class HighsSession(MatrixSession):
             status = self._which(solver, self._stop)
         if status == highspy.HighsModelStatus.kOptimal:
             found = solver.getSolution()
-            values, own = np.array(found.col_value), self._places >= 0
+            values, own = np.array(found.col_value), self._places < self._own
             activity, duals = self._matrix.rows @ values, np.array(found.row_dual)
-            self._broken = self._waiting.broken(activity)
-            multipliers = np.zeros(self._waiting.outside.size)
+            self._broken = self._outside(values)
+            multipliers = np.zeros(self._own)
             multipliers[self._places[own]] = duals[own]
             return self._solved(
                 solver.getInfo().objective_function_value,
@@ -165,23 +174,27 @@ class HighsSession(MatrixSession):
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxation(Outcome.INFEASIBLE, math.inf, None)
         if status == highspy.HighsModelStatus.kUnbounded:
-            if not self._waiting.outside.any():
+            outside = np.setdiff1d(np.arange(self._own), self._places)
+            if not len(outside):
                 raise unbounded()
-            self._broken = np.flatnonzero(self._waiting.outside)  # what is outside may bound it
+            self._broken = outside  # what is outside may bound it
             return self._relax(time_limit_s)
         return Relaxation(Outcome.STOPPED, self._bound, None)
 
-    def _bring_in(self, rows: NDArray[np.int64]) -> None:
-        """Add those of the model's rows to the LP, which wait outside."""
-        rows_of(self._matrix, rows).append_to(self._lp)
-        self._waiting.outside[rows] = False
-        self._places = np.concatenate([self._places, rows])
-        self._broken = self._broken[:0]
+    def _outside(self, values: Floats) -> Places:
+        """The rows outside that a point breaks. What was purged comes back where the model is solved partly."""
+        active = np.zeros(len(self._pool), dtype=bool)
+        active[self._places] = True
+        broken = self._pool.broken(values, active)
+        return broken if self._partly else broken[broken < self._own]
 
-    def _set_aside(self, places: NDArray[np.int64]) -> None:
-        """Have rows of the LP, which are the model's own, wait outside."""
-        self._waiting.outside[self._places[places]] = True
-        self._drop(places)
+    def _bring_in(self, rows: Places) -> None:
+        """Add those rows of the pool to the LP that aren't there."""
+        rows = np.setdiff1d(rows, self._places)
+        self._pool.rows(rows).append_to(self._lp)
+        self._places = np.concatenate([self._places, rows])
+        self._added += [self._found[row - self._own] for row in rows[rows >= self._own]]
+        self._broken = self._broken[:0]
 
     def _drop(self, places: NDArray[np.int64]) -> None:
         self._lp.deleteRows(len(places), places.astype(np.int32))
@@ -189,18 +202,18 @@ class HighsSession(MatrixSession):
 
     def _set_unbinding_aside(self) -> None:
         """Have those of the model's own rows wait outside that don't bind."""
-        self._set_aside(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._places >= 0)))
+        self._drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._places < self._own)))
 
     def purge(self) -> int:
         """Drop the added cuts that are slack; where rows may wait outside, all that don't bind go.
 
-        There the model's own are set aside, and of the cuts those go, too, that are basic without any slack: they are
-        many, and come again where they are needed.
+        There all wait outside, and of the cuts those go, too, that are basic without any slack: they are many, and come
+        again where they are needed.
         """
         if not self._partly or self._activity is None:
             return super().purge()
-        basic = basic_rows(self._lp.getBasis())[self._places < 0]
-        solved = len(self._activity) - self._waiting.outside.size
+        basic = basic_rows(self._lp.getBasis())[self._places >= self._own]
+        solved = len(self._activity) - self._own
         dropped = [x for x, row in enumerate(self._added[:solved]) if basic[x] and not row.core]
         self._forget(dropped)
         self._set_unbinding_aside()
@@ -215,13 +228,19 @@ class HighsSession(MatrixSession):
         solver.setOptionValue("presolve", before)
         return solver.getModelStatus()
 
-    def _append(self, rows: Sequence[Row]) -> None:
-        compressed(self._columns, rows).append_to(self._lp)
-        self._places = np.concatenate([self._places, np.full(len(rows), -1)])
+    def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
+        before = len(self._pool)
+        numbers = self._pool.add(compressed(self._columns, rows), [row.core for row in rows])
+        by_number = dict(zip(numbers.tolist(), rows, strict=True))
+        self._found += [row for number, row in by_number.items() if number >= before]
+        taken: Places = np.setdiff1d(numbers, self._places)
+        self._pool.rows(taken).append_to(self._lp)
+        self._places = np.concatenate([self._places, taken])
+        return [by_number[number] for number in taken.tolist()]
 
     def _delete(self, places: NDArray[np.int32]) -> None:
-        added = np.flatnonzero(self._places < 0)
-        self._drop(added[places - self._waiting.outside.size])
+        added = np.flatnonzero(self._places >= self._own)
+        self._drop(added[places - self._own])
 
     def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:
         self._lp.changeColsBounds(len(columns), columns, values, values)
@@ -308,12 +327,13 @@ class HighsSession(MatrixSession):
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
         self._set_unbinding_aside()
-        places = self._places.copy()
-        places[places < 0] = len(self._matrix.row_lower) + np.arange(np.count_nonzero(places < 0))
+        pool, places = self._pool.copy(), self._places
+        if not self._partly:  # without what was purged
+            pool = RowPool(self._matrix)
+            numbers = pool.add(compressed(self._columns, self._added), [row.core for row in self._added])
+            places = np.concatenate([places[places < self._own], numbers])
         bounds = self._lower, self._upper
-        return HighsNodes.of(
-            self._fresh, self._matrix, self._added, places, self._lp.getBasis(), bounds, self._scale, counts
-        )
+        return HighsNodes.of(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale, counts)
 
     def _run(self, solver: highspy.Highs, stop: Interrupt, deadline: float | None = None) -> bool:
         """Run `solver`, which `stop` stops; whether it was interrupted."""

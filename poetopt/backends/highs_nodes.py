@@ -112,24 +112,23 @@ class HighsNodes:
         cls,
         fresh: Callable[[Interrupt], highspy.Highs],
         matrix: Matrix,
-        added: Sequence[Row],
+        pool: RowPool,
         places: Places,
         basis: highspy.HighsBasis,
         bounds: tuple[Floats, Floats],
         scale: float,
         counts: Sequence[Count] = (),
     ) -> HighsNodes:
-        """The nodes of a relaxation of `matrix` with the rows `added`, whose last solve ended at `basis`.
+        """The nodes of a relaxation of `matrix` and all rows of `pool`, whose last solve ended at `basis`.
 
-        It has the rows at `places`, of the model's and then of those added. For the rest see `HighsNodes`. Raises
-        FormulationError for a count of what isn't whole.
+        That one had the rows at `places`. For the rest see `HighsNodes`. Raises FormulationError for a count of what
+        isn't whole.
         """
         found = [matrix.columns.of(count.variable)[count.entries] for count in counts]
         counted = [columns[columns >= 0] for columns in found]
         for count, columns in zip(counts, counted, strict=True):
             if not matrix.integer[columns].all():
                 raise FormulationError(f"a count sums {count.variable.name}, of which not all entries are whole")
-        pool = RowPool(matrix, compressed(matrix.columns, added), [row.core for row in added])
         return cls(fresh, _Start(pool, counted, _Basis(basis, places)), matrix, bounds, scale, Interrupt())
 
     def twin(self) -> HighsNodes:

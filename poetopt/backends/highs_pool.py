@@ -1,11 +1,13 @@
-"""All rows of the relaxations of a tree, of which each explorer has in its solver those that it needs.
+"""All rows of a model's relaxations, of which a session, and each explorer of a tree, has in its solver what it needs.
 
-A tree finds thousands of rows, and at one node few of them bind. Each iteration of the simplex method takes time for
-all that are there, so what doesn't bind waits here until a point breaks it.
+Most rows of a model never bind, three of four in a large one, and of thousands that separators find few bind at one
+point. Each iteration of the simplex method takes time for all that are there, so what doesn't bind waits here until a
+point breaks it: what is solved has fewer rows than the model, so that its optimum is a bound all the same.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from collections.abc import Sequence
@@ -15,13 +17,15 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.highs_rows import BROKEN, HighsRows, largest
+from poetopt.backends.highs_rows import HighsRows, largest
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.solver import Floats
 from poetopt.sparse import csr_matrix, vstack
 
+BROKEN = 1e-6
+"""A row of the model comes in where it is broken by more than this share of its largest coefficient."""
 BROKEN_CUT = 5e-3
-"""A cut comes in where it is broken by more than this share of its largest coefficient: separators ask for more."""
+"""A cut does where it is broken by more than this share: separators ask for more."""
 PARTS = 8
 """Rows are joined to one matrix once they are in so many."""
 
@@ -49,17 +53,21 @@ class RowPool:
 
     matrix
         The model, whose rows come first.
-    added
-        Further rows, of which (m,) `core` are the model's own.
     """
 
-    def __init__(self, matrix: Matrix, added: HighsRows, core: Sequence[bool]) -> None:
+    def __init__(self, matrix: Matrix) -> None:
         self._columns = matrix.shape[1]
         own = np.ones(len(matrix.row_lower), dtype=bool)
-        self._parts = [_part(matrix.rows, matrix.row_lower, matrix.row_upper, own), self._of(added, core)]
-        self._count = len(own) + len(core)
-        self._known = {key: len(own) + x for x, key in enumerate(_keys(added))}
+        self._parts = [_part(matrix.rows, matrix.row_lower, matrix.row_upper, own)]
+        self._count = len(own)
+        self._known: dict[bytes, int] = {}
         self._guard = threading.Lock()
+
+    def copy(self) -> RowPool:
+        """One of its own for somebody else."""
+        twin = copy.copy(self)
+        twin._parts, twin._known, twin._guard = self._all(), self._known.copy(), threading.Lock()
+        return twin
 
     def __len__(self) -> int:
         return self._count

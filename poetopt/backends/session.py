@@ -48,9 +48,10 @@ class MatrixSession(ABC):
 
     # what a solver that holds the relaxation does
 
-    def _append(self, rows: Sequence[Row]) -> None:
-        """Rows were added. Raises PoetError for one over a variable that the model doesn't use."""
+    def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Rows are added; those that weren't there. Raises PoetError for one over a variable that no row uses."""
         self._columns.compress(rows)
+        return rows
 
     def _delete(self, places: NDArray[np.int32]) -> None:  # noqa: B027 - one that holds no relaxation does nothing
         """Rows, by their place in the whole, were dropped."""
@@ -116,8 +117,7 @@ class MatrixSession(ABC):
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators. Raises PoetError for one over a variable that the model doesn't use."""
         if rows:
-            self._append(rows)
-            self._added += rows
+            self._added += self._append(rows)
             self._sources.update(row.block for row in rows)
 
     @property

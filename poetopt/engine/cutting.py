@@ -34,7 +34,7 @@ ANEW = 3.0
 """A search solves the relaxation anew, and doesn't look at the clock meanwhile: it takes so many times what the first
 one took before it does anything else. Where less time is left for it, cutting and the tree have that, too."""
 FAR = 300
-"""A point that breaks more of the model's own rows than this is too far from what they allow to be worth cuts."""
+"""Until a point breaks fewer rows than this, it is too far from what they allow to be worth cuts."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def cut(
     begin = gained = time.monotonic()
     longest = STALL_SHARE * (until - begin)
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
-    whole_s = 0.0
+    whole_s, near = 0.0, False
     for _ in rounds:
         with solving():
             relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
@@ -94,7 +94,8 @@ def cut(
             return Cutting(True, whole_s)
         if relaxed.point is None or on_bound(relaxed.objective):
             break
-        if relaxed.broken > FAR:
+        near = near or relaxed.broken <= FAR
+        if not near:
             continue
         if on_point is not None:
             on_point(relaxed.point)

@@ -93,7 +93,7 @@ class ModelSearch:
         if cutting.infeasible:
             return Ending.INFEASIBLE
         self.whole_s = cutting.whole_s
-        if not self._closed():
+        if not self._closed() and not self.rare:
             with run.timed("replays"):
                 guide.dwell(time.monotonic() - now)
         if self._closed():

@@ -143,7 +143,7 @@ def test_a_pool_gives_each_row_one_number() -> None:
     rng = np.random.default_rng(1)
     problem = milp.covering(random.Random(1), n=6, m=3)
     own = highs.backend.open(problem.model, threads=1, scale=1.0)._matrix
-    pool = RowPool(own, _rows(csr_matrix((0, 6)), []), [])
+    pool = RowPool(own)
     known = [(row, float(side)) for row, side in zip(own.rows.toarray(), own.row_lower, strict=True)]
     numbers: dict[bytes, int] = {}
     for _ in range(30):
