@@ -327,11 +327,11 @@ class HighsSession(MatrixSession):
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
         self._set_unbinding_aside()
-        pool, places = self._pool.copy(), self._places
+        pool, places = self._pool.copy(), self._places.copy()
         if not self._partly:  # without what was purged
             pool = RowPool(self._matrix)
-            numbers = pool.add(compressed(self._columns, self._added), [row.core for row in self._added])
-            places = np.concatenate([places[places < self._own], numbers])
+            added = compressed(self._columns, self._added)
+            places[places >= self._own] = pool.add(added, [row.core for row in self._added])
         bounds = self._lower, self._upper
         return HighsNodes.of(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale, counts)
 
