@@ -38,16 +38,15 @@ RESERVED = {
     "log_to_console": "--log",
 }
 
-DEVEX, STEEPEST_EDGE = 1, 2
+DEVEX = 1
 """Pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the time of
 steepest edge, whose weights cost more than the iterations that they save; on one of 1,000 both take the same."""
+PARTLY = {"simplex_dual_edge_weight_strategy": 2, "dual_simplex_cost_perturbation_multiplier": 0.3}
+"""Steepest edge, and less perturbation of costs, where a relaxation is solved again over part of its rows: half of the
+iterations. Its weights are there then, from the solve before."""
 
 LARGE = 20_000
 """With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take."""
-
-PERTURBED = 0.3
-"""Share of HiGHS's perturbation of costs in further solves over part of the rows. There steepest edge, whose weights the
-last solve left, needs half of the iterations, and fewer again with less perturbation."""
 
 WHOLE_SHARE = 0.4
 """The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time."""
@@ -130,8 +129,9 @@ class HighsSession(MatrixSession):
         else:
             self._set_unbinding_aside()
         self._partly = True
-        self._lp.setOptionValue("simplex_dual_edge_weight_strategy", STEEPEST_EDGE)
-        self._lp.setOptionValue("dual_simplex_cost_perturbation_multiplier", PERTURBED)
+        for key, value in PARTLY.items():
+            if key not in self._options:
+                self._lp.setOptionValue(key, value)
         return self._relax(until - time.monotonic())
 
     def _begin_anew(self) -> None:

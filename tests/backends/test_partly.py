@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from pyomo.environ import Var
 
-from poetopt.backends import highs, highs_nodes
+from poetopt.backends import highs, highs_nodes, highs_pool
 from poetopt.backends.highs_pool import RowPool
 from poetopt.backends.highs_rows import HighsRows
 from poetopt.backends.solver import Outcome, Session
@@ -17,6 +18,7 @@ from poetopt.engine.loop import solve
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations import formulation
+from poetopt.formulations.rows import Row
 from poetopt.sparse import csr_matrix
 from poetopt.testing import milp
 from poetopt.testing.nodes import check_nodes
@@ -94,6 +96,31 @@ def test_rounds_of_cuts(seed: int) -> None:
     assert vertex is not None
     assert vertex.objective >= bound - NEAR * abs(bound)
     assert vertex.objective <= solution.simulation.overhead_j * (1 + NEAR) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_purged_comes_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come one by one, each followed by a purge, end where they do together."""
+    monkeypatch.setattr(highs_pool, "BROKEN_CUT", 1e-9)
+    rng = np.random.default_rng(seed)
+    problem = milp.covering(random.Random(seed), n=20, m=4)
+    variable = next(problem.model.component_objects(Var))
+    variables = list(variable.values())
+    some = rng.random((60, len(variables))) < 0.3
+    some[:, 0] |= ~some.any(axis=1)
+    cuts = [Row(variables, row.astype(float).tolist(), float(rng.random()), np.inf, 1.0, "cut") for row in some]
+    together = highs.backend.open(problem.model, threads=1, scale=10.0)
+    together.add(cuts)
+    session = highs.backend.open(problem.model, threads=1, scale=10.0)
+    _to_the_end(session)
+    purged = 0
+    for cut in cuts:
+        session.add([cut])
+        _to_the_end(session)
+        purged += session.purge()
+    assert _to_the_end(session)[-1] == pytest.approx(together.relax(60.0).objective, abs=NEAR)
+    assert purged
+    assert len(session.added) <= len(cuts)
 
 
 @pytest.mark.parametrize("relaxed", [True, False])
