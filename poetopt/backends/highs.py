@@ -6,9 +6,11 @@ integer search gets a fresh one with the rows of that moment.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ class HighsSession(MatrixSession):
         self._own = len(matrix.row_lower)
         self._pool = RowPool(matrix)
         self._found: list[Row] = []
-        """The rows that were ever added: those of the pool from `_own` on, without the model's."""
+        """The rows that were ever added, those of the pool from `_own` on; their terms are there."""
         self._places: Places = np.arange(self._own)
         """The rows in `_lp`, by their numbers in the pool."""
         self._broken: Places = np.zeros(0, dtype=np.int64)
@@ -193,8 +195,21 @@ class HighsSession(MatrixSession):
         rows = np.setdiff1d(rows, self._places)
         self._pool.rows(rows).append_to(self._lp)
         self._places = np.concatenate([self._places, rows])
-        self._added += [self._found[row - self._own] for row in rows[rows >= self._own]]
+        self._added += self._again(rows[rows >= self._own])
         self._broken = self._broken[:0]
+
+    def _again(self, places: Places) -> list[Row]:
+        """Added rows that were purged, with their terms."""
+        found, names = self._pool.rows(places), self._columns.variables
+        bounds = itertools.pairwise([*found.starts.tolist(), len(found.indices)])
+        return [
+            replace(
+                self._found[place - self._own],
+                variables=[names[column] for column in found.indices[begin:end].tolist()],
+                coefficients=found.values[begin:end].tolist(),
+            )
+            for place, (begin, end) in zip(places.tolist(), bounds, strict=True)
+        ]
 
     def _drop(self, places: NDArray[np.int64]) -> None:
         self._lp.deleteRows(len(places), places.astype(np.int32))
@@ -232,7 +247,8 @@ class HighsSession(MatrixSession):
         before = len(self._pool)
         numbers = self._pool.add(compressed(self._columns, rows), [row.core for row in rows])
         by_number = dict(zip(numbers.tolist(), rows, strict=True))
-        self._found += [row for number, row in by_number.items() if number >= before]
+        fresh = (row for number, row in by_number.items() if number >= before)
+        self._found += [replace(row, variables=(), coefficients=()) for row in fresh]
         taken: Places = np.setdiff1d(numbers, self._places)
         self._pool.rows(taken).append_to(self._lp)
         self._places = np.concatenate([self._places, taken])

@@ -88,7 +88,9 @@ class RowPool:
                 self._parts.append(self._of(rows, core).only(fresh))
                 self._count += len(fresh)
             if len(self._parts) > PARTS:
-                self._parts = [self._parts[0], _joined(self._parts[1:])]
+                self._parts = [*self._parts[:2], _joined(self._parts[2:])]
+                if len(self._parts[2].lower) > len(self._parts[1].lower):
+                    self._parts = [self._parts[0], _joined(self._parts[1:])]
             return np.array([self._known[key] for key in keys], dtype=np.int64)
 
     def _of(self, rows: HighsRows, core: Sequence[bool]) -> _Part:
