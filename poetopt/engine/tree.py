@@ -228,8 +228,8 @@ class Tree:
                 return 0.0
             left_s = self._remaining_s()
             node_s = self._node_s
-            if left_s < max(SEARCH_S[0], PRESOLVE_NODES * node_s):
-                return 0.0  # it would begin with a presolve that nothing interrupts
+            if left_s < max(SEARCH_S[0] if self.quick else SEARCH_S[1], PRESOLVE_NODES * node_s):
+                return 0.0  # it would begin with a presolve that nothing interrupts, of seconds in a large model
             seconds = min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
             # Where nodes are dear, schedules are found by early searches alone.
             ahead_s = seconds if self.quick else 0.0
