@@ -77,7 +77,7 @@ class RowPool:
 
         One that is there already keeps its number.
         """
-        keys = _keys(rows)
+        keys = _keys(rows, core)
         with self._guard:
             fresh: list[int] = []
             for x, key in enumerate(keys):
@@ -146,13 +146,14 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     )
 
 
-def _keys(rows: HighsRows) -> list[bytes]:
-    """What tells each row from all others."""
+def _keys(rows: HighsRows, core: Sequence[bool]) -> list[bytes]:
+    """What tells each row from all others: its terms and sides, and whether it is the model's own."""
     bounds = [*rows.starts.tolist(), len(rows.indices)]
     sides = np.stack([rows.lower, rows.upper], axis=1)
     return [
         blake2b(
-            rows.indices[begin:end].tobytes() + rows.values[begin:end].tobytes() + side.tobytes(), digest_size=16
+            rows.indices[begin:end].tobytes() + rows.values[begin:end].tobytes() + side.tobytes() + bytes([own]),
+            digest_size=16,
         ).digest()
-        for (begin, end), side in zip(itertools.pairwise(bounds), sides, strict=True)
+        for (begin, end), side, own in zip(itertools.pairwise(bounds), sides, core, strict=True)
     ]

@@ -181,6 +181,9 @@ def test_a_pool_gives_each_row_one_number() -> None:
                 known.append((row, 1.0))
             assert numbers[row.tobytes()] == number
     assert len(pool) == len(known)
+    cut = _rows(csr_matrix(known[-1][0]), [1.0])
+    assert pool.copy().add(cut, [True]).tolist() == [len(known)]  # a cut that turns out to be the model's own is both
+    assert len(pool) == len(known)
     some = rng.permutation(len(pool))[:11]
     found = pool.rows(some)
     dense = csr_matrix((found.values, found.indices, [*found.starts, len(found.indices)]), shape=(11, 6)).toarray()
