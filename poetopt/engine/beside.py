@@ -102,12 +102,19 @@ class Beside:
 
     def explorer(self, tree: Tree, nodes: Nodes) -> BranchAndCut:
         """One who explores it, and tells the run what is found."""
+        guide = Guide(self.run, self.chosen, self.model)
+
+        def follow(point: Point) -> None:
+            guide.follow_some(point)
+            if not tree.quick and not self.rare:  # dear relaxations leave time for it
+                guide.wander(point)
+
         return BranchAndCut(
             tree,
             nodes,
             separate=self._rows,
             judge=self._judged,
-            follow=Guide(self.run, self.chosen, self.model).follow_some,
+            follow=follow,
         )
 
     @property

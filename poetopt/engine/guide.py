@@ -27,6 +27,8 @@ SHARE = 0.15, 0.1
 PATIENCE, MOST = 0.4, 1.0
 """Once a relaxation is cut, its last point is perturbed for so much of the time that cutting took, again after each
 schedule that is better, and for so much of it at most."""
+WANDER, WANDER_S = 0.1, 1.0
+"""Share of a tree's time in which points of its nodes are perturbed, and seconds for each."""
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Guide:
     model: Any
     _spent_s: float = 0.0
     _share: float = SHARE[0]
+    _wandered_s: float = 0.0
     _begin: float = field(default_factory=time.monotonic)
     _meanwhile: Meanwhile | None = None
 
@@ -107,6 +110,23 @@ class Guide:
             space.step()
             if self._take():
                 until = min(time.monotonic() + PATIENCE * cut_s, latest)
+
+    def wander(self, point: PointLike) -> None:
+        """Perturb the point of a tree's node for a moment, if there is time for it and nobody else does."""
+        run, space = self.run, self.run.problem_space
+        begin = time.monotonic()
+        if not self._perturbs or self._wandered_s > WANDER * (begin - self._begin):
+            return
+        if not space.busy.acquire(blocking=False):
+            return
+        try:
+            self._aim(point)
+            while time.monotonic() < begin + WANDER_S and run.remaining_s > 0 and not run.closed(run.gap):
+                space.step()
+            self._take()
+        finally:
+            space.busy.release()
+        self._wandered_s += time.monotonic() - begin
 
     def _aim(self, point: PointLike) -> None:
         if self.chosen.leaning is not None:

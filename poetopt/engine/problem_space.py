@@ -102,6 +102,8 @@ class ProblemSpace:
         self._found: Schedule | None = None
         self._known: dict[int, float] = {}
         self._guard = threading.Lock()
+        self.busy = threading.Lock()
+        """Held by one of several who would each go on from a point of their own."""
 
     @property
     def aimed(self) -> bool:
