@@ -248,6 +248,20 @@ def test_dwelling_ends_where_nothing_is_left_to_find() -> None:
     assert time.monotonic() - begin < ENOUGH_S
 
 
+def test_points_of_nodes_are_perturbed_unless_another_is() -> None:
+    run, guide, point = guide_of(threads=0)
+    with run.problem_space.busy:
+        guide.wander(point)
+        assert not run.problem_space.aimed
+    guide.wander(point)
+    assert {progress.phase for progress in run.trace} == {"perturbed"}
+    assert run.incumbent.value is not None
+    assert not run.problem_space.busy.locked()
+    spent_s = guide._wandered_s
+    guide.wander(point)
+    assert guide._wandered_s == spent_s > 0  # it has had its share of the time
+
+
 def test_no_guide_dwells_in_one_thread() -> None:
     run, guide, point = guide_of(threads=1)
     assert guide.chosen.leaning is not None
