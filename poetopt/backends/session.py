@@ -79,7 +79,7 @@ class MatrixSession(ABC):
     ) -> Relaxation:
         """The relaxation is solved: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled.
 
-        The m rows are the model's own, and then those that were added; `broken` of the former were left out.
+        The m rows are the model's own, and then those that were added; `broken` rows were left out.
         """
         self._last, self._activity, self._reduced, self._relaxed = values, activity, reduced, objective
         self._multipliers = multipliers

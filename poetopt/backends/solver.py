@@ -88,7 +88,7 @@ class Relaxation:
     """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL.
 
     broken
-        How many of the model's own rows the point breaks: only where it was solved partly.
+        How many rows the point breaks that were left out: only where it was solved partly.
     """
 
     outcome: Outcome
@@ -155,15 +155,15 @@ class Session(Protocol):
         ...
 
     def relax_partly(self, time_limit_s: float) -> Relaxation:
-        """Solve it over some of the model's own rows: quicker, and a bound as well.
+        """Solve it over some of its rows: quicker, and a bound as well.
 
-        What the point breaks is there in the next solve, of either kind, so that `broken` ends at 0. A backend that
-        has no use for this solves it whole.
+        What the point breaks is there in the next solve, of either kind, so that `broken` ends at 0; that may be what
+        was purged before. A backend that has no use for this solves it whole.
         """
         ...
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows found by separators."""
+        """Append rows found by separators; one that is there already needn't come again."""
         ...
 
     def dual_proof(self) -> DualProof:
