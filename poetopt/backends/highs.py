@@ -48,7 +48,8 @@ PARTLY = {"simplex_dual_edge_weight_strategy": 2, "dual_simplex_cost_perturbatio
 iterations. Its weights are there then, from the solve before."""
 
 LARGE = 20_000
-"""With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take."""
+"""With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take. There
+a row may come twice, too: it costs little, and trees begin a little better with it."""
 
 WHOLE_SHARE = 0.4
 """The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time."""
@@ -77,6 +78,7 @@ class HighsSession(MatrixSession):
         self._lp = self._fresh(self._stop)
         self._lp.passModel(_model(matrix, matrix.lower, matrix.upper, scale))
         self._own = len(matrix.row_lower)
+        self._large = self._own >= LARGE
         self._pool = RowPool(matrix)
         self._found: list[Row] = []
         """The rows that were ever added, those of the pool from `_own` on; their terms are there."""
@@ -118,7 +120,7 @@ class HighsSession(MatrixSession):
 
     def relax_partly(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation over those rows that some point has broken so far; see the contract."""
-        if self._own < LARGE:
+        if not self._large:
             return self.relax(time_limit_s)
         if self._partly:
             return self._relax(time_limit_s)
@@ -245,7 +247,7 @@ class HighsSession(MatrixSession):
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
         before = len(self._pool)
-        numbers = self._pool.add(compressed(self._columns, rows), [row.core for row in rows])
+        numbers = self._pool.add(compressed(self._columns, rows), [row.core for row in rows], anew=not self._large)
         by_number = dict(zip(numbers.tolist(), rows, strict=True))
         fresh = (row for number, row in by_number.items() if number >= before)
         self._found += [replace(row, variables=(), coefficients=()) for row in fresh]
@@ -347,7 +349,7 @@ class HighsSession(MatrixSession):
         if not self._partly:  # without what was purged
             pool = RowPool(self._matrix)
             added = compressed(self._columns, self._added)
-            places[places >= self._own] = pool.add(added, [row.core for row in self._added])
+            places[places >= self._own] = pool.add(added, [row.core for row in self._added], anew=not self._large)
         bounds = self._lower, self._upper
         return HighsNodes.of(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale, counts)
 

@@ -72,18 +72,20 @@ class RowPool:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, rows: HighsRows, core: Sequence[bool]) -> Places:
+    def add(self, rows: HighsRows, core: Sequence[bool], *, anew: bool = False) -> Places:
         """Take rows found by separators, of which (m,) `core` are the model's own; their numbers, (m,).
 
-        One that is there already keeps its number.
+        One that is there already keeps its number, unless all are to have one `anew`.
         """
         keys = _keys(rows, core)
         with self._guard:
             fresh: list[int] = []
+            numbers: list[int] = []
             for x, key in enumerate(keys):
-                if key not in self._known:
+                if anew or key not in self._known:
                     self._known[key] = self._count + len(fresh)
                     fresh.append(x)
+                numbers.append(self._known[key])
             if fresh:
                 self._parts.append(self._of(rows, core).only(fresh))
                 self._count += len(fresh)
@@ -91,7 +93,7 @@ class RowPool:
                 self._parts = [*self._parts[:2], _joined(self._parts[2:])]
                 if len(self._parts[2].lower) > len(self._parts[1].lower):
                     self._parts = [self._parts[0], _joined(self._parts[1:])]
-            return np.array([self._known[key] for key in keys], dtype=np.int64)
+            return np.array(numbers, dtype=np.int64)
 
     def _of(self, rows: HighsRows, core: Sequence[bool]) -> _Part:
         starts = np.append(rows.starts, len(rows.indices))
