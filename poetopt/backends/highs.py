@@ -195,22 +195,23 @@ class HighsSession(MatrixSession):
     def _bring_in(self, rows: Places) -> None:
         """Add those rows of the pool to the LP that aren't there."""
         rows = np.setdiff1d(rows, self._places)
+        self._broken = self._broken[:0]
+        if not len(rows):
+            return
         self._pool.rows(rows).append_to(self._lp)
         self._places = np.concatenate([self._places, rows])
         self._added += self._again(rows[rows >= self._own])
-        self._broken = self._broken[:0]
 
     def _again(self, places: Places) -> list[Row]:
         """Added rows that were purged, with their terms."""
         found, names = self._pool.rows(places), self._columns.variables
-        bounds = itertools.pairwise([*found.starts.tolist(), len(found.indices)])
         return [
             replace(
                 self._found[place - self._own],
                 variables=[names[column] for column in found.indices[begin:end].tolist()],
                 coefficients=found.values[begin:end].tolist(),
             )
-            for place, (begin, end) in zip(places.tolist(), bounds, strict=True)
+            for place, (begin, end) in zip(places.tolist(), itertools.pairwise(found.ends.tolist()), strict=True)
         ]
 
     def _drop(self, places: NDArray[np.int64]) -> None:

@@ -96,8 +96,7 @@ class RowPool:
             return np.array(numbers, dtype=np.int64)
 
     def _of(self, rows: HighsRows, core: Sequence[bool]) -> _Part:
-        starts = np.append(rows.starts, len(rows.indices))
-        matrix = csr_matrix((rows.values, rows.indices, starts), shape=(len(core), self._columns))
+        matrix = csr_matrix((rows.values, rows.indices, rows.ends), shape=(len(core), self._columns))
         return _part(matrix, rows.lower, rows.upper, np.array(core, dtype=bool))
 
     def broken(self, values: Floats, active: NDArray[np.bool_]) -> Places:
@@ -150,12 +149,11 @@ def _joined(parts: Sequence[_Part]) -> _Part:
 
 def _keys(rows: HighsRows, core: Sequence[bool]) -> list[bytes]:
     """What tells each row from all others: its terms and sides, and whether it is the model's own."""
-    bounds = [*rows.starts.tolist(), len(rows.indices)]
     sides = np.stack([rows.lower, rows.upper], axis=1)
     return [
         blake2b(
             rows.indices[begin:end].tobytes() + rows.values[begin:end].tobytes() + side.tobytes() + bytes([own]),
             digest_size=16,
         ).digest()
-        for (begin, end), side, own in zip(itertools.pairwise(bounds), sides, core, strict=True)
+        for (begin, end), side, own in zip(itertools.pairwise(rows.ends.tolist()), sides, core, strict=True)
     ]

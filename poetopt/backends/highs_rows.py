@@ -25,6 +25,11 @@ class HighsRows:
     indices: NDArray[np.int32]
     values: Floats
 
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """(m + 1,) where each row begins among the entries, and where the last one ends."""
+        return np.append(self.starts, len(self.indices)).astype(np.int64)
+
     def append_to(self, solver: highspy.Highs) -> None:
         """Append these to the model in `solver`."""
         if len(self.lower):
