@@ -22,6 +22,7 @@ from poetopt.backends.attend import Attendant
 from poetopt.backends.highs_interrupt import Interrupt
 from poetopt.backends.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.highs_pool import Places, RowPool
+from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import basic_rows, compressed
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
@@ -79,11 +80,9 @@ class HighsSession(MatrixSession):
         self._lp.passModel(_model(matrix, matrix.lower, matrix.upper, scale))
         self._own = len(matrix.row_lower)
         self._large = self._own >= LARGE
-        self._pool = RowPool(matrix)
+        self._rows = PresentRows(self._lp, RowPool(matrix), np.arange(self._own))
         self._found: list[Row] = []
         """The rows that were ever added, those of the pool from `_own` on; their terms are there."""
-        self._places: Places = np.arange(self._own)
-        """The rows in `_lp`, by their numbers in the pool."""
         self._broken: Places = np.zeros(0, dtype=np.int64)
         """Rows outside that the last point breaks: they come in before the next solve."""
         self._partly = False
@@ -143,8 +142,9 @@ class HighsSession(MatrixSession):
         self._lp.clearSolver()
         cheapest = np.where(self._matrix.costs < 0, self._upper, self._lower)
         nothing = np.zeros(0, dtype=bool)
-        broken = self._pool.broken(np.where(np.isfinite(cheapest), cheapest, 0.0), nothing)
-        self._drop(np.flatnonzero((self._places < self._own) & ~np.isin(self._places, broken)))
+        broken = self._rows.pool.broken(np.where(np.isfinite(cheapest), cheapest, 0.0), nothing)
+        here = self._rows.numbers
+        self._rows.drop(np.flatnonzero((here < self._own) & ~np.isin(here, broken)))
 
     def _relax(self, time_limit_s: float) -> Relaxation:
         """One solve, with the rows that the last point broke."""
@@ -162,11 +162,12 @@ class HighsSession(MatrixSession):
             status = self._which(solver, self._stop)
         if status == highspy.HighsModelStatus.kOptimal:
             found = solver.getSolution()
-            values, own = np.array(found.col_value), self._places < self._own
+            values, here = np.array(found.col_value), self._rows.numbers
+            own = here < self._own
             activity, duals = self._matrix.rows @ values, np.array(found.row_dual)
             self._broken = self._outside(values)
             multipliers = np.zeros(self._own)
-            multipliers[self._places[own]] = duals[own]
+            multipliers[here[own]] = duals[own]
             return self._solved(
                 solver.getInfo().objective_function_value,
                 values,
@@ -178,7 +179,7 @@ class HighsSession(MatrixSession):
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxation(Outcome.INFEASIBLE, math.inf, None)
         if status == highspy.HighsModelStatus.kUnbounded:
-            outside = np.setdiff1d(np.arange(self._own), self._places)
+            outside = np.setdiff1d(np.arange(self._own), self._rows.numbers)
             if not len(outside):
                 raise unbounded()
             self._broken = outside  # what is outside may bound it
@@ -187,24 +188,20 @@ class HighsSession(MatrixSession):
 
     def _outside(self, values: Floats) -> Places:
         """The rows outside that a point breaks. What was purged comes back where the model is solved partly."""
-        active = np.zeros(len(self._pool), dtype=bool)
-        active[self._places] = True
-        broken = self._pool.broken(values, active)
+        broken = self._rows.broken(values)
         return broken if self._partly else broken[broken < self._own]
 
     def _bring_in(self, rows: Places) -> None:
         """Add those rows of the pool to the LP that aren't there."""
-        rows = np.setdiff1d(rows, self._places)
         self._broken = self._broken[:0]
-        if not len(rows):
-            return
-        self._pool.rows(rows).append_to(self._lp)
-        self._places = np.concatenate([self._places, rows])
-        self._added += self._again(rows[rows >= self._own])
+        coming = self._rows.bring_in(rows)
+        back = coming[coming >= self._own]
+        if len(back):
+            self._added += self._again(back)
 
     def _again(self, places: Places) -> list[Row]:
         """Added rows that were purged, with their terms."""
-        found, names = self._pool.rows(places), self._columns.variables
+        found, names = self._rows.pool.rows(places), self._columns.variables
         return [
             replace(
                 self._found[place - self._own],
@@ -214,13 +211,9 @@ class HighsSession(MatrixSession):
             for place, (begin, end) in zip(places.tolist(), itertools.pairwise(found.ends.tolist()), strict=True)
         ]
 
-    def _drop(self, places: NDArray[np.int64]) -> None:
-        self._lp.deleteRows(len(places), places.astype(np.int32))
-        self._places = np.delete(self._places, places)
-
     def _set_unbinding_aside(self) -> None:
         """Have those of the model's own rows wait outside that don't bind."""
-        self._drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._places < self._own)))
+        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
 
     def purge(self) -> int:
         """Drop the added cuts that are slack; where rows may wait outside, all that don't bind go.
@@ -230,7 +223,7 @@ class HighsSession(MatrixSession):
         """
         if not self._partly or self._activity is None:
             return super().purge()
-        basic = basic_rows(self._lp.getBasis())[self._places >= self._own]
+        basic = basic_rows(self._lp.getBasis())[self._rows.numbers >= self._own]
         solved = len(self._activity) - self._own
         dropped = [x for x, row in enumerate(self._added[:solved]) if basic[x] and not row.core]
         self._forget(dropped)
@@ -247,19 +240,16 @@ class HighsSession(MatrixSession):
         return solver.getModelStatus()
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
-        before = len(self._pool)
-        numbers = self._pool.add(compressed(self._columns, rows), [row.core for row in rows], anew=not self._large)
+        pool, before = self._rows.pool, len(self._rows.pool)
+        numbers = pool.add(compressed(self._columns, rows), [row.core for row in rows], anew=not self._large)
         by_number = dict(zip(numbers.tolist(), rows, strict=True))
         fresh = (row for number, row in by_number.items() if number >= before)
         self._found += [replace(row, variables=(), coefficients=()) for row in fresh]
-        taken: Places = np.setdiff1d(numbers, self._places)
-        self._pool.rows(taken).append_to(self._lp)
-        self._places = np.concatenate([self._places, taken])
-        return [by_number[number] for number in taken.tolist()]
+        return [by_number[number] for number in self._rows.bring_in(numbers).tolist()]
 
     def _delete(self, places: NDArray[np.int32]) -> None:
-        added = np.flatnonzero(self._places >= self._own)
-        self._drop(added[places - self._own])
+        added = np.flatnonzero(self._rows.numbers >= self._own)
+        self._rows.drop(added[places - self._own])
 
     def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:
         self._lp.changeColsBounds(len(columns), columns, values, values)
@@ -346,7 +336,7 @@ class HighsSession(MatrixSession):
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
         self._set_unbinding_aside()
-        pool, places = self._pool.copy(), self._places.copy()
+        pool, places = self._rows.pool.copy(), self._rows.numbers.copy()
         if not self._partly:  # without what was purged
             pool = RowPool(self._matrix)
             added = compressed(self._columns, self._added)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from poetopt.backends.highs_interrupt import SEARCH, Interrupt
 from poetopt.backends.highs_pool import Places, RowPool
+from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import HighsRows, compressed
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
@@ -83,7 +84,7 @@ class HighsNodes:
         stop
             The interrupt.
         """
-        self._fresh, self._start, self._pool = fresh, start, start.pool
+        self._fresh, self._start = fresh, start
         self._matrix, self._scale, self._stop = matrix, scale, stop
         sizes = np.array([len(columns) for columns in start.counted], dtype=float)
         self.counts = len(sizes)
@@ -98,13 +99,12 @@ class HighsNodes:
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("presolve", "off")  # every solve begins from a basis
         self._pass_columns()
-        self._active = start.basis.places
-        """The rows that are here, by their numbers in the pool, in this order."""
+        start.pool.rows(start.basis.places).append_to(solver)
+        self._rows = PresentRows(solver, start.pool, start.basis.places, first=self.counts)
         self._coming: Places = np.zeros(0, dtype=np.int64)
         """Those that come before the next solve from where the last one ended."""
         self._bind = 0
         """How many of them bound at the last vertex."""
-        self._pool.rows(self._active).append_to(solver)
         solver.setBasis(self._with_counts(start.basis.highs))
 
     @classmethod
@@ -174,13 +174,11 @@ class HighsNodes:
             if objective >= cutoff:
                 return None
             values = np.array(found.col_value)
-            active = np.zeros(len(self._pool), dtype=bool)
-            active[self._active] = True
-            self._coming = self._pool.broken(values[: len(values) - self.counts], active)
+            self._coming = self._rows.broken(values[: len(values) - self.counts])
             if self._large or not len(self._coming):
                 break
             basis = None
-        ended = _Basis(self._lp.getBasis(), self._active)
+        ended = self._here()
         self._bind = len(_binding(ended, self.counts)[0]) if self._large else 0
         return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended, len(self._coming))
 
@@ -206,9 +204,9 @@ class HighsNodes:
         solver, stop = self._fresh(self._stop), self._stop
         solver.setOptionValue("output_flag", False)
         solver.passModel(self._lp.getLp())
-        outside = self._pool.core()
-        outside[self._active] = False
-        self._pool.rows(np.flatnonzero(outside)).append_to(solver)
+        outside = self._rows.pool.core()
+        outside[self._rows.numbers] = False
+        self._rows.pool.rows(np.flatnonzero(outside)).append_to(solver)
         pass_integers(solver, self.integer)
         solver.setOptionValue("time_limit", seconds)
         solver.setOptionValue("mip_rel_gap", 0.0)
@@ -244,44 +242,43 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        numbers = self._pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
+        numbers = self._rows.pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
         self._coming = np.union1d(self._coming, numbers)
 
     def _append(self) -> None:
         """Bring in what is to come."""
-        coming = np.setdiff1d(self._coming, self._active)
-        self._coming = coming[:0]
-        if len(coming):
-            self._pool.rows(coming).append_to(self._lp)
-            self._active = np.concatenate([self._active, coming])
+        coming, self._coming = self._coming, self._coming[:0]
+        self._rows.bring_in(coming)
+
+    def _here(self) -> _Basis:
+        """Where the last solve ended."""
+        return _Basis(self._lp.getBasis(), self._rows.numbers)
 
     def _crowded(self, binding: int) -> bool:
         """Whether more is here than is worth it where so many rows bind."""
-        return self._large and len(self._active) > SPARE[0] + SPARE[1] * binding
+        return self._large and len(self._rows) > SPARE[0] + SPARE[1] * binding
 
     def _go(self, basis: _Basis) -> None:
         """To a basis: what binds there comes in, and of the rest goes what is too much."""
         solver, counts, own = self._lp, self.counts, basis.highs
-        more = len(self._active) - len(basis.places)
-        if not self._large and np.array_equal(self._active[: len(basis.places)], basis.places):
+        more = len(self._rows) - len(basis.places)
+        if not self._large and np.array_equal(self._rows.numbers[: len(basis.places)], basis.places):
             # Its own, as nearly all are: nothing comes in or goes.
             basic = [highspy.HighsBasisStatus.kBasic] * more
             solver.setBasis(_basis(own.col_status, [*own.row_status, *basic]) if more else own)
             return
-        numbers = len(self._pool)
+        numbers = len(self._rows.pool)
         binding, statuses = _binding(basis, counts)
         if self._crowded(len(binding)):
             keep = np.zeros(numbers, dtype=bool)
             keep[binding] = True
             keep[self._coming] = True
-            gone = np.flatnonzero(~keep[self._active])
-            solver.deleteRows(len(gone), (gone + counts).astype(np.int32))
-            self._active = np.delete(self._active, gone)
+            self._rows.drop(np.flatnonzero(~keep[self._rows.numbers]))
         self._coming = np.union1d(self._coming, binding)
         self._append()
         place = np.zeros(numbers, dtype=np.int64)
-        place[self._active] = np.arange(len(self._active))
-        rows = [highspy.HighsBasisStatus.kBasic] * len(self._active)
+        place[self._rows.numbers] = np.arange(len(self._rows))
+        rows = [highspy.HighsBasisStatus.kBasic] * len(self._rows)
         for x, status in zip(place[binding].tolist(), statuses, strict=True):
             rows[x] = status
         solver.setBasis(_basis(own.col_status, [*own.row_status[:counts], *rows]))
@@ -312,7 +309,7 @@ class HighsNodes:
             self._coming = self._coming[:0]
             self._go(basis)
         elif self._bind and self._crowded(self._bind):
-            self._go(_Basis(solver.getBasis(), self._active))
+            self._go(self._here())
         self._append()
         solver.setOptionValue("simplex_iteration_limit", iterations)
         solver.setOptionValue("objective_bound", self._scaled(cutoff))

@@ -100,33 +100,32 @@ class Guide:
 
         No solver is at work meanwhile, and nothing else: beside a tree each would wait for the other.
         """
-        run, space = self.run, self.run.problem_space
-        if not self._perturbs or not space.aimed:
-            return
-        until = time.monotonic() + PATIENCE * cut_s
-        latest = time.monotonic() + MOST * cut_s
-        while time.monotonic() < until and run.remaining_s > 0 and not run.closed(run.gap):
-            interrupts.check()
-            space.step()
-            if self._take():
-                until = min(time.monotonic() + PATIENCE * cut_s, latest)
+        if self._perturbs and self.run.problem_space.aimed:
+            self._perturb_for(PATIENCE * cut_s, MOST * cut_s)
 
     def wander(self, point: PointLike) -> None:
         """Perturb the point of a tree's node for a moment, if there is time for it and nobody else does."""
-        run, space = self.run, self.run.problem_space
-        begin = time.monotonic()
+        busy, begin = self.run.problem_space.busy, time.monotonic()
         if not self._perturbs or self._wandered_s > WANDER * (begin - self._begin):
             return
-        if not space.busy.acquire(blocking=False):
+        if not busy.acquire(blocking=False):
             return
         try:
             self._aim(point)
-            while time.monotonic() < begin + WANDER_S and run.remaining_s > 0 and not run.closed(run.gap):
-                space.step()
-            self._take()
+            self._perturb_for(WANDER_S, WANDER_S)
         finally:
-            space.busy.release()
+            busy.release()
         self._wandered_s += time.monotonic() - begin
+
+    def _perturb_for(self, patience_s: float, most_s: float) -> None:
+        """Perturb what is aimed at for so long, again after each schedule that is better; `most_s` in all."""
+        run, latest = self.run, time.monotonic() + most_s
+        until = time.monotonic() + patience_s
+        while time.monotonic() < until and run.remaining_s > 0 and not run.closed(run.gap):
+            interrupts.check()
+            run.problem_space.step()
+            if self._take():
+                until = min(time.monotonic() + patience_s, latest)
 
     def _aim(self, point: PointLike) -> None:
         if self.chosen.leaning is not None:
