@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import onnx
@@ -24,6 +24,8 @@ from poetopt.graph import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+_Message = TypeVar("_Message", onnx.ModelProto, onnx.GraphProto)
 
 LARGEST_TENSOR_BYTES = 2**40
 """A tensor beyond this (1 TiB) is taken for a damaged or hostile file."""
@@ -45,11 +47,12 @@ class Document:
     where
         How messages refer to it: the path, or `<model>`.
     proto
-        The model; weights are taken out of it by `take_weights`.
+        The model without its initializers; ours to change.
     folder
         Where external data is looked for, or None (a model that was handed over in memory).
     weights
-        The initializers by name, unread.
+        The initializers by name, unread: the parsed file's or the caller's own, for large networks leave no room for
+        copies. None of them is changed.
     fills
         Weights that the file does not store, but fills with one value: that value, as an array of one element.
     """
@@ -72,20 +75,19 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
-    """Parse `source`, and take its weights out.
+    """Parse `source`, and tell its weights from its structure.
 
     Raises `ModelError` for what can't be opened, is empty, is text, is truncated, or is no ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
-        proto = onnx.ModelProto()
-        proto.CopyFrom(source)
-        document = Document("<model>", proto, None)
+        parsed, where, folder = source, "<model>", None
     else:
         path = Path(source)
-        document = Document(str(path), _parse(path), path.parent)
-    _check_text(document)
+        parsed, where, folder = _parse(path), str(path), path.parent
+    _check_text(where, parsed)
+    document = Document(where, _structure(parsed), folder)
     _check_header(document)
-    _take_weights(document)
+    _list_weights(document, parsed.graph.initializer)
     return document
 
 
@@ -142,9 +144,31 @@ def _check_header(document: Document) -> None:
         raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported; export it as dense")
 
 
-def _check_text(document: Document) -> None:
+def _structure(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of all but the initializers."""
+    copy = _without(model, "graph")
+    if model.HasField("graph"):
+        copy.graph.CopyFrom(_without(model.graph, "initializer"))
+    return copy
+
+
+def _without(message: _Message, left_out: str) -> _Message:
+    """A copy of `message` but for one field."""
+    copy = type(message)()
+    for field_, value in message.ListFields():
+        if field_.name == left_out:
+            continue
+        if hasattr(value, "extend"):
+            getattr(copy, field_.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(copy, field_.name).CopyFrom(value)
+        else:
+            setattr(copy, field_.name, value)
+    return copy
+
+
+def _check_text(where: str, model: onnx.ModelProto) -> None:
     """Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them."""
-    model = document.proto
     texts: list[object] = [entry.domain for entry in model.opset_import]
     texts += _texts(model.graph)
     for function in model.functions:
@@ -153,7 +177,7 @@ def _check_text(document: Document) -> None:
         texts += (entry.domain for entry in function.opset_import)
         texts += (text for node in function.node for text in _node_texts(node))
     if any(isinstance(text, bytes) for text in texts):
-        raise ModelError(f"{document.where}: some names are not text; the file is damaged, copy or export it again")
+        raise ModelError(f"{where}: some names are not text; the file is damaged, copy or export it again")
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[object]:
@@ -177,10 +201,10 @@ def _node_texts(node: onnx.NodeProto) -> Iterator[object]:
         yield from _texts(graph)
 
 
-def _take_weights(document: Document) -> None:
-    """Move the initializers to `document.weights`; files of IR 3 list them among the inputs as well."""
+def _list_weights(document: Document, initializers: Iterable[TensorProto]) -> None:
+    """List the initializers as weights; files of IR 3 have them among the inputs as well."""
     graph = document.proto.graph
-    for proto in graph.initializer:
+    for proto in initializers:
         if not proto.name:
             raise ModelError(f"{document.where}: an initializer has no name; the file is damaged, export it again")
         if proto.name in document.weights:
@@ -190,12 +214,6 @@ def _take_weights(document: Document) -> None:
     kept = [info for info in graph.input if info.name not in document.weights]
     del graph.input[:]
     graph.input.extend(kept)
-    # The dictionary must own its protos before the repeated field is cleared.
-    for name, proto in document.weights.items():
-        own = TensorProto()
-        own.CopyFrom(proto)
-        document.weights[name] = own
-    del graph.initializer[:]
 
 
 def check_size(what: str, dims: tuple[int, ...], elem: int) -> None:

@@ -7,7 +7,9 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import helper
 
 from poetopt import frontends
 from poetopt.errors import ModelError
@@ -15,6 +17,7 @@ from poetopt.frontends import load, zoo
 from poetopt.frontends.proto import save_model
 from poetopt.frontends.summary import summary
 from poetopt.graph import Graph
+from tests.frontends.support import floats, model_of
 
 
 def test_zoo_names() -> None:
@@ -128,3 +131,40 @@ def test_summary() -> None:
 def test_importing_is_light() -> None:
     code = "import sys, poetopt.frontends; sys.exit('onnx' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+PEAK = """
+import sys
+import onnx
+from poetopt.frontends import load
+
+def high_water():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+load("mlp")  # whatever is imported, is now
+before = high_water()
+load(onnx.load(sys.argv[2]) if sys.argv[1] == "memory" else sys.argv[2])
+print(high_water() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks of memory are read from /proc")
+@pytest.mark.parametrize("source", ["memory", "file"])
+def test_large_weights_are_not_copied_about(source: str, tmp_path: Path) -> None:
+    """There is what was parsed and, before it, the file's bytes, and after it the graph's own values."""
+    weight = floats(4_000, 4_000)
+    path = tmp_path / "m.onnx"
+    onnx.save(
+        model_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"x": (2, 4_000)}, ["y"], {"w": weight}), path
+    )
+    command = [sys.executable, "-c", PEAK, source, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2.5 * weight.nbytes
+
+
+def test_a_model_in_memory_stays_as_it_was() -> None:
+    given = zoo.build("lenet")
+    before = given.SerializeToString(deterministic=True)
+    assert isinstance(load(given), Graph)
+    assert given.SerializeToString(deterministic=True) == before
