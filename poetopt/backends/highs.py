@@ -24,6 +24,7 @@ from poetopt.backends.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.highs_pool import Places, RowPool
 from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import basic_rows, compressed
+from poetopt.backends.highs_scheduler import run
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
@@ -349,7 +350,7 @@ class HighsSession(MatrixSession):
 
         def work() -> None:
             stop.clear()  # not before: one that was left behind has to see it
-            solver.run()
+            run(solver)
 
         return _attendant.run(work, stop.set, deadline)
 

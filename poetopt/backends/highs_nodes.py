@@ -15,6 +15,7 @@ from poetopt.backends.highs_interrupt import SEARCH, Interrupt
 from poetopt.backends.highs_pool import Places, RowPool
 from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import HighsRows, compressed
+from poetopt.backends.highs_scheduler import run
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solver import Point
@@ -226,7 +227,7 @@ class HighsNodes:
 
         solver.cbMipImprovingSolution += improving
         stop.attach(solver, SEARCH)
-        solver.run()
+        run(solver)
         if stop.is_set():
             raise StoppedError
         info, status = solver.getInfo(), solver.getModelStatus()
@@ -313,13 +314,13 @@ class HighsNodes:
         self._append()
         solver.setOptionValue("simplex_iteration_limit", iterations)
         solver.setOptionValue("objective_bound", self._scaled(cutoff))
-        solver.run()
+        run(solver)
         if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
             # What it knows of that basis leaves a reduced cost of the wrong sign; from the basis alone it comes right.
             ended = solver.getBasis()
             solver.clearSolver()
             solver.setBasis(ended)
-            solver.run()
+            run(solver)
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInterrupt:
             raise StoppedError

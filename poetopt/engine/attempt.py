@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.model_search import ModelSearch
@@ -26,16 +27,20 @@ TARGET = 1e4
 """What the objective is scaled to: solvers' tolerances are absolute."""
 
 
-def search_scope(run: Run, chosen: Formulation, scope: str, inner: Proof | None, patience: float = 0.0) -> Proof:
+def search_scope(
+    run: Run, chosen: Formulation, scope: str, inner: Proof | None, patience: float = 0.0, ahead: str = ""
+) -> Proof:
     """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans.
 
     inner
         What was proven of a scope inside of it, if anything: only what lies beyond is then searched.
     patience
         Share of the time then left that may go into leaving out refused schedules one by one.
+    ahead
+        A deeper scope to look at for schedules, where much is open in this one.
     """
     run.scope = scope_name(scope)
-    exact = _attempt(run, chosen, scope, inner, Tighter())
+    exact = _attempt(run, chosen, scope, inner, Tighter(), ahead=ahead)
     overlaps = run.problem.dma and run.options.paging and run.options.deadline_model is not DeadlineModel.PAPER
     steps = Tightening(run.options.ram_bytes, overlaps=overlaps)
     late = run.incumbent.makespan_excess_s is not None
@@ -79,7 +84,13 @@ def _patient(run: Run, chosen: Formulation, scope: str, inner: Proof | None, bef
 
 
 def _attempt(
-    run: Run, chosen: Formulation, scope: str, inner: Proof | None, tighter: Tighter, patient: bool = False
+    run: Run,
+    chosen: Formulation,
+    scope: str,
+    inner: Proof | None,
+    tighter: Tighter,
+    patient: bool = False,
+    ahead: str = "",
 ) -> Ending:
     """Build and search one model, which is `tighter` than what was asked."""
     exact = tighter.exact
@@ -94,17 +105,16 @@ def _attempt(
             beyond = chosen.beyond(model, inner.asked, inner.sources)
         if inner is not None and beyond is not None and not beyond.variables:
             return _nothing_beyond(run, inner)
-        baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
-        scale = TARGET / (run.incumbent.value or baseline or 1.0)
         try:
-            session = session_of(model, options, scale=scale)
+            session = session_of(model, options, scale=_scale(run, chosen))
         except InfeasibleError:
             return Ending.INFEASIBLE
     rare = False
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
-        rare = not inner.infeasible and chosen.depth(inner.asked) >= SETTLED_DEPTH
-    search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare)
+        rare = not inner.infeasible and not inner.outdone and chosen.depth(inner.asked) >= SETTLED_DEPTH
+    look = partial(_look, run, chosen, ahead) if ahead else None
+    search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare, look)
     try:
         ending = search.search()
     finally:
@@ -114,6 +124,23 @@ def _attempt(
     if ending is Ending.INFEASIBLE and inner is not None and beyond is not None:
         return _nothing_beyond(run, inner)
     return ending
+
+
+def _look(run: Run, chosen: Formulation, scope: str) -> None:
+    """Cut the relaxation of a scope for the schedules that it leads to."""
+    with run.timed("build"):
+        model = model_of(chosen, run.problem, run.options, scope)
+        try:
+            session = session_of(model, run.options, scale=_scale(run, chosen))
+        except InfeasibleError:
+            return
+    ModelSearch(run, chosen, model, session, None, exact=False, patient=False).look()
+
+
+def _scale(run: Run, chosen: Formulation) -> float:
+    """What the objective is multiplied by."""
+    baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
+    return TARGET / (run.incumbent.value or baseline or 1.0)
 
 
 def _nothing_beyond(run: Run, inner: Proof) -> Ending:

@@ -12,7 +12,7 @@ from poetopt.engine.least import SEARCH_S, remedies
 from poetopt.engine.limits import impossible
 from poetopt.engine.lookout import Lookout, Sighting, graded
 from poetopt.engine.objective import objective_of
-from poetopt.engine.proof import Proof
+from poetopt.engine.proof import Proof, outdone
 from poetopt.engine.run import Run
 from poetopt.engine.scopes import first_scope, through_scopes
 from poetopt.engine.solution import Listener, Options, Solution, Status
@@ -166,6 +166,7 @@ def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
         plan=None if best is None else best.plan,
         simulation=None if best is None else best.simulation,
         overhead_bound_j=bound_j,
+        outdone=best is not None and outdone(best.value, run.bound),
         objective=objective,
         arena_bytes=None if best is None else best.arena_bytes,
         store_all_peak_bytes=store_all_peak,

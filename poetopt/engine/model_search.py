@@ -7,6 +7,7 @@ a point. Whatever it finds counts only after simulation.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ IMPROVE_SHARE = 0.3
 """Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
 CUTOFF_MARGIN = 1e-7
 """Solutions have to be better than the best one by this fraction."""
+AHEAD_GAP, AHEAD_S, AHEAD_SHARE = 0.01, 1.5, 0.1
+"""Where more than this is open after cutting that took so many seconds, with its replays, the search is dear: a deeper
+scope's relaxation is looked at first, which may take this share of the remaining time, and as much for replays."""
 LATE = 3
 """Searches whose best point is late before the model is tightened: rows alone don't tell what the planner can order."""
 
@@ -46,6 +50,8 @@ class ModelSearch:
         Whether a schedule that layout or clock refuse is left out, and the search goes on.
     rare
         Whether a better schedule than the best is hardly to be found here: all that is done is to prove it.
+    ahead
+        Looks at a deeper scope, where better schedules may be: one that is better than anything here ends the search.
     """
 
     run: Run
@@ -56,20 +62,45 @@ class ModelSearch:
     exact: bool
     patient: bool
     rare: bool = False
+    ahead: Callable[[], None] | None = None
     tree: Beside | None = None
     """What grows beside the integer search, where the model is what was asked."""
     whole_s: float = 0.0
     """How long the relaxation took that was solved as a whole."""
+    relaxed: PointLike | None = None
+    """The point to which it came."""
 
     def search(self) -> Ending:
         """Cut, search, simulate, repeat. Says how it ended."""
+        run, begin = self.run, time.monotonic()
+        if self._cut(CUT_SHARE):
+            return Ending.INFEASIBLE
+        dear = time.monotonic() - begin > AHEAD_S and not run.closed(AHEAD_GAP)
+        if self.ahead is not None and dear and self.exact and not self.patient and not self.rare:
+            self.ahead()
+        if self._closed():
+            return Ending.FINISHED
+        if not self.exact or self.patient:
+            return self._whole()
+        with Beside(run, self.chosen, self.model, self.session, self.relaxed, self.rare) as self.tree:
+            ending = self._whole()
+        return Ending.INFEASIBLE if self.tree.infeasible else ending
+
+    def look(self) -> None:
+        """Cut for a moment, for the schedules that its points lead to; nothing is proven."""
+        self._cut((AHEAD_SHARE, AHEAD_SHARE))
+
+    def _cut(self, share: tuple[float, float]) -> bool:
+        """Cut the relaxation, and replay its points. Says whether it is infeasible.
+
+        share
+            Of the remaining time: see `CUT_SHARE`.
+        """
         run, session = self.run, self.session
         guide = Guide(run, self.chosen, self.model)
-        relaxed: PointLike | None = None
 
         def seen(point: PointLike) -> None:
-            nonlocal relaxed
-            relaxed = point
+            self.relaxed = point
             guide.follow_some(point)
             guide.perturb(point)
 
@@ -82,27 +113,19 @@ class ModelSearch:
                 self.chosen,
                 self.model,
                 session,
-                until=now + CUT_SHARE[0] * remaining_s,
-                latest=now + CUT_SHARE[1] * remaining_s,
+                until=now + share[0] * remaining_s,
+                latest=now + share[1] * remaining_s,
                 overhead_j=run.incumbent.value,
                 on_bound=self._relaxed,
                 on_point=seen,
                 solving=guide.solving,
             )
         run.pool = [(row.block, row.key) for row in session.binding if row.key is not None]
-        if cutting.infeasible:
-            return Ending.INFEASIBLE
         self.whole_s = cutting.whole_s
-        if not self._closed() and not self.rare:
+        if not cutting.infeasible and not self._closed() and not self.rare:
             with run.timed("replays"):
                 guide.dwell(time.monotonic() - now)
-        if self._closed():
-            return Ending.FINISHED
-        if not self.exact or self.patient:
-            return self._whole()
-        with Beside(run, self.chosen, self.model, session, relaxed, self.rare) as self.tree:
-            ending = self._whole()
-        return Ending.INFEASIBLE if self.tree.infeasible else ending
+        return cutting.infeasible
 
     @property
     def sources(self) -> frozenset[str]:

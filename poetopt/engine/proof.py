@@ -9,6 +9,15 @@ NEARLY = 0.005
 """Where no more than this is open, a deeper scope is worth more than the rest of the proof."""
 
 
+BEYOND = 1e-6
+"""A plan is better than anything in a scope where it is below its bound by this share of it."""
+
+
+def outdone(value: float, bound: float) -> bool:
+    """Whether no schedule of a scope with this bound is as good as a plan of this value."""
+    return value < bound * (1 - BEYOND)
+
+
 class Ending(Enum):
     """How the search of one model ended."""
 
@@ -47,6 +56,11 @@ class Proof:
     finished: bool = False
     note: str = ""
     sources: frozenset[str] = frozenset()
+
+    @property
+    def outdone(self) -> bool:
+        """Whether the plan is better than anything in the scope, so that it lies outside."""
+        return self.value is not None and outdone(self.value, self.bound)
 
     @property
     def gap(self) -> float:

@@ -104,7 +104,9 @@ class Run:
 
     def say(self, phase: str) -> None:
         unit = self.chosen.goal.unit
-        progress = Progress(self.elapsed_s, phase, self.scope, self.incumbent.value, self.bound, unit)
+        value = self.incumbent.value
+        bound = self.bound if value is None else min(self.bound, value)  # a plan may lie outside of the scope
+        progress = Progress(self.elapsed_s, phase, self.scope, value, bound, unit)
         self.trace.append(progress)
         if self.listener is not None:
             self.listener(progress)

@@ -20,6 +20,8 @@ WARM_UP = (4, 8)
 DEPTHS, up to DEEPEST, follow while each pays, leaves no more than WARM_UP_GAP open, and takes no more than
 WARM_UP_TIME."""
 DEEPEST = 12
+AHEAD = {"depth:8": "depth:12"}
+"""Where schedules are looked for beyond a scope of which much is open."""
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
 DEEPER_SHARE = (0.25, 0.55)
@@ -85,7 +87,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         inner = last if last is not None and (last.closed or last.infeasible) else None
         try:
             patience = 0.0 if warm_up else PATIENCE if automatic else 1.0
-            last = search_scope(run, chosen, scope, inner, patience)
+            last = search_scope(run, chosen, scope, inner, patience, _ahead(run, chosen, scope))
         except KeyboardInterrupt:
             run.interrupt()
             return _interrupted(run, scope, last)
@@ -93,7 +95,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         paid = (
             before is not None
             and last.value is not None
-            and (before - last.value > run.options.gap * max(last.value, 1e-300))
+            and (last.outdone or before - last.value > run.options.gap * max(last.value, 1e-300))
         )
         if not automatic:
             continue
@@ -115,6 +117,13 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     if automatic and run.incumbent.best is None and not last.infeasible and run.remaining_s > 1.0:
         last = search_scope(run, chosen, last.asked, None, 1.0)
     return claim(proven, nearly, last, run.options.gap)
+
+
+def _ahead(run: Run, chosen: Formulation, scope: str) -> str:
+    """The scope to look at for schedules, from this one on; empty where that doesn't pay."""
+    pays = chosen.leaning is not None and chosen.plans_count and run.options.remat
+    # One thread's work is the same every time, and a look ends by the clock.
+    return AHEAD.get(scope, "") if pays and run.options.threads != 1 else ""
 
 
 def _interrupted(run: Run, scope: str, last: Proof | None) -> Proof:

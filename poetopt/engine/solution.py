@@ -165,6 +165,8 @@ class Solution:
     overhead_bound_j
         No schedule in the scope has less overhead; 0 where nothing better is known. None if infeasible, and where
         something else was minimised.
+    outdone
+        Whether the plan is better than anything in the scope, so that it lies outside; the bound is then its own value.
     objective
         What was minimised instead of the energy that the simulator counts; gaps are then of it. None: that energy.
     least_ram_bytes, least_deadline_s
@@ -189,6 +191,7 @@ class Solution:
     plan: Plan | None = None
     simulation: Simulation | None = None
     overhead_bound_j: float | None = None
+    outdone: bool = False
     objective: Objective | None = None
     arena_bytes: int | None = None
     store_all_peak_bytes: int = 0

@@ -52,6 +52,8 @@ def proof_words(solution: Solution) -> str:
     if gap is None:
         return f"no bound on what {space} could save"
     space += "" if solution.order is None else ", in the order of operators used"
+    if solution.outdone:
+        return f"better than all {space.removeprefix('all ')}, by proof"
     if solution.status is Status.OPTIMAL:
         return f"optimal among {space}"
     what = "overhead" if solution.objective is None else f"{solution.objective.name} above one pass"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,15 @@ def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path:
     closed = answer["overhead_bound_j"] >= answer["overhead_j"] * (1 - 1e-6)
     assert answer["status"] in (("optimal",) if closed else ("feasible", "within-gap"))
     assert "Traceback" not in err
+
+
+@every_backend
+def test_each_solve_may_have_another_number_of_threads(name: str) -> None:
+    problem, ram_bytes = random_tight(random.Random(5), operators=9, training=True)
+    options = Options(ram_bytes=ram_bytes, scope="depth:1", gap=0.0, backend=installed(name))
+    found = [solve(problem, replace(options, threads=threads)) for threads in (1, 2, 0, 1)]
+    assert [solution.status for solution in found] == [Status.OPTIMAL] * 4
+    assert len({solution.overhead_bound_j for solution in found}) == 1
 
 
 @every_backend

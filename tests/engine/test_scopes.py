@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
+from poetopt.engine import model_search, scopes
+from poetopt.engine.loop import solve
+from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scopes import claim
-from poetopt.engine.solution import Options
+from poetopt.engine.solution import Options, Solution, Status
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Plan
+from poetopt.problem import Problem
+from poetopt.report.words import proof_words
 from poetopt.schedule import Schedule
-from tests.problems import random_problem
+from tests.problems import random_problem, random_tight
 
 
 def proof(depth: int, bound: float, value: float | None, gap: float = 1e-3) -> Proof:
@@ -56,3 +66,53 @@ def test_what_is_nearly_proven_is_claimed_unless_something_better_was_found_deep
     assert (better.scope, better.value) == ("depth<=8", 8.0)
     assert claim(None, nearly, nearly, 1e-3) == nearly
     assert replace(found, note="") == nearly
+
+
+def deeper_pays() -> Iterator[tuple[Problem, Solution, Plan, float]]:
+    """Problems with the best schedule of chains of 1, and the plan and overhead of a better one of any length."""
+    rng = random.Random(5)
+    for _ in range(60):
+        problem, ram_bytes = random_tight(rng, operators=9, training=True)
+        options = Options(ram_bytes=ram_bytes, scope="depth:1", gap=0.0, time_limit_s=30.0)
+        shallow, deep = solve(problem, options), solve(problem, replace(options, scope="forward"))
+        if shallow.status is not Status.OPTIMAL or shallow.outdone:
+            continue
+        assert shallow.simulation is not None
+        assert deep.plan is not None
+        assert deep.simulation is not None
+        if deep.simulation.overhead_j < 0.999 * shallow.simulation.overhead_j:
+            yield problem, shallow, deep.plan, deep.simulation.overhead_j
+
+
+def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
+    problem, shallow, plan, overhead_j = next(deeper_pays())
+    assert proof_words(shallow).startswith("optimal among schedules whose recomputation chains have at most 1 operator")
+    found = solve(problem, shallow.options, starts=[schedule_of(plan)])
+    assert found.status is Status.OPTIMAL
+    assert found.outdone
+    assert found.simulation is not None
+    assert found.overhead_bound_j == found.simulation.overhead_j == overhead_j
+    assert proof_words(found).startswith("better than all schedules whose recomputation chains have at most 1 operator")
+
+
+def test_a_look_at_a_deeper_scope_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scopes, "AHEAD", {"depth:1": "depth:8"})
+    monkeypatch.setattr(model_search, "AHEAD_S", -1.0)
+    monkeypatch.setattr(model_search, "AHEAD_GAP", 0.0)
+    seen: list[str] = []
+
+    def look(self: ModelSearch) -> None:
+        before = self.run.bound
+        whole(self)
+        assert self.run.bound == before
+        seen.append(self.run.scope)
+
+    whole = ModelSearch.look
+    monkeypatch.setattr(ModelSearch, "look", look)
+    for problem, shallow, _, overhead_j in deeper_pays():
+        found = solve(problem, shallow.options)
+        assert found.status is Status.OPTIMAL
+        assert found.simulation is not None
+        assert shallow.simulation is not None
+        assert overhead_j - 1e-9 <= found.simulation.overhead_j <= shallow.simulation.overhead_j + 1e-9
+    assert "depth<=1" in seen
