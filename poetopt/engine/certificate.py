@@ -144,18 +144,16 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
             raise PoetError(f"the cut's path goes from '{problem.tensors[earlier].name}' to no reader of it")
     allowed: set[int] = set()
     first = problem.tensors[path[-1]].producer
-    for x, (j, t) in enumerate(zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)):
-        if j == first and s < t <= b:
-            allowed.add(id(model.recompute.r[x]))
-    on_path = dict(zip(path, by_page, strict=True))
-    for e, i in enumerate(space.point_tensor.tolist()):
-        if i not in on_path:
-            continue
-        if int(space.point_previous[e]) <= s < int(space.point_stage[e]):
-            allowed.add(id(model.residency.k[e]))
-        if on_path[i] and space.page_index[e] >= 0 and s < int(space.point_stage[e]) <= b:
-            allowed.add(id(model.paging.p[int(space.page_index[e])]))
-    for i, paged in on_path.items():
+    for t in range(s + 1, b + 1):
+        if (first, t) in space.recompute_of:
+            allowed.add(id(model.recompute.r[space.recompute_of[first, t]]))
+    for i, paged in zip(path, by_page, strict=True):
+        for e in range(*space.tensor_range[i]):
+            stage = int(space.point_stage[e])
+            if int(space.point_previous[e]) <= s < stage:
+                allowed.add(id(model.residency.k[e]))
+            if paged and space.page_index[e] >= 0 and s < stage <= b:
+                allowed.add(id(model.paging.p[int(space.page_index[e])]))
         if not paged and space.paging and i in model.paging.o_index:
             allowed.add(id(model.paging.o[model.paging.o_index[i]]))
     # every term that the proof needs must stand in the row, with a coefficient of at least one
