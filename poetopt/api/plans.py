@@ -82,7 +82,8 @@ def execute(
     data
         A batch: arrays by input name, or an `.npz` file of them. By default a random one, drawn with `seed`.
     dump
-        Where to write the batch, the loss and the gradients, as `.npz`.
+        Where to write the batch, the loss and the gradients, as `.npz`; a model with a tensor called `loss` has
+        its loss there as in the training graph, `loss.2`.
     workdir
         Where the paging file lies meanwhile; by default the system's temporary folder.
     threads
@@ -121,7 +122,8 @@ def train(
         that is longer along the first axis is a data set, taken in batches in its order and round again. By default
         one random batch, drawn with `seed`.
     dump
-        Where to write `losses`, and parameters and statistics after the last step, as `.npz`.
+        Where to write `losses` (`losses.2` where a parameter is called so), and parameters and statistics after the
+        last step, as `.npz`.
 
     Raises OptionError for numbers that make no sense; else as `execute`.
     """

@@ -42,6 +42,9 @@ def execution_text(plan: Plan, execution: Execution) -> str:
         rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))
     if not math.isfinite(execution.loss):
         rows.append(("note", "the loss is no number: look at the data and the model's parameters"))
+    graph = plan.problem.graph
+    if graph is not None and graph.loss != "loss":
+        rows.append(("note", f"'loss' is called {graph.loss!r} here: the model has a tensor of that name"))
     if execution.bytes_paged:
         text = (
             f"{show_bytes(execution.bytes_paged)} to and from a file in {show_seconds(execution.transfer_s)} of a step"
@@ -84,6 +87,8 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
                 "look at the data, or take a smaller --lr",
             ),
         )
+    if ended.losses_name != "losses":
+        rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {ended.steps} steps of training, lr {ended.lr:g}, momentum {ended.momentum:g}", rows)
 

@@ -96,6 +96,28 @@ def test_missing_plan_and_missing_data(run: Runner, plan: Path, tmp_path: Path) 
     run("run", plan, "--data", tmp_path / "none.npz").assert_one_message("none.npz", code=2)
 
 
+def test_a_model_with_tensors_of_the_names_that_a_dump_has(run: Runner, tmp_path: Path) -> None:
+    """An input called `loss` is in the dump as it was fed, and the dump is a batch again; so for a weight `losses`."""
+    model, plan, first, second = (tmp_path / name for name in ("m.onnx", "p.json", "first.npz", "second.npz"))
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[4,6] loss) => (float[4,3] y) { y = MatMul(loss, losses) }'
+    named = onnx.parser.parse_model(text)
+    named.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 3), np.float32), "losses"))
+    onnx.save(named, model)
+    assert run("solve", model, "--device", "m4", "--ram", "100%", "-o", plan).code == 0
+    ended = run("run", plan, "--dump", first)
+    assert ended.code == 0
+    assert "'loss' is called 'loss.2' here" in ended.out
+    again = run("run", plan, "--data", first, "--dump", second, "--json", "-").document
+    with np.load(first) as one, np.load(second) as two:
+        assert set(one.files) == {"loss", "labels", "loss.2", "losses.grad"}
+        assert one["loss"].shape == (4, 6)
+        assert one["loss.2"] == two["loss.2"] == np.float32(again["loss"])
+    ended = run("run", plan, "--steps", "2", "--lr", "0.1", "--dump", first)
+    assert "'losses' is called 'losses.2' here" in ended.out
+    with np.load(first) as trained:
+        assert (trained["losses"].shape, trained["losses.2"].shape) == ((6, 3), (2,))
+
+
 def test_a_batch_that_does_not_fit(run: Runner, plan: Path, tmp_path: Path) -> None:
     path = tmp_path / "batch.npz"
     np.savez(path, input=np.zeros((2, 1, 28, 28), np.float32), labels=np.zeros(4, np.int64))

@@ -56,7 +56,8 @@ class Execution(Checks):
     threads, sessions, versions
         Threads of each session, how many distinct ones there were, and the libraries that took part.
     results
-        The loss (as `loss`) and each `<parameter>.grad`, as the scheduled step computed them.
+        The loss and each `<parameter>.grad`, as the scheduled step computed them. The loss is called `loss`, or as in
+        the training graph (`loss.2`) where the model has a tensor of that name.
     batch
         What it was computed from.
     """
@@ -121,7 +122,7 @@ def _plain(value: object) -> object:
 
 
 def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:
-    """Write batch, `loss` and gradients as an `.npz` file, whole or not at all.
+    """Write batch, loss and gradients as an `.npz` file, whole or not at all.
 
     Raises `OutputError` where that can't be done.
     """

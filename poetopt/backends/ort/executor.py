@@ -228,7 +228,7 @@ def _execution(
     sessions: int,
 ) -> Execution:
     arena = arena_bytes(plan)
-    results = {"loss": mine[graph.loss]} | {f"{name}.grad": mine[made] for name, made in graph.gradients.items()}
+    results = {graph.loss: mine[graph.loss]} | {f"{name}.grad": mine[made] for name, made in graph.gradients.items()}
     return Execution(
         bit_identical=comparison.identical,
         different=comparison.different,

@@ -97,6 +97,12 @@ class TrainingRun(Checks):
     values: Mapping[str, Array] = field(repr=False, compare=False)
 
     @property
+    def losses_name(self) -> str:
+        """What the losses are called beside `values` in a file: `losses`, or `losses.2`, ... where that is a weight."""
+        names = ("losses", *(f"losses.{number}" for number in range(2, len(self.values) + 3)))
+        return next(name for name in names if name not in self.values)
+
+    @property
     def message(self) -> str:
         """What failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
@@ -305,11 +311,11 @@ def train(
 
 
 def save_training(ended: TrainingRun, path: str | os.PathLike[str]) -> None:
-    """Write `losses`, and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
+    """Write the losses (as `ended.losses_name`), and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
 
     Raises `OutputError` where that can't be done.
     """
-    save_arrays({"losses": np.array(ended.losses), **ended.values}, path)
+    save_arrays({ended.losses_name: np.array(ended.losses), **ended.values}, path)
 
 
 def _check_options(steps: int, lr: float, momentum: float) -> None:
