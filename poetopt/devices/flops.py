@@ -23,6 +23,7 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | LayerNormalization | x (7, or 8 with a bias) + 5 a row |
 | RMSNormalization | 4 x + 4 a row |
 | InstanceNormalization, GroupNormalization | 8 x + 5 a row |
+| MeanVarianceNormalization | 6 x + 5 a row |
 | LpNormalization | 3 x |
 | Softmax, LogSoftmax | x (4 + exp), + log a row |
 | SoftmaxCrossEntropyLoss | x (4 + exp) + (log + 2) a label |
@@ -277,6 +278,12 @@ def _rms_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return 4 * x + 4 * math.prod(shape[: _integer(node, "axis", -1) % len(shape) if shape else 0])
 
 
+def _mean_variance(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape, axes = inputs[0], node.attributes.get("axes", (0, 2, 3))
+    gone = {int(axis) % len(shape) for axis in axes} if isinstance(axes, Sequence) and shape else set()
+    return 6 * x + 5 * math.prod(d for axis, d in enumerate(shape) if axis not in gone)
+
+
 def _three_each(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return 3 * x
 
@@ -360,6 +367,7 @@ _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "InstanceNormalization": _group_normalization,
     "GroupNormalization": _group_normalization,
     "RMSNormalization": _rms_normalization,
+    "MeanVarianceNormalization": _mean_variance,
     "LpNormalization": _three_each,
     "RotaryEmbedding": _three_each,
     "Attention": _attention,

@@ -158,6 +158,16 @@ def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | Non
     return (np.stack(sequences, 1), *(np.stack([last[s] for last in lasts]) for s in range(count)))
 
 
+class MeanVarianceNormalization(OpRun):
+    """Replaces the evaluator's own function, whose constants are float32."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, axes: Sequence[int] | None = None) -> tuple[Array]:
+        gone = tuple(axes or (0, 2, 3))
+        return ((x - x.mean(gone, keepdims=True)) / (x.std(gone, keepdims=True) + 1e-9),)
+
+
 class LSTM(OpRun):
     """Replaces the evaluator's own, which has one direction."""
 
@@ -219,4 +229,4 @@ class Resize(OpRun):
 
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GRU, LRN, LSTM, Resize, RNN]
+NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GRU, LRN, LSTM, MeanVarianceNormalization, Resize, RNN]

@@ -101,6 +101,14 @@ def _channel_norm(op: str) -> Drawn:
     return draw_spec
 
 
+def _mean_variance(draw: Draw) -> Spec:
+    dims = tuple(_int(draw, 2, 4) for _ in range(_int(draw, 1, 4)))
+    axes = draw(st.lists(st.integers(-len(dims), len(dims) - 1), min_size=1, unique_by=lambda axis: axis % len(dims)))
+    given = {"axes": axes} if len(dims) < 4 or draw(st.booleans()) else {}
+    # far apart: where the deviation is small, the slope changes within a step
+    return Spec("MeanVarianceNormalization", (100 * distinct(*dims),), attributes=given)
+
+
 def _lrn(draw: Draw) -> Spec:
     settings = {"size": draw(st.sampled_from([1, 3, 5])), "alpha": 0.3, "beta": 0.7, "bias": 1.5}
     return Spec("LRN", (normal(_int(draw, 1, 2), _int(draw, 1, 6), 2, 2),), attributes=settings)
@@ -190,6 +198,7 @@ NETWORKS: dict[str, Drawn] = {
     **{op: _pool(op) for op in ("MaxPool", "AveragePool")},
     **{op: _global(op) for op in ("GlobalAveragePool", "GlobalMaxPool")},
     **{op: _row_norm(op) for op in ("LayerNormalization", "RMSNormalization")},
+    "MeanVarianceNormalization": _mean_variance,
     **{op: _channel_norm(op) for op in ("InstanceNormalization", "GroupNormalization")},
     **{op: _loss(op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
     "BatchNormalization": _batch_norm, "LRN": _lrn, "Dropout": _dropout, "Resize": _resize, "Einsum": _einsum,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.autodiff.random_networks import NETWORKS
-from tests.autodiff.specs import Spec, distinct, ints, normal, positive
+from tests.autodiff.specs import Spec, distinct, ints, normal, positive, whole
 
 Array = NDArray[Any]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -83,6 +83,12 @@ def _several(count: int, values: Callable[..., Array] = normal) -> Callable[[str
         return draw_spec
 
     return of
+
+
+def _mod(draw: Draw) -> Spec:
+    dividend, divisor = draw(st.permutations(_broadcast(draw, 2)))
+    by = np.random.default_rng(seed(draw)).choice([-4.0, -2.0, -1.0, 1.0, 2.0, 4.0], divisor)
+    return Spec("Mod", (whole(*dividend, seed=seed(draw)), np.asarray(by)), (0, 1), attributes={"fmod": 1})
 
 
 def _extreme(op: str) -> Drawn:
@@ -305,6 +311,8 @@ RANDOM: dict[str, Drawn] = {
     **{op: _unary(alpha=(0.1, 1.5))(op) for op in ("Celu", "Elu", "Swish")},
     "LeakyRelu": _unary(alpha=(-0.5, 0.5))("LeakyRelu"),
     "ThresholdedRelu": _unary(distinct, alpha=(-0.5, 0.5))("ThresholdedRelu"),
+    "Shrink": _unary(distinct, lambd=(0.0, 0.5), bias=(-0.5, 0.5))("Shrink"),
+    "Mod": _mod,
     "HardSigmoid": _unary(grid, alpha=(0.1, 0.3), beta=(0.4, 0.6))("HardSigmoid"),
     **{op: _several(2)(op) for op in ("Add", "Sub", "Mul")},
     "Div": _several(2, positive)("Div"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.autodiff.specs import Spec, distinct, ints, normal, positive
+from tests.autodiff.specs import Spec, distinct, ints, normal, positive, whole
 
 
 def _f() -> Any:
@@ -131,6 +131,10 @@ ROWS: tuple[Spec, ...] = (
     Spec("LpNormalization", (normal(3, 4),), torch=lambda x: _f().normalize(x, 2, 1), attributes={"p": 2}),
     Spec("LpNormalization", (normal(3, 4, 2),), torch=lambda x: _f().normalize(x, 1, 1),
          attributes={"p": 1, "axis": 1}, label="p1"),
+    Spec("MeanVarianceNormalization", (normal(2, 3, 4, 2),),
+         torch=lambda x: (x - x.mean((0, 2, 3), True)) / x.std((0, 2, 3), False, keepdim=True)),
+    Spec("MeanVarianceNormalization", (normal(4, 5),), label="axes", attributes={"axes": [-1]},
+         torch=lambda x: (x - x.mean(1, True)) / x.std(1, False, keepdim=True)),
     Spec("LRN", (normal(2, 7, 3, 2),), torch=lambda x: _f().local_response_norm(x, 3, 0.3, 0.7, 1.5),
          attributes={"size": 3, "alpha": 0.3, "beta": 0.7, "bias": 1.5}),
     # reductions
@@ -264,6 +268,12 @@ ROWS: tuple[Spec, ...] = (
     Spec("Acosh", (1 + positive(3, 4),), torch=lambda x: x.acosh()),
     Spec("Softsign", (normal(3, 4),), torch=lambda x: _f().softsign(x)),
     Spec("ThresholdedRelu", (2 * normal(4, 5) + 0.01,), torch=lambda x: x * (x > 0.7), attributes={"alpha": 0.7}),
+    Spec("Shrink", (normal(4, 5),), torch=lambda x: _f().hardshrink(x, 0.3), attributes={"lambd": 0.3}),
+    Spec("Shrink", (normal(4, 5),), torch=lambda x: _f().softshrink(x, 0.4), label="soft",
+         attributes={"lambd": 0.4, "bias": 0.4}),
+    Spec("Mod", (whole(2, 3, 4), np.array([1.0, -2.0, 4.0, -1.0])), (0, 1), lambda a, b: _t().fmod(a, b), {"fmod": 1}),
+    Spec("Mod", (whole(4), np.array([[4.0], [-2.0]])), (1,), lambda a, b: _t().fmod(a, b), {"fmod": 1},
+         label="divisor"),
     Spec("Celu", (normal(3, 4),), torch=lambda x: _f().celu(x, 0.7), attributes={"alpha": 0.7}),
     Spec("Swish", (normal(3, 4),), torch=lambda x: x * (1.5 * x).sigmoid(), attributes={"alpha": 1.5}, opset=24),
     Spec("Mean", (normal(2, 3), normal(3), normal(2, 1)), (0, 1, 2), lambda a, b, c: (a + b + c) / 3),

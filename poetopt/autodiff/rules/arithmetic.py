@@ -50,6 +50,23 @@ def div(op: Primal, cotangents: Cotangents) -> Gradients:
     return da, db
 
 
+@register_vjp("Mod", since=10)
+def mod(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With Y = A - N B, N the whole part of A / B: dA = dY, dB = -dY N.
+
+    N is (A - Y) / B, rounded: the whole part of the quotient itself would err where that is next to an integer, and
+    this holds however the remainder's sign is chosen (`fmod`). Reads A and B, and Y where it is kept anyway.
+    """
+    dy = op.only(cotangents)
+    db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        a, b = op.input(0), op.input(1)
+        y = op.y if op.builder.kept(op.y) else k.node("Mod", [a, b], op.y.shape, op.y.dtype, **dict(op.node.attributes))
+        db = k.mul(dy, k.unary("Round", k.div(k.sub(y, a), b)))
+    return dy, db
+
+
 @register_vjp("Neg", since=6)
 def neg(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = -dY."""

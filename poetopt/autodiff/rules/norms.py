@@ -1,4 +1,4 @@
-"""LpNormalization and LRN."""
+"""LpNormalization, MeanVarianceNormalization and LRN."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import numpy as np
 
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.pieces import sign
+from poetopt.autodiff.vocabulary import normalized
 
 TINY = float(np.finfo(np.float32).tiny)
+
+MEAN_VARIANCE_AXES = (0, 2, 3)
+MEAN_VARIANCE_EPSILON = 1e-9
+"""Both as the operator's definition has them; the latter is added to the standard deviation, not to the variance."""
 
 
 @register_vjp("LpNormalization", since=1)
@@ -29,6 +34,25 @@ def lp_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     total = k.reduce_sum(k.mul(dy, y), [axis])
     slope = k.mul(sign(k, x) if first else y, total)
     return (k.div(k.sub(dy, slope), norm),)
+
+
+@register_vjp("MeanVarianceNormalization", since=9)
+def mean_variance(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With D the standard deviation over the axes and Y = (X - mean(X)) / D: dX = (dY - mean(dY) - Y mean(dY Y)) / D.
+
+    Reads X, and Y where it is kept anyway; three temporaries of X's size.
+    """
+    dy, x = op.only(cotangents), op.x
+    axes = normalized(op.attr_ints("axes") or MEAN_VARIANCE_AXES, len(x.shape))
+    share = 1.0 / max(math.prod(x.shape[axis] for axis in axes), 1)
+    k = op.emit("grad_input")
+    centred = k.sub(x, k.mul(k.reduce_sum(x, axes), share))
+    variance = k.mul(k.reduce_sum(k.mul(centred, centred), axes), share)
+    deviation = k.add(k.unary("Sqrt", variance), k.graph.scalar(MEAN_VARIANCE_EPSILON, x.dtype))
+    y = op.y if op.builder.kept(op.y) else k.div(centred, deviation)
+    tilted = k.mul(k.reduce_sum(k.mul(dy, y), axes), share)
+    plain = k.mul(k.reduce_sum(dy, axes), share)
+    return (k.div(k.sub(k.sub(dy, plain), k.mul(y, tilted)), deviation),)
 
 
 @register_vjp("LRN", since=1)

@@ -311,9 +311,9 @@ def train(
 
 
 def save_training(ended: TrainingRun, path: str | os.PathLike[str]) -> None:
-    """Write the losses (as `ended.losses_name`), and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
+    """Write the losses, and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
 
-    Raises `OutputError` where that can't be done.
+    The losses are called `ended.losses_name`. Raises `OutputError` where that can't be done.
     """
     save_arrays({ended.losses_name: np.array(ended.losses), **ended.values}, path)
 
