@@ -21,6 +21,8 @@ from poetopt.errors import ModelError
 from poetopt.graph import Operator, Role, TrainingGraph
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
+_FEW_KERNELS = ("bfloat16", "float64")
+
 PARTS: Mapping[Role, str] = {
     Role.PARAMETER: "parameters",
     Role.PARAMETER_GRADIENT: "gradients",
@@ -115,7 +117,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
         graph=graph,
         model_ref=graph.source,
         model_hash=graph.content_hash,
-        notes=storage_notes(device, tensors),
+        notes=(*storage_notes(device, tensors), *type_notes(graph)),
     )
 
 
@@ -136,6 +138,23 @@ def storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str
             "schedules write out only what fits",
         )
     return ()
+
+
+def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
+    """That operators compute in types for which onnxruntime leaves out kernels of the CPU, in words.
+
+    Costs and schedules are right all the same. Which kernels there are differs between versions, so `run` finds out.
+    """
+    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in _FEW_KERNELS}
+    for operator in graph.operators:
+        for name in operator.outputs if not operator.backward and not operator.view else ():
+            kinds.get(graph.tensors[name].dtype, {})[operator.kind] = None
+    return tuple(
+        f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
+        "no kernels for them on the CPU, and then `run` can't execute the plan; export the model in float32 for that"
+        for dtype, found in kinds.items()
+        if found
+    )
 
 
 def _operator(

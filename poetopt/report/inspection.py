@@ -237,7 +237,7 @@ def inspect(
         )
     from poetopt.autodiff import unsupported
     from poetopt.devices import device as device_of
-    from poetopt.devices.cost import resident_breakdown
+    from poetopt.devices.cost import resident_breakdown, type_notes
     from poetopt.frontends.summary import summary
 
     found = device_of(device or SAME_BYTES)
@@ -248,7 +248,7 @@ def inspect(
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     return Inspection(
-        contents={**contents, "notes": list(training.graph.notes)},
+        contents={**contents, "notes": [*training.graph.notes, *type_notes(training.graph)]},
         unsupported=missing,
         loss=training.graph.loss_kind,
         needs=needs(training.cost(found)),

@@ -103,6 +103,23 @@ def test_inspect_names_unsupported_operators_first(run: Runner, tmp_path: Path) 
     assert "total" in {entry["node"] for entry in run("inspect", path, "--json", "-").document["unsupported"]}
 
 
+@pytest.mark.parametrize("dtype", ["float", "float16", "double", "bfloat16"])
+def test_types_that_runtimes_leave_out_are_told(run: Runner, tmp_path: Path, dtype: str) -> None:
+    """`inspect` and `solve` say that `run` may refuse; solving alone is right in every type."""
+    header = '<ir_version: 8, opset_import: ["": 18]> g'
+    model = onnx.parser.parse_model(f"{header} ({dtype}[4,6] x) => ({dtype}[4,3] y) {{ h = MatMul(x, w) y = Relu(h) }}")
+    elem = model.graph.input[0].type.tensor_type.elem_type
+    model.graph.initializer.append(onnx.helper.make_tensor("w", elem, [6, 3], [0.5] * 18))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    name = {"double": "float64", "bfloat16": "bfloat16"}.get(dtype)
+    for command in (("inspect", path), ("solve", path, "--device", "m4", "--ram", "100%", "-o", tmp_path / "p.json")):
+        ended = run(*command)
+        assert ended.code == 0
+        assert ended.out.count("onnxruntime may") == bool(name)
+        assert f"operators in {name} (MatMul, Relu" in ended.out or not name
+
+
 def test_inspect_of_a_problem_file(run: Runner, problem: Path) -> None:
     document = run("inspect", problem, "--json", "-").document
     assert document["training"]["ram_bound_bytes"] == 3000
