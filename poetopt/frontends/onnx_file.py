@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import ModelError
-from poetopt.frontends import slices
+from poetopt.frontends import expanded, finite, slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
@@ -99,6 +99,8 @@ def load_onnx(
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     if not origin.parameters:
         notes += slices.note(trained)
+    notes += expanded.note(draft, trained, {shape[0] for _, shape in fixed.types.values() if shape})
+    notes += finite.note(trained)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
     if draft.folded:
