@@ -64,6 +64,7 @@ _ONE_OF: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "LpNormalization": {"p": (1, 2)},
     "LSTM": {"input_forget": (0, 1), "layout": (0, 1)},
     "MaxPool": {"storage_order": (0, 1)},
+    "Mod": {"fmod": (0, 1)},
     "Resize": {"antialias": (0, 1), "exclude_outside": (0, 1)},
     "RNN": {"layout": (0, 1)},
 }

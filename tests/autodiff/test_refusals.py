@@ -53,6 +53,13 @@ def test_clipping_and_other_activations_have_no_rule() -> None:
     assert differentiate(usual, loss="mse").gradients
 
 
+def test_a_remainder_of_floats_has_the_sign_of_the_dividend() -> None:
+    """The other kind is for integers alone; onnxruntime fails when it runs one of floats."""
+    model = graph("h = MatMul(x, w)\ny = Mod(h, x)", {"x": [3, 3]}, {"w": np.ones((3, 3), np.float32)}, ["y"])
+    with pytest.raises(ModelError, match=r"\(Mod, opset \d+\): .* fmod = 1 alone"):
+        differentiate(model)
+
+
 def test_lengths_of_another_batch_are_refused() -> None:
     lengths = {"n": np.array([3, 2], np.int32)}
     with pytest.raises(ModelError, match=r"LSTM.*input 4 has the shape \[2\], which should be \[1\]"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import ModelError
 
 
 @register_vjp("Add", since=7)
@@ -54,10 +55,12 @@ def div(op: Primal, cotangents: Cotangents) -> Gradients:
 def mod(op: Primal, cotangents: Cotangents) -> Gradients:
     """With Y = A - N B, N the whole part of A / B: dA = dY, dB = -dY N.
 
-    N is (A - Y) / B, rounded: the whole part of the quotient itself would err where that is next to an integer, and
-    this holds however the remainder's sign is chosen (`fmod`). Reads A and B, and Y where it is kept anyway.
+    N is (A - Y) / B, rounded: the whole part of the quotient itself would err where that is next to an integer.
+    Reads A and B, and Y where it is kept anyway.
     """
     dy = op.only(cotangents)
+    if not op.attr_int("fmod", 0):
+        raise ModelError(f"{op.where}: ONNX has the remainder of floats with fmod = 1 alone; export the model with it")
     db = None
     if op.need(1):
         k = op.emit("grad_input")
