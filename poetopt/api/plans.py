@@ -36,36 +36,40 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
     Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
     for one that can't be read.
     """
-    from poetopt.engine.orders.precedence import reordered_like
     from poetopt.plan import codec
 
     shown = os.fspath(path)
+    return codec.load(
+        path, lambda found: _again(shown, found.plan.problem, _model_of(shown, found.plan.problem, model))
+    )
 
-    def again(found: PlanFile) -> Problem:
-        problem = found.plan.problem
-        reference = _model_of(shown, problem, model)
-        loaded = load(
-            reference, batch=_whole(problem.recipe.get("batch")), train=_patterns(problem.recipe.get("train"))
-        )
-        if isinstance(loaded, TrainingFile):
-            raise PlanError(
-                f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
-            )
-        if loaded.graph.content_hash != problem.model_hash:
-            raise PlanError(
-                f"{reference}: it is not the model that {shown} was made for (its content has changed since); "
-                "solve it again, or say where the right one is with --model FILE"
-            )
-        loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
-        granularity = problem.recipe.get("granularity")
-        training = loaded.differentiate(
-            loss=loss if isinstance(loss, str) else "auto",
-            output=output if isinstance(output, str) else None,
-            granularity=granularity if isinstance(granularity, str) else "operator",
-        )
-        return reordered_like(training.cost(SAME_BYTES), [operator.name for operator in problem.operators])
 
-    return codec.load(path, again)
+def check_model(plan: str | os.PathLike[str], model: str) -> None:
+    """Hold the problem in a plan file against the model that it is for: content hash, operators and tensors.
+
+    model
+        Where that is (see `model_place`): a problem file, too, which `load_plan` refuses.
+
+    What an operator costs isn't compared. Raises as `load_plan`.
+    """
+    from poetopt.plan import codec
+
+    codec.load(plan, lambda found: _again(os.fspath(plan), found.plan.problem, model, to_execute=False))
+
+
+def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:
+    """Where a plan's model is: as given, as the plan says, or beside the plan; None where it isn't there."""
+    from poetopt.frontends import zoo
+
+    if given is not None:
+        return os.fspath(given)
+    reference = problem.model_ref
+    if reference in zoo.names():
+        return reference
+    for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
+        if reference and os.path.exists(place):
+            return place
+    return None
 
 
 def execute(
@@ -145,24 +149,46 @@ def train(
     return ended
 
 
-def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
-    """Where a plan's model is: as given, as the plan says, or beside the plan. Raises PlanError."""
-    from poetopt.frontends import zoo
+def _again(plan: str, problem: Problem, reference: str, *, to_execute: bool = True) -> Problem:
+    """The problem of a plan file, made again of the model in `reference`. Raises PlanError for another model."""
+    from poetopt.engine.orders.precedence import reordered_like
 
+    loaded = load(reference, batch=_whole(problem.recipe.get("batch")), train=_patterns(problem.recipe.get("train")))
+    if isinstance(loaded, TrainingFile) and to_execute:
+        raise PlanError(f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)")
+    content_hash = loaded.file.content_hash if isinstance(loaded, TrainingFile) else loaded.graph.content_hash
+    if content_hash != problem.model_hash:
+        raise PlanError(
+            f"{reference}: it is not the model that {plan} was made for (its content has changed since); "
+            "solve it again, or say where the right one is with --model FILE"
+        )
+    if isinstance(loaded, TrainingFile):
+        again = loaded.cost(next(iter(loaded.file.costs)))  # costs aren't compared
+    else:
+        loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
+        granularity = problem.recipe.get("granularity")
+        training = loaded.differentiate(
+            loss=loss if isinstance(loss, str) else "auto",
+            output=output if isinstance(output, str) else None,
+            granularity=granularity if isinstance(granularity, str) else "operator",
+        )
+        again = training.cost(SAME_BYTES)
+    return reordered_like(again, [operator.name for operator in problem.operators])
+
+
+def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
+    """The model that a plan is executed with. Raises PlanError."""
     if not problem.recipe:
         raise PlanError(
             f"{plan}: the plan of a problem file ({problem.model_ref or problem.name}), with no network to execute; "
             "solve an ONNX model"
         )
-    if given is not None:
-        return os.fspath(given)
-    reference = problem.model_ref
-    if reference in zoo.names():
-        return reference
-    for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
-        if reference and os.path.exists(place):
-            return place
-    raise PlanError(f"{plan}: its model {reference or problem.name!r} is not there; say where with --model FILE")
+    place = model_place(plan, problem, given)
+    if place is None:
+        raise PlanError(
+            f"{plan}: its model {problem.model_ref or problem.name!r} is not there; say where with --model FILE"
+        )
+    return place
 
 
 def _whole(value: object) -> int | None:
