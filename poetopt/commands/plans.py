@@ -60,14 +60,26 @@ def verify(
     plan: PlanArgument,
     bound: Annotated[bool, typer.Option("--bound", help="Prove its bound again, in exact arithmetic.")] = False,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="For the bound.")] = "60s",
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Compare the plan with no model.")] = False,
     json: JsonOption = None,
 ) -> int:
     """Check a plan again, and with --bound its proof, trusting neither the solver nor the file."""
     from poetopt.report.verification import verify as check
     from poetopt.units import parse_time
 
-    check_outputs([plan], {"--json": json})
-    found = check(plan, bound=bound, time_limit_s=parse_time(time_limit, option="--time-limit"))
+    check_outputs([plan, model], {"--json": json})
+    if no_model and model is not None:
+        raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
+    found = check(
+        plan,
+        bound=bound,
+        time_limit_s=parse_time(time_limit, option="--time-limit"),
+        model=model,
+        compare_model=not no_model,
+    )
     write_json(found.to_dict(), json)
     say(str(found), unless=json)
     return 0
