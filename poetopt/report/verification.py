@@ -99,7 +99,7 @@ class Verification:
 
 def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object]) -> list[tuple[str, str]]:
     if found.bound_j > overhead_j * (1 + RELATIVE_TOLERANCE):
-        share = "more than this plan, which is none of them"
+        share = "more than this plan's: it is none of them"
     else:
         share = f"{show_share(found.bound_j / overhead_j) if overhead_j else 'all'} of this plan's"
     without = [word for word, key in (("recomputation", "remat"), ("paging", "paging")) if claimed.get(key) is False]
