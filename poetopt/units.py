@@ -190,6 +190,16 @@ def show_share(fraction: float) -> str:
     return f"{percent:.0e} %"
 
 
+def show_limit(value: float, unit: str, *, up: bool = True) -> str:
+    """A figure that can be asked for: bytes, or six digits of `unit`, rounded to the side where it stays true."""
+    if unit == "B":
+        return f"{math.ceil(value - 1e-6):,} bytes"
+    step = 10.0 ** (math.floor(math.log10(value)) - 5) if value > 0 else 1.0
+    # 0.8 / 1e-6 is a hair above 800,000. What is checked against limits is allowed more than this.
+    digits = math.ceil(value / step - 1e-5) if up else math.floor(value / step)
+    return f"{digits * step:.6g} {unit}"
+
+
 def _prefixed(value: float, unit: str, prefixes: tuple[tuple[str, float], ...]) -> str:
     if value == 0:
         return f"0 {unit}"

@@ -18,6 +18,7 @@ from poetopt.units import (
     parse_time,
     show_bytes,
     show_joules,
+    show_limit,
     show_seconds,
     show_share,
 )
@@ -106,6 +107,19 @@ def test_no_fractions(text: str) -> None:
     ],
 )  # fmt: skip
 def test_figures_for_people(shown: str, text: str) -> None:
+    assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (show_limit(0.04338164, "s"), "0.0433817 s"), (show_limit(0.04338166, "s"), "0.0433817 s"),
+        (show_limit(0.1 + 0.7, "s"), "0.8 s"), (show_limit(0.0433817, "s"), "0.0433817 s"),
+        (show_limit(1.0000001, "J"), "1.00001 J"), (show_limit(1.9999999, "J", up=False), "1.99999 J"),
+        (show_limit(5935.5, "B"), "5,936 bytes"),
+    ],
+)  # fmt: skip
+def test_figures_to_ask_for_are_rounded_to_the_side_where_they_stay_true(shown: str, text: str) -> None:
     assert shown == text
 
 

@@ -13,6 +13,7 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
+from poetopt.units import show_limit
 
 LAYOUTS = 12
 """So many of the cheapest candidates are laid out before the method gives up."""
@@ -86,6 +87,6 @@ def cheapest(
         raise NoScheduleError("its plans keep the budget, but their buffers could not be laid out within it")
     assert fastest is not None
     raise NoScheduleError(
-        f"its plans that keep the budget take {fastest.makespan_s:.6g} s, more than the deadline of "
+        f"its plans that keep the budget take {show_limit(fastest.makespan_s, 's')}, more than the deadline of "
         f"{settings.deadline_s:.6g} s"
     )

@@ -17,6 +17,7 @@ from poetopt.engine.solution import Options
 from poetopt.errors import InfeasibleError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
+from poetopt.units import show_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def pareto(
     if not run.points:
         raise InfeasibleError(
             f"{problem.name} on {problem.device}: no schedule keeps the deadline of {run.settings.deadline_s or 0:.6g} "
-            f"s at any budget (one pass takes {problem.baseline_time_s:.6g} s); give a longer --deadline",
+            f"s at any budget (one pass takes {show_limit(problem.baseline_time_s, 's')}); give a longer --deadline",
             report={"model": problem.name, "device": problem.device, "status": "infeasible", "points": []},
         )
     run.refine(points, time_limit_s)

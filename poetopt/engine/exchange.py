@@ -31,6 +31,7 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Row
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
+from poetopt.units import show_limit
 
 FORMATS = (".mps", ".lp", ".nl")
 DEPTH = "depth:8"
@@ -205,8 +206,8 @@ def _refusal(incumbent: Incumbent) -> str:
         )
     if incumbent.makespan_excess_s is not None:
         return (
-            f"its schedule takes {incumbent.makespan_excess_s:.3g} s more than the deadline; export the model with so "
-            "much less --deadline, and import with the one that you have"
+            f"its schedule takes {show_limit(incumbent.makespan_excess_s, 's')} more than the deadline; export the "
+            "model with so much less --deadline, and import with the one that you have"
         )
     return "the simulator refuses its schedule; check that the options are those of the export"
 

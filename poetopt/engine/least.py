@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Candidate, Incumbent
+from poetopt.engine.limits import hardest_step, taken_bytes
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.formulations import formulation
 from poetopt.plan.storeall import store_all_bytes
@@ -89,7 +90,7 @@ def least_ram(
 ) -> int | None:
     """The smallest budget in bytes at which a schedule was found, at the deadline of `options`; None if there is none.
 
-    It lies between `problem.least_ram_bytes`, which no schedule undercuts, and what ordinary training takes.
+    It lies between what the hardest step needs, which no schedule undercuts, and what ordinary training takes.
 
     search
         What decides where the heuristics give up; without it they are all there is.
@@ -103,14 +104,19 @@ def least_ram(
     chosen = formulation(options.formulation)
     if chosen.impossible(problem) is not None or not chosen.judged:
         return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
-    low, high = problem.least_ram_bytes, store_all_bytes(problem)
+    # The bound is often met exactly, and bisection to a fraction of the budget would end beside it.
+    low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes)
+    high = store_all_bytes(problem)
     enough = until if search is None else _for_heuristics(until)
     high = _bisect(low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen))
     if search is None:
         return high
 
-    def fits(ram_bytes: int) -> bool:
-        return _solved(problem, replace(options, ram_bytes=ram_bytes), search, until).plan is not None
+    def fits(ram_bytes: int) -> int | None:
+        found = _solved(problem, replace(options, ram_bytes=ram_bytes), search, until)
+        if found.simulation is None or found.arena_bytes is None:
+            return None
+        return taken_bytes(options, problem, found.simulation, found.arena_bytes)
 
     # In a hurry little RAM seldom does, and whoever searches for it in vain takes a whole step.
     return _bisect(low, high, fits, low_first=options.deadline_s is None)
@@ -164,17 +170,26 @@ def _for_heuristics(until: float) -> float:
     return now + HEURISTICS_SHARE * max(0.0, until - now)
 
 
-def _bisect(low: int, high: int, fits: Callable[[int], bool], *, low_first: bool = True) -> int:
-    """The smallest budget that `fits`, which `high` is known to do; stops where it raises TimeoutError."""
+def _bisect(low: int, high: int, fits: Callable[[int], int | None], *, low_first: bool = True) -> int:
+    """The smallest budget at which a schedule was found, as one is known to be at `high`.
+
+    fits
+        The bytes that a schedule within a budget takes, or None where none is found. Raises TimeoutError to stop.
+    """
+    taken = high
     try:
-        if low >= high or (low_first and fits(low)):
+        if low >= high or (low_first and fits(low) is not None):
             return min(low, high)
         while high - low > max(1, high // RESOLUTION):
             middle = (low + high) // 2
-            if fits(middle):
-                high = middle
-            else:
+            found = fits(middle)
+            if found is None:
                 low = middle
+            else:
+                high, taken = middle, found
+        # What the last one leaves of its budget isn't needed, but only what is found there can be asked for.
+        if low < taken < high and fits(taken) is not None:
+            high = taken
     except TimeoutError:
         pass
     except KeyboardInterrupt as stop:
@@ -208,8 +223,8 @@ def heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Sc
                 yield schedule
 
 
-def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, until: float, seen: Seen | None) -> bool:
-    """Whether the heuristics find a schedule for a budget. Raises TimeoutError where they didn't by `until`."""
+def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, until: float, seen: Seen | None) -> int | None:
+    """Bytes that the heuristics' schedule for a budget takes. Raises TimeoutError where they had none by `until`."""
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
     for schedule in heuristic(problem, options, ram_bytes):
         if time.monotonic() > until:
@@ -217,5 +232,5 @@ def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, until: f
         if trial.offer(schedule) and trial.best is not None:
             if seen is not None:
                 seen(trial.best)
-            return True
-    return False
+            return taken_bytes(options, problem, trial.best.simulation, trial.best.arena_bytes)
+    return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypedDict
 
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.formulations import formulation
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.problem import Problem
+from poetopt.units import show_limit
 
 
 class Refusal(TypedDict, total=False):
@@ -18,13 +20,29 @@ class Refusal(TypedDict, total=False):
     least_deadline_s: float
 
 
+@dataclass(frozen=True)
+class Step:
+    """What must be in RAM while one operator runs for the first time, whatever the schedule.
+
+    working_bytes
+        Its inputs, outputs and workspace.
+    kept
+        Tensors beside them that are read later, and that nothing can bring back.
+    """
+
+    operator: int
+    working_bytes: int
+    kept: tuple[int, ...]
+    nbytes: int
+
+
 def impossible(problem: Problem, options: Options) -> Refusal | None:
     """Why no schedule can keep the options, or None where that isn't plain from sums."""
     if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
         return Refusal(
             reason=(
                 f"the deadline of {options.deadline_s:.6g} s is shorter than one pass over all operators, "
-                f"{problem.baseline_time_s:.6g} s"
+                f"{show_limit(problem.baseline_time_s, 's')}"
             ),
             least_deadline_s=problem.baseline_time_s,
         )
@@ -39,10 +57,42 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
     return None
 
 
+def hardest_step(problem: Problem, options: Options) -> Step:
+    """The operator whose first run needs the most RAM, kernels' reserve included.
+
+    Without paging what can't be computed again must stay from its making to its last reader; without
+    recomputation as well, everything must.
+    """
+    paging = options.paging and problem.paging
+
+    def lasting(i: int) -> bool:
+        producer = problem.tensors[i].producer
+        return not options.remat or producer < 0 or not problem.operators[producer].recomputable
+
+    best = Step(0, 0, (), -1)
+    for t, operator in enumerate(problem.operators):
+        used = {*operator.inputs, *operator.outputs}
+        kept = tuple(
+            i
+            for i, tensor in enumerate(() if paging else problem.tensors)
+            if i not in used and tensor.producer < t and lasting(i) and max(problem.readers[i], default=-1) > t
+        )
+        working = problem.working_set_bytes(t)
+        nbytes = working + problem.nbytes(kept) + problem.reserve_bytes
+        if nbytes > best.nbytes:
+            best = Step(t, working, kept, nbytes)
+    return best
+
+
+def taken_bytes(options: Options, problem: Problem, simulation: Simulation, arena_bytes: int) -> int:
+    """The least budget in bytes that a simulated plan keeps."""
+    reserved = formulation(options.formulation).reserve_bytes(problem)
+    return reserved + max(simulation.peak_bytes, arena_bytes + problem.reserve_bytes)
+
+
 def within(options: Options, problem: Problem, simulation: Simulation, arena_bytes: int) -> bool:
     """Whether a simulated plan keeps the budget, the deadline and the moves of `options`; not what blocks ask."""
-    room = options.ram_bytes - formulation(options.formulation).reserve_bytes(problem)
-    if simulation.peak_bytes > room or arena_bytes > room - problem.reserve_bytes:
+    if taken_bytes(options, problem, simulation, arena_bytes) > options.ram_bytes:
         return False
     if not options.paging and simulation.page_ins + simulation.page_outs:
         return False

@@ -5,20 +5,20 @@ Everything said here is of a schedule that was found, or of sums that hold for a
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.least import Search, heuristic
+from poetopt.engine.limits import Step, hardest_step
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
 from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_joules, show_seconds
+from poetopt.units import show_bytes, show_joules, show_limit, show_seconds
 
 SECONDS = 6.0
 """What all trials together may take."""
@@ -31,22 +31,6 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Step:
-    """What must be in RAM while one operator runs for the first time, whatever the schedule.
-
-    working_bytes
-        Its inputs, outputs and workspace.
-    kept
-        Tensors beside them that are read later, and that nothing can bring back.
-    """
-
-    operator: int
-    working_bytes: int
-    kept: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class Why:
     """What `explain` found: sentences, and figures that are sharper than those known before (None: they aren't)."""
 
@@ -54,37 +38,6 @@ class Why:
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
     interrupted: bool = False
-
-
-def hardest_step(problem: Problem, options: Options) -> Step:
-    """The operator whose first run needs the most RAM, kernels' reserve included.
-
-    Without paging what can't be computed again must stay from its making to its last reader; without
-    recomputation as well, everything must.
-    """
-    paging = options.paging and problem.paging
-
-    def lasting(i: int) -> bool:
-        producer = problem.tensors[i].producer
-        return not options.remat or producer < 0 or not problem.operators[producer].recomputable
-
-    best = Step(0, 0, (), -1)
-    for t, operator in enumerate(problem.operators):
-        used = {*operator.inputs, *operator.outputs}
-        kept = tuple(
-            i
-            for i, tensor in enumerate(problem.tensors)
-            if not paging
-            and i not in used
-            and tensor.producer < t
-            and lasting(i)
-            and max(problem.readers[i], default=-1) > t
-        )
-        working = problem.working_set_bytes(t)
-        nbytes = working + problem.nbytes(kept) + problem.reserve_bytes
-        if nbytes > best.nbytes:
-            best = Step(t, working, kept, nbytes)
-    return best
 
 
 def explain(problem: Problem, options: Options, solution: Solution, search: Search, seconds: float = SECONDS) -> Why:
@@ -203,10 +156,9 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
     if found.status is Status.OPTIMAL:
         proof = f", and no schedule in the scope {found.scope} has less"
     elif bound:
-        proof = (
-            f", and no schedule in the scope {found.scope} has less than {_exact(base + bound, goal.unit, up=False)}"
-        )
-    known = _exact(least, goal.unit, up=True)
+        proven = show_limit(base + bound, goal.unit, up=False)
+        proof = f", and no schedule in the scope {found.scope} has less than {proven}"
+    known = show_limit(least, goal.unit)
     return f"the least known to be feasible for {block.name} is {known} a step{proof}"
 
 
@@ -221,15 +173,7 @@ def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -
     if trial.best is None:
         return []
     least = goal.baseline(problem, chosen.baseline_j(problem)) + trial.best.value
-    return [f"the least known to be feasible for {block.name} is {_exact(least, goal.unit, up=True)} a step"]
-
-
-def _exact(value: float, unit: str, *, up: bool) -> str:
-    """A figure that can be asked for: six digits, rounded to the side where it stays true."""
-    if unit == "B":
-        return f"{math.ceil(value - 1e-6):,} bytes"
-    step = 10.0 ** (math.floor(math.log10(value)) - 5) if value > 0 else 1.0
-    return f"{(math.ceil if up else math.floor)(value / step) * step:.6g} {unit}"
+    return [f"the least known to be feasible for {block.name} is {show_limit(least, goal.unit)} a step"]
 
 
 def _figures(found: Solution) -> str:

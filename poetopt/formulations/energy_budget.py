@@ -30,7 +30,7 @@ from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear, terms
-from poetopt.units import Factor, parse_energy, show_joules
+from poetopt.units import Factor, parse_energy, show_joules, show_limit
 
 if TYPE_CHECKING:
     from poetopt.problem import Problem
@@ -71,8 +71,8 @@ def _impossible(problem: Problem, baseline_j: float, *, energy_j: float) -> str 
     if energy_j >= baseline_j * (1 - TOLERANCE):
         return None
     return (
-        f"the energy limit of {energy_j:.6g} J is below the {baseline_j:.6g} J of one pass over all operators, "
-        "which every schedule takes"
+        f"the energy limit of {energy_j:.6g} J is below the {show_limit(baseline_j, 'J')} of one pass over all "
+        "operators, which every schedule takes"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from poetopt.engine.solution import OrderFound, Solution, Status
 from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.units import show_bytes, show_joules, show_limit, show_seconds, show_share
 
 
 def scope_words(scope: str, *, paging: bool = True, remat: bool = True, storage: bool = True) -> str:
@@ -122,8 +122,8 @@ def _remedies(solution: Solution, said: str) -> list[str]:
         known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no schedule has less than {bound:,} bytes")
-    if deadline is not None and f"{deadline:.6g}" not in said:
-        known.append(f"the shortest deadline known to be feasible is {deadline:.6g} s")
+    if deadline is not None and show_limit(deadline, "s") not in said:
+        known.append(f"the shortest deadline known to be feasible is {show_limit(deadline, 's')}")
     if solution.status is Status.UNKNOWN:
         longer = ", --ram or a longer --deadline" if solution.options.deadline_s is not None else " or --ram"
         known.append(f"give more --time-limit{longer}")

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from poetopt.engine.least import RESOLUTION, STEP_S, least_deadline, least_ram
+from poetopt.engine.limits import hardest_step
 from poetopt.engine.loop import search
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
-from poetopt.testing.problems import crowded
+from poetopt.testing.problems import crowded, tight
 
 
 def hurried(seed: int) -> tuple[Problem, Options, float]:
@@ -57,6 +58,23 @@ def test_once_the_time_is_up_nothing_more_is_tried(seed: int) -> None:
     assert least_ram(problem, unhurried, until=0.0) == store_all_bytes(problem)
     assert least_ram(problem, unhurried, search, until=0.0) == store_all_bytes(problem)
     assert (least_ram(problem, unhurried) or 0) < store_all_bytes(problem)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_no_budget_below_what_the_hardest_step_needs_is_tried(seed: int) -> None:
+    problem, ram_bytes = tight(random.Random(seed), forward=3)
+    options = Options(ram_bytes=ram_bytes, paging=False, scope="full")
+    bound = hardest_step(problem, options).nbytes
+    assert bound > problem.least_ram_bytes
+    tried: list[int] = []
+
+    def watched(problem: Problem, trial: Options) -> Solution:
+        tried.append(trial.ram_bytes)
+        return search(problem, trial)
+
+    least = least_ram(problem, options, watched)
+    assert least is not None
+    assert min([least, *tried]) >= bound
 
 
 @pytest.mark.parametrize("what", ["ram", "deadline"])

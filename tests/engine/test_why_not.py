@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 import poetopt as po
+from poetopt.engine.limits import hardest_step
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Status
-from poetopt.engine.why_not import explain, hardest_step
+from poetopt.engine.why_not import explain
 from poetopt.errors import InfeasibleError
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget

@@ -69,8 +69,8 @@ def test_failures_carry_what_would_help() -> None:
     helped = replace(failed, least_ram_bytes=3000, ram_bound_bytes=2000, least_deadline_s=1.5)
     text = failure_words(PROBLEM, helped)
     assert all(figure in text for figure in ("3,000", "2,000", "1.5 s"))
-    said = replace(helped, reason="needs 3,000 and 2,000 and 1.5")
-    assert failure_words(PROBLEM, said) == "one on a72: needs 3,000 and 2,000 and 1.5"
+    said = replace(helped, reason="needs 3,000 and 2,000 and 1.5 s")
+    assert failure_words(PROBLEM, said) == "one on a72: needs 3,000 and 2,000 and 1.5 s"
     assert "--time-limit" in failure_words(PROBLEM, replace(failed, status=Status.UNKNOWN))
 
 
