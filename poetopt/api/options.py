@@ -102,6 +102,6 @@ def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, t
 
 def _scope(scope: str) -> str:
     kind, _, depth = scope.partition(":")
-    if scope in ("auto", "forward", "full") or (kind == "depth" and depth.isdecimal()):
+    if scope in ("auto", "forward", "full") or (kind == "depth" and depth.isdecimal() and int(depth) >= 1):
         return scope
-    raise OptionError(f"--scope {scope}: must be auto, depth:D (as in depth:4), forward or full")
+    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), forward or full")

@@ -61,6 +61,8 @@ def load(
 
         return load_onnx(model, batch=batch, train=train)
     text = os.fspath(model)
+    if not text:
+        raise ModelError(f"the name of the model is empty; {_zoo_names()}")
     path = Path(text)
     if isinstance(model, str) and not path.suffix and not path.exists():
         return _from_zoo(text, batch, train)

@@ -50,6 +50,11 @@ def test_missing_file(run: Runner, tmp_path: Path) -> None:
     run("solve", tmp_path / "none.onnx", *SOLVE).assert_one_message("none.onnx", "no such file", code=2)
 
 
+@pytest.mark.parametrize("command", ["solve", "inspect", "compare"])
+def test_an_empty_name(run: Runner, command: str) -> None:
+    run(command, "", "--device", "a72").assert_one_message("the name of the model is empty", "resnet18-cifar", code=2)
+
+
 def test_unknown_network(run: Runner) -> None:
     run("solve", "resnet18", *SOLVE).assert_one_message("resnet18-cifar", code=2)
 
@@ -134,6 +139,11 @@ def test_options_that_make_no_sense(run: Runner, option: str, value: str) -> Non
     assert option in ended.err or value in ended.err
 
 
+@pytest.mark.parametrize("scope", ["deep", "depth:", "depth:x", "depth:0", "depth:-1"])
+def test_scopes_that_are_none(run: Runner, scope: str) -> None:
+    run("solve", "mlp", *SOLVE, "--scope", scope).assert_one_message(f"--scope {scope}: must be", code=2)
+
+
 def test_unknown_backend(run: Runner, problem: Path) -> None:
     run("solve", problem, *SOLVE, "--backend", "abacus").assert_one_message("abacus", "highs", code=6)
 
@@ -199,10 +209,32 @@ def test_the_smallest_ram_that_it_names_is_feasible(run: Runner, problem: Path) 
     assert run("solve", problem, "--device", "a72", "--ram", least).code == 0
 
 
+def test_the_smallest_ram_that_it_names_has_no_byte_too_many(run: Runner, tmp_path: Path) -> None:
+    """Bisection ends within a fraction of the budget; the schedule that it found says what it takes."""
+    content = chain(5)
+    content["nodes"][0]["bytes"] = 1500
+    path = write_problem(tmp_path / "chain.json", content)
+    asked = ("solve", path, "--device", "a72", "--no-paging", "--ram")
+    assert run(*asked, "20%", "--json", "-").document["least_ram_bytes"] == 4000
+    assert run(*asked, "4000").code == 0
+
+
 def test_deadline_below_one_pass(run: Runner, problem: Path) -> None:
     ended = run("solve", problem, *SOLVE, "--deadline", "0.7s")
     ended.assert_one_message("0.8", "deadline", code=3)
     run("solve", problem, *SOLVE, "--deadline", "0.9x").assert_one_message("deadline", code=3)
+
+
+def test_the_deadlines_that_it_names_are_feasible(run: Runner, tmp_path: Path) -> None:
+    """One pass, and the quickest within the RAM: neither is rounded down."""
+    content = chain()
+    content["costs"]["a72"]["compute_s"][3] += 4e-7
+    path = write_problem(tmp_path / "chain.json", content)
+    for asked, ram, words in (("0.9x", "100%", "one pass over all operators, "), ("1.001x", "60%", "feasible is ")):
+        ended = run("solve", path, "--device", "a72", "--ram", ram, "--deadline", asked)
+        assert ended.code == 3, ended.err
+        named = ended.err.split(words)[1].split(" s")[0]
+        assert run("solve", path, "--device", "a72", "--ram", ram, "--deadline", f"{named}s").code == 0
 
 
 def test_resident_region_over_the_ram(run: Runner) -> None:

@@ -79,6 +79,7 @@ def test_models_with_options(tmp_path: Path) -> None:
         ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
         ('"20s"', "true", OptionError, "time_limit = True must be"),
         ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope = 'deep' must be"),
+        ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope = 'depth:0' must be"),
         ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1 must be a whole number from 0 on"),
         ("models = [", "models = [[", OptionError, "not valid TOML"),
     ],
