@@ -82,6 +82,11 @@ def invoke(arguments: list[str]) -> int:
             path = context.command_path if context is not None else "poetopt"
             complain(f"{error.format_message().rstrip('.')}; see {path} --help")
             return OptionError.exit_code
+        except SystemExit as end:
+            # typer makes a code of its own of a pipe that nobody reads, where that shows before the last flush.
+            if isinstance(end.__context__, BrokenPipeError):
+                raise end.__context__ from None
+            raise
         if code == interrupts.CODES[signal.SIGINT]:
             # typer has turned the exception into a code.
             raise KeyboardInterrupt

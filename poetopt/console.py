@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poetopt.engine.solution import Listener, Progress
 
 BROKEN_PIPE = 141
-"""What a shell shows for SIGPIPE."""
+"""What a shell shows for SIGPIPE: nobody reads the standard output any more. Files are written, nothing is told."""
 LAYOUT = "\n\t"
 """What text for people is laid out with."""
 
@@ -36,9 +36,9 @@ def complain(message: str) -> None:
     print(f"poetopt: {shortened(shown(text, keep=LAYOUT))}", file=sys.stderr)  # noqa: T201
 
 
-def say(text: str, *, unless: str | None = None) -> None:
-    """Lines for people on stdout, `unless` that is where the JSON goes. What files say can't control the terminal."""
-    if unless != "-":
+def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
+    """Lines for people on stdout, `unless` one of these outputs is `-`. What files say can't control the terminal."""
+    if "-" not in unless:
         print(shown(text, keep=LAYOUT))  # noqa: T201
 
 
@@ -46,25 +46,40 @@ def write_json(document: Mapping[str, object], target: str | None) -> None:
     """The one object, to stdout (`-`), to a file, or nowhere. Raises OutputError."""
     if target is None:
         return
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if target == "-":
-        if sys.__stdout__ is None:
-            raise OutputError("--json -: the standard output is closed; give a file")
-        sys.stdout.write(text)
-    else:
+    write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", target, option="--json")
+
+
+def write_text(text: str, target: str, *, option: str) -> None:
+    """A text to stdout (`-`) or, whole or not at all, to a file. Raises OutputError, which names the option."""
+    if target != "-":
         write_atomically(target, text)
+        return
+    if sys.__stdout__ is None:
+        raise OutputError(f"{option} -: the standard output is closed; give a file")
+    sys.stdout.write(text)
 
 
-def check_outputs(inputs: Sequence[str | None], outputs: Mapping[str, str | None]) -> None:
+def check_outputs(
+    inputs: Sequence[str | None], outputs: Mapping[str, str | None], texts: Collection[str] = ("--json",)
+) -> None:
     """Find out before the work whether the outputs can be written.
 
     inputs
         Files that are read: none of them may be overwritten.
     outputs
         Option -> path; `-` is stdout.
+    texts
+        Those of the options that may go to stdout.
 
-    Raises OutputError for a path that can't be written, OptionError for one that is named twice.
+    Raises OutputError for a path that can't be written, OptionError for one that is named twice, and for what is no
+    text on stdout.
     """
+    to_stdout = [option for option, path in outputs.items() if path == "-"]
+    for option in to_stdout:
+        if option not in texts:
+            raise OptionError(f"{option} -: it can't be written to the standard output; give a file")
+    if len(to_stdout) > 1:
+        raise OptionError(f"{to_stdout[0]} -: {to_stdout[1]} goes to the standard output as well; give a file for one")
     taken = {os.path.realpath(path): "is the input" for path in inputs if path is not None}
     for option, path in outputs.items():
         if path is None or path == "-":

@@ -23,7 +23,7 @@ def formulations(
     check_outputs([], {"--json": json})
     entries = catalogue(show)
     write_json(entries[0].to_dict() if show else {"formulations": [entry.to_dict() for entry in entries]}, json)
-    say(page(entries[0]) if show else listing(entries), unless=json)
+    say(page(entries[0]) if show else listing(entries), unless=[json])
     return 0
 
 
@@ -42,7 +42,7 @@ def devices(
     shown = [catalogue.device(name) for name in ([show] if show else catalogue.names())]
     documents = [device_document(device) for device in shown]
     write_json(documents[0] if show else {"devices": documents}, json)
-    say("\n".join(device_lines(shown[0]) if show else table_lines(shown)), unless=json)
+    say("\n".join(device_lines(shown[0]) if show else table_lines(shown)), unless=[json])
     return 0
 
 

@@ -14,6 +14,7 @@ import typer
 
 from poetopt.commands.options import (
     BatchOption,
+    CsvOption,
     DeadlineOption,
     DeviceOption,
     JsonOption,
@@ -24,7 +25,7 @@ from poetopt.commands.options import (
     TrainOption,
     training_of,
 )
-from poetopt.console import check_outputs, say, write_json
+from poetopt.console import check_outputs, say, write_json, write_text
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 PictureOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]
-CsvOption = Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write the rows there as CSV.")]
 GapOption = Annotated[
     str, typer.Option("--gap", metavar="PERCENT", help="Stop a solve when the overhead is proven to be so close.")
 ]
@@ -66,9 +66,9 @@ def compare(
 ) -> int:
     """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
     import poetopt as po
-    from poetopt.files import check_folder, write_atomically
+    from poetopt.files import check_folder
 
-    check_outputs([model], {"-o": out, "--csv": csv, "--json": json})
+    check_outputs([model], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
     if out is not None:
         from poetopt.report.plots import check_picture
 
@@ -100,9 +100,9 @@ def compare(
     from poetopt.report.comparison import comparison_csv, comparison_lines
 
     if csv is not None:
-        write_atomically(csv, comparison_csv(found))
+        write_text(comparison_csv(found), csv, option="--csv")
     write_json(found.to_dict(), json)
-    say("\n".join(comparison_lines(found)), unless=json)
+    say("\n".join(comparison_lines(found)), unless=[csv, json])
     return 0
 
 
@@ -170,7 +170,7 @@ def pareto(
     from poetopt.report.fronts import deadline_lines, front_lines
 
     write_json(front.to_dict(), json)
-    say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=json)
+    say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=[json])
     return 0
 
 

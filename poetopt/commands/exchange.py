@@ -22,6 +22,7 @@ from poetopt.commands.options import (
     NoPagingOption,
     NoRematOption,
     OutputOption,
+    PlanOutOption,
     ProfileOption,
     RamOption,
     StaticPowerOption,
@@ -31,7 +32,7 @@ from poetopt.commands.options import (
     asked_blocks,
     training_of,
 )
-from poetopt.console import check_outputs, say, write_json
+from poetopt.console import check_outputs, say, write_json, write_text
 
 ScopeOption = Annotated[
     str, typer.Option("--scope", metavar="depth:D|forward|full", help="The space of the model; auto is depth:8.")
@@ -98,7 +99,7 @@ def export(
         remat=not no_remat,
     )
     write_json(written.to_dict(), json)
-    say(str(written), unless=json)
+    say(str(written), unless=[json])
     return 0
 
 
@@ -109,7 +110,7 @@ def import_solution(
         typer.Argument(metavar="SOLUTION", help="Of HiGHS, Gurobi, CBC, SCIP, CPLEX, AMPL, or plain."),
     ],
     device: DeviceOption,
-    out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
+    out: PlanOutOption = None,
     ram: RamOption = None,
     deadline: DeadlineOption = None,
     steps: StepsOption = 1,
@@ -133,7 +134,7 @@ def import_solution(
     """Read a solver's solution of an exported model back as a simulated plan; give the options of the export."""
     import poetopt as po
 
-    check_outputs([model, solution, profile], {"-o": out, "--json": json})
+    check_outputs([model, solution, profile], {"-o": out, "--json": json}, texts=("-o", "--json"))
     training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
     report = po.import_solution(
         training.cost(device, profile=profile),
@@ -149,7 +150,7 @@ def import_solution(
         remat=not no_remat,
     )
     if out is not None:
-        report.save(out)
+        write_text(report.plan_text(), out, option="-o")
     write_json(report.to_dict(), json)
-    say(str(report), unless=json)
+    say(str(report), unless=[out, json])
     return 0

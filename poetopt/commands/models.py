@@ -38,7 +38,7 @@ def inspect(
     check_outputs([model], {"--json": json})
     found = look(po.load(model, batch=batch, train=patterns(train)), device=device, loss=loss, output=output)
     write_json(found.to_dict(), json)
-    say(str(found), unless=json)
+    say(str(found), unless=[json])
     return 0
 
 
@@ -77,5 +77,5 @@ def grad(
         shown = ", ".join(pairs[:2]) + (f", ... ({len(pairs)} in --json)" if len(pairs) > 2 else "")
         lines.append(f"  statistics  before -> after the step: {shown}")
     lines += [f"  note        {note}" for note in graph.notes]
-    say("\n".join(lines), unless=json)
+    say("\n".join(lines), unless=[json])
     return 0

@@ -112,6 +112,12 @@ WithOption = Annotated[
     typer.Option("--with", metavar="BLOCK=VALUE", help="One more block (`poetopt formulations`); may be repeated."),
 ]
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
+PlanOutOption = Annotated[
+    str | None, typer.Option("-o", "--out", metavar="PLAN|-", help="Write the plan there; - is stdout.")
+]
+CsvOption = Annotated[
+    str | None, typer.Option("--csv", metavar="FILE|-", help="Write all rows there as CSV; - is stdout.")
+]
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from poetopt.commands.options import JsonOption, PlanArgument
-from poetopt.console import check_outputs, say, write_json
+from poetopt.console import check_outputs, say, write_json, write_text
 from poetopt.errors import ExecutionError, OptionError
 
 
@@ -44,13 +44,13 @@ def run(
     if steps is not None and lr is not None:
         ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
         write_json(ended.to_dict(), json)
-        say(training_text(loaded.plan, ended), unless=json)
+        say(training_text(loaded.plan, ended), unless=[json])
         if not ended.ok:
             raise ExecutionError(ended.message)
         return 0
     execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
     write_json(execution_document(loaded.plan, execution), json)
-    say(execution_text(loaded.plan, execution), unless=json)
+    say(execution_text(loaded.plan, execution), unless=[json])
     if not execution.ok:
         raise ExecutionError(execution.message)
     return 0
@@ -81,13 +81,15 @@ def verify(
         compare_model=not no_model,
     )
     write_json(found.to_dict(), json)
-    say(str(found), unless=json)
+    say(str(found), unless=[json])
     return 0
 
 
 def show(
     plan: PlanArgument,
-    out: Annotated[str | None, typer.Option("-o", "--out", metavar="FILE", help="Write it there.")] = None,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE|-", help="Write it there; - is stdout.")
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option("--format", metavar="html|png|svg|txt|trace", help="Default: by the suffix of FILE, else html."),
@@ -98,8 +100,10 @@ def show(
     """Show a schedule: as a page for the browser, a picture, a text, or a trace for Perfetto."""
     from poetopt.report.show import show as display
 
-    check_outputs([plan], {"-o": out, "--json": json})
+    check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
     shown = display(plan, out=out, form=form, browse=not no_open)
+    if out == "-":
+        write_text(f"{shown}\n", out, option="-o")
     write_json(shown.to_dict(), json)
-    say(str(shown), unless=json)
+    say(str(shown), unless=[out, json])
     return 0

@@ -16,7 +16,7 @@ from poetopt.commands.options import (
     TrainOption,
     training_of,
 )
-from poetopt.console import check_outputs, say, write_json
+from poetopt.console import check_outputs, say, write_json, write_text
 from poetopt.errors import ModelError, OptionError
 
 
@@ -24,7 +24,9 @@ def profile(
     model: ModelArgument,
     out: Annotated[
         str,
-        typer.Option("-o", "--out", metavar="FILE.toml", help="Write it there; one of the same machine is merged."),
+        typer.Option(
+            "-o", "--out", metavar="FILE.toml", help="Write it there; one of the same machine is merged; - is stdout."
+        ),
     ] = "profile.toml",
     from_csv: Annotated[
         str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: take a board's figures from there.")
@@ -48,10 +50,9 @@ def profile(
 ) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy."""
     import poetopt as po
-    from poetopt.devices.profile import load_profile, save_profile
+    from poetopt.devices.profile import load_profile
     from poetopt.devices.profile_csv import from_csv as read_csv
     from poetopt.devices.profile_csv import template as empty_csv
-    from poetopt.files import write_atomically
     from poetopt.report.profile import profile_document, profile_text
     from poetopt.units import parse_watts
 
@@ -60,17 +61,24 @@ def profile(
         raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
     if dma and from_csv is None:
         raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
-    check_outputs([model, from_csv], {"--template": template, "--json": json} | ({} if template else {"-o": out}))
+    check_outputs(
+        [model, from_csv],
+        {"--template": template, "--json": json} | ({} if template else {"-o": out}),
+        texts=("-o", "--template", "--json"),
+    )
     training = training_of(model, batch=batch, train=train, loss=loss, output=output)
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:
         text = empty_csv(training.graph)
-        write_atomically(template, text.encode())
+        write_text(text, template, option="--template")
         write_json({"template": template, "rows": text.count("\n") - 1}, json)
-        say(f"{template}: {text.count(chr(10)) - 1} rows to fill in; then --from-csv {template}", unless=json)
+        say(
+            f"{template}: {text.count(chr(10)) - 1} rows to fill in; then --from-csv {template}",
+            unless=[template, json],
+        )
         return 0
-    older = load_profile(out) if os.path.isfile(out) and os.path.getsize(out) else None
+    older = load_profile(out) if out != "-" and os.path.isfile(out) and os.path.getsize(out) else None
     if from_csv is not None:
         found = read_csv(from_csv, training.graph, power_w=power_w, dma=dma)
     else:
@@ -82,7 +90,7 @@ def profile(
     if older is not None:
         older.check_machine(found.about.get("machine"), out)
     merged = found if older is None else older.merged(found)
-    save_profile(merged, out)
+    write_text(merged.text(), out, option="-o")
     write_json(profile_document(training.graph, found, merged), json)
-    say(profile_text(training.graph, found, merged, out), unless=json)
+    say(profile_text(training.graph, found, merged, out), unless=[out, json])
     return 0

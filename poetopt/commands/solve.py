@@ -23,6 +23,7 @@ from poetopt.commands.options import (
     NoPagingOption,
     NoRematOption,
     OutputOption,
+    PlanOutOption,
     ProfileOption,
     RamOption,
     SolverOption,
@@ -41,7 +42,7 @@ from poetopt.commands.sensitivity import (
     add_sensitivity,
     check_plot,
 )
-from poetopt.console import check_outputs, live_progress, say, write_json
+from poetopt.console import check_outputs, live_progress, say, write_json, write_text
 from poetopt.errors import InfeasibleError, NoScheduleError
 
 
@@ -80,7 +81,7 @@ def solve(
     sensitivity: SensitivityOption = False,
     sensitivity_plot: SensitivityPlotOption = None,
     timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
-    out: Annotated[str | None, typer.Option("-o", "--out", metavar="PLAN", help="Write the plan there.")] = None,
+    out: PlanOutOption = None,
     json: JsonOption = None,
 ) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
@@ -88,7 +89,8 @@ def solve(
     from poetopt import interrupts
 
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
-    check_outputs([model, profile], {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot})
+    outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
+    check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
     with live_progress() as listener:
         training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
@@ -124,7 +126,7 @@ def solve(
                 write_json(error.report, json)
             raise
     if out is not None:
-        report.save(out)
+        write_text(report.plan_text(), out, option="-o")
     document = report.to_dict()
     more = []
     if (sensitivity or sensitivity_plot is not None) and not report.solution.interrupted:
@@ -140,7 +142,7 @@ def solve(
         )
         more.append(told)
     write_json(document, json)
-    say("\n\n".join([str(report), *more]), unless=json)
+    say("\n\n".join([str(report), *more]), unless=[out, json])
     if timing:
-        say(report.timing_text(), unless=json)
+        say(report.timing_text(), unless=[out, json])
     return 0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from poetopt.commands.options import JsonOption
-from poetopt.console import check_outputs, say, write_json
+from poetopt.commands.options import CsvOption, JsonOption
+from poetopt.console import check_outputs, say, write_json, write_text
 from poetopt.errors import ExecutionError
 
 if TYPE_CHECKING:
@@ -30,22 +30,21 @@ def sweep(
         int | None, typer.Option(metavar="N", help="So many processes here; default: one a processor.", min=1)
     ] = None,
     retries: Annotated[int, typer.Option(metavar="N", help="Of a point whose worker died.", min=0)] = 1,
-    csv: Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write all rows there as CSV.")] = None,
+    csv: CsvOption = None,
     json: JsonOption = None,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
-    from poetopt.files import write_atomically
     from poetopt.report.sweep import sweep_csv, sweep_lines
     from poetopt.sweep.evaluate import ERROR
     from poetopt.sweep.run import sweep as run
 
-    check_outputs([file], {"-o": out, "--csv": csv, "--json": json})
+    check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
     with _told() as told:
         found = run(file, out=out, scheduler=scheduler, workers=workers, retries=retries, told=told)
     if csv is not None:
-        write_atomically(csv, sweep_csv(found))
+        write_text(sweep_csv(found), csv, option="--csv")
     write_json(found.to_dict(), json)
-    say("\n".join(sweep_lines(found)), unless=json)
+    say("\n".join(sweep_lines(found)), unless=[csv, json])
     if found.lost:
         point, reason = found.lost[0]
         raise ExecutionError(

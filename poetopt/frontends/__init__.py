@@ -22,6 +22,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -49,6 +50,8 @@ def load(
 ) -> Graph | ProblemFile:
     """Read `model`: a zoo name, a problem file (`.json`), a file of a registered ending, or else ONNX.
 
+    Without an ending, as a pipe has none, the content tells a problem file.
+
     batch
         Size of the batch dimension, where it is symbolic or is to be changed.
     train
@@ -72,15 +75,34 @@ def load(
         raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
     if plugin is not None:
         return _by_plugin(plugin, path, batch, train)
-    if ending == "json":
+    content = _piped(path)
+    if ending == "json" or (not ending and _begins_as_object(path, content)):
         from poetopt.frontends.problem_file import load_problem_file
 
         if batch is not None or train is not None:
             raise ModelError(f"{text}: a problem file has a fixed batch and no weights; leave --batch and --train out")
-        return load_problem_file(path)
+        return load_problem_file(path, content)
     from poetopt.frontends.onnx_file import load_onnx
 
-    return load_onnx(path, batch=batch, train=train)
+    return load_onnx(path, batch=batch, train=train, content=content)
+
+
+def _piped(path: Path) -> bytes | None:
+    """All of what can be read but once; None for a file. Raises ModelError."""
+    if path.is_file() or path.is_dir():
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
+
+
+def _begins_as_object(path: Path, content: bytes | None) -> bool:
+    """Whether a file is a JSON object, if it is anything that can be read: what ONNX writes begins otherwise."""
+    if content is None:
+        with suppress(OSError), path.open("rb") as file:
+            content = file.read(512)
+    return (content or b"").lstrip().startswith(b"{")
 
 
 def _from_zoo(name: str, batch: int | None, train: str | Sequence[str] | None) -> Graph:

@@ -44,6 +44,7 @@ def load_onnx(
     batch: int | None = None,
     train: str | Sequence[str] | None = None,
     reference: str | None = None,
+    content: bytes | None = None,
 ) -> Graph:
     """Read an ONNX model as a forward graph with static shapes.
 
@@ -56,11 +57,13 @@ def load_onnx(
         Glob patterns (comma separated, or a sequence) of the parameters to train. Default: see `roles`.
     reference
         What `Graph.source` says; default: the path.
+    content
+        What is at the path, where that has been read.
 
     Raises `ModelError` for anything that is not a valid model, and `UnsupportedOpError` for operators that
     can't be imported; the message names file, node, operator, opset and the remedy.
     """
-    document = read_model(source)
+    document = read_model(source, content)
     inline_functions(document)
     inline_branches(document, batch)
     split_sequences(document)

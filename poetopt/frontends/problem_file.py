@@ -104,15 +104,18 @@ class ProblemFile:
         )
 
 
-def load_problem_file(path: str | os.PathLike[str]) -> ProblemFile:
+def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None) -> ProblemFile:
     """Read a problem file.
+
+    content
+        What is at `path`, where that has been read.
 
     Raises ModelError, naming the file and the key or node, for anything that isn't a valid problem:
     unreadable JSON, missing keys, negative or non-finite numbers, edges that don't go forward.
     """
     source = str(path)
     try:
-        data = Path(path).read_bytes()
+        data = Path(path).read_bytes() if content is None else content
     except OSError as error:
         raise ModelError(f"{source}: can't be read ({error.strerror})") from error
     try:

@@ -74,8 +74,11 @@ def opset_of(model: onnx.ModelProto) -> int:
     return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
-def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
+def read_model(source: str | os.PathLike[str] | onnx.ModelProto, content: bytes | None = None) -> Document:
     """Parse `source`, and tell its weights from its structure.
+
+    content
+        What is at the path `source`, where that has been read.
 
     Raises `ModelError` for what can't be opened, is empty, is text, is truncated, or is no ONNX model.
     """
@@ -83,7 +86,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
         parsed, where, folder = source, "<model>", None
     else:
         path = Path(source)
-        parsed, where, folder = _parse(path), str(path), path.parent
+        parsed, where, folder = _parse(path, content), str(path), path.parent
     _check_text(where, parsed)
     document = Document(where, _structure(parsed), folder)
     _check_header(document)
@@ -91,9 +94,9 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto) -> Document:
     return document
 
 
-def _parse(path: Path) -> onnx.ModelProto:
+def _parse(path: Path, content: bytes | None) -> onnx.ModelProto:
     try:
-        raw = path.read_bytes()
+        raw = path.read_bytes() if content is None else content
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
     if not raw:

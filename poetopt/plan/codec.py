@@ -36,7 +36,7 @@ from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
-__all__ = ["PlanFile", "decode_compact", "encode_compact", "from_json", "load", "save", "to_json"]
+__all__ = ["PlanFile", "decode_compact", "encode_compact", "from_json", "load", "save", "to_json", "to_text"]
 
 FORMAT = "poetopt-plan"
 VERSION = 1
@@ -129,6 +129,17 @@ def to_json(
     }
 
 
+def to_text(
+    plan: Plan,
+    report: Mapping[str, object] | None = None,
+    *,
+    ram_bytes: int | None = None,
+    deadline_s: float | None = None,
+) -> str:
+    """The plan file's content: `to_json`, with one line for each entry of the long tables."""
+    return _readable(to_json(plan, report, ram_bytes=ram_bytes, deadline_s=deadline_s))
+
+
 def save(
     plan: Plan,
     path: str | os.PathLike[str],
@@ -138,8 +149,7 @@ def save(
     deadline_s: float | None = None,
 ) -> None:
     """Write a plan file, whole or not at all. Raises OutputError where it can't be written."""
-    data = to_json(plan, report, ram_bytes=ram_bytes, deadline_s=deadline_s)
-    write_atomically(path, _readable(data))
+    write_atomically(path, to_text(plan, report, ram_bytes=ram_bytes, deadline_s=deadline_s))
 
 
 def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Problem] | None = None) -> PlanFile:

@@ -75,6 +75,12 @@ class Report:
 
         Raises OutputError where it can't be written, PlanError where there is no plan.
         """
+        from poetopt.files import write_atomically
+
+        write_atomically(path, self.plan_text())
+
+    def plan_text(self) -> str:
+        """What `save` writes. Raises PlanError where there is no plan."""
         from poetopt.errors import PlanError
         from poetopt.plan import codec
 
@@ -83,7 +89,7 @@ class Report:
         options = self.solution.options
         # The paper's deadline does not bound the makespan, which is what a reader of the file would check.
         deadline = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
-        codec.save(self.plan, path, self.to_dict(), ram_bytes=options.ram_bytes, deadline_s=deadline)
+        return codec.to_text(self.plan, self.to_dict(), ram_bytes=options.ram_bytes, deadline_s=deadline)
 
     def to_dict(self) -> dict[str, object]:
         """The figures, with plain numbers, strings, lists and None (where not known)."""

@@ -95,19 +95,23 @@ def show(plan: str, *, out: str | None = None, form: str | None = None, browse: 
     """Show the plan file `plan`.
 
     out
-        Where to write. Without it the text form is returned, and other forms are written beside the plan, or to a
-        temporary file where that can't be.
+        Where to write; `-` is for stdout and returns the text. Without it the text form is returned, and other forms
+        are written beside the plan, or to a temporary file where that can't be.
     browse
         Whether a page without an `out` is opened in a browser, if there is a display and a person to see it.
 
     Raises OptionError, OutputError, PlanError, and BackendUnavailableError for a picture without matplotlib.
     """
     wanted = form_of(out, form)
+    if out == "-" and wanted is Form.PNG:
+        raise OptionError("-o -: png is no text, and can't be written to the standard output; give a file")
     view = View.of(load(plan))
-    if out is None and wanted is Form.TXT:
+    if out in (None, "-") and wanted is Form.TXT:
         text = _text(view, sys.stdout.encoding)
         return Shown(wanted, len(text.encode(errors="replace")), text=text)
     content = rendered(view, wanted)
+    if out == "-":
+        return Shown(wanted, len(content), text=content.decode().removesuffix("\n"))
     if out is not None:
         write_atomically(out, content)
         return Shown(wanted, len(content), Path(out))

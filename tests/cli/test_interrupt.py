@@ -158,7 +158,7 @@ def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(tmp_path: Path
 
 def test_a_plan_is_written_though_the_signal_comes_then(tmp_path: Path) -> None:
     command = "solve chain.json --ram 60% --gap 50% -o plan.json"
-    ended = interrupted("solve/save", command, tmp_path, CALLED)
+    ended = interrupted("solve/plan_text", command, tmp_path, CALLED)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
 

@@ -1,0 +1,121 @@
+"""What goes to the standard output when an output is `-`, and what happens where nobody reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from poetopt.frontends import zoo
+from tests.cli.support import Runner, chain, write_problem
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SOLVE = ("--device", "a72", "--ram", "60%", "--gap", "50%")
+
+
+def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
+    ended = run("solve", problem, *SOLVE, "-o", "-", "--timing", "--json", "report.json")
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(os.listdir()) == ["chain.json", "report.json"]
+    Path("plan.json").write_text(ended.out)
+    assert run("verify", "plan.json").code == 0
+    assert ended.document["report"]["energy_j"] == json.loads(Path("report.json").read_text())["energy_j"]
+
+
+@pytest.mark.parametrize("form", ["txt", "html", "svg", "trace"])
+def test_a_schedule_is_shown_on_stdout_as_in_a_file(run: Runner, problem: Path, form: str) -> None:
+    assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
+    assert run("show", "plan.json", "--format", form, "-o", "shown").code == 0
+    ended = run("show", "plan.json", "--format", form, "-o", "-")
+    assert ended.code == 0
+    assert ended.out == Path("shown").read_text()
+    assert not Path("-").exists()
+
+
+def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
+    compared = run("compare", problem, "--device", "a72", "--ram", "60%", "--methods", "chen-sqrtn", "--csv", "-")
+    assert compared.out.startswith("method,ram_budget_bytes,")
+    assert compared.out.count("\n") == 2
+    template = run("profile", "mlp", "--template", "-")
+    assert template.out.startswith("operator,time_s,")
+    rows = [line.replace(",,,,", ",0.001,,,") for line in template.out.splitlines() if not line.startswith("page_")]
+    Path("board.csv").write_text("\n".join(rows))
+    profile = run("profile", "mlp", "--from-csv", "board.csv", "-o", "-")
+    assert profile.code == 0, profile.err
+    Path("board.toml").write_text(profile.out)
+    assert run("solve", "mlp", "--device", "a72", "--ram", "100%", "--profile", "board.toml").code == 0
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"), ("-o", "export mlp --device a72 -o -"),
+        ("-o", "compare mlp --device a72 -o -"), ("-o", "pareto mlp --device a72 -o -"), ("-o", "sweep mlp -o -"),
+        ("--log", "solve mlp --device a72 --log -"), ("--dump", "run plan.json --dump -"),
+        ("--sensitivity-plot", "solve mlp --device a72 --sensitivity-plot -"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_refused_there(run: Runner, option: str, line: str) -> None:
+    run(*line.split()).assert_one_message(f"{option} -: it can't be written to the standard output", code=2)
+    assert os.listdir() == []
+
+
+def test_a_picture_is_refused_there(run: Runner, problem: Path) -> None:
+    assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
+    run("show", "plan.json", "--format", "png", "-o", "-").assert_one_message("-o -: png", code=2)
+
+
+def test_only_one_output_goes_there(run: Runner, problem: Path) -> None:
+    ended = run("solve", problem, *SOLVE, "-o", "-", "--json", "-")
+    ended.assert_one_message("-o -: --json goes to the standard output as well", code=2)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a pipe")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["devices", "devices --json -", "--version", "--help", "solve --help", "solve"])
+def test_a_pipe_that_nobody_reads_is_one_code(problem: Path, line: str, unbuffered: str) -> None:
+    """Whether it shows when a line is written, or not before the end."""
+    if line == "solve":
+        line = " ".join(["solve", str(problem), *SOLVE])
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        program = [sys.executable, "-m", "poetopt", *line.split()]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        ended = subprocess.run(program, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("suffix", ["", ".json"])
+def test_a_problem_without_an_ending_is_told_by_its_content(run: Runner, folder: Path, suffix: str) -> None:
+    path = write_problem(folder / f"problem{suffix}", chain())
+    assert run("inspect", path).code == 0
+    assert run("solve", path, *SOLVE).code == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="reads a pipe")
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(json.dumps(chain()).encode(), 0), (zoo.build("mlp").SerializeToString(), 0), (b"no model\n", 2), (b"", 2)],
+    ids=["problem", "model", "text", "empty"],
+)
+def test_a_model_comes_from_a_pipe(content: bytes, code: int) -> None:
+    """It can be read but once."""
+    program = [sys.executable, "-m", "poetopt", "solve", "/dev/stdin", "--device", "a72", "--ram", "100%"]
+    ended = subprocess.run(program, input=content, capture_output=True, check=False)
+    assert ended.returncode == code
+    assert ended.stderr.startswith(b"poetopt: /dev/stdin: " if code else b"")
+    assert ended.stdout.startswith(b"" if code else b"/dev/stdin on a72: ")
