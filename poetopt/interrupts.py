@@ -10,18 +10,22 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import NoReturn
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """What a shell shows for them."""
+SAME_S = 0.5
+"""What comes so soon after the first is the same: a terminal sends to a whole group, and wrappers pass it on again."""
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class _Mark:  # no dataclass: what they need to be made takes longer than all else here
-    """first: the signal that came first. held: whether it only leaves its mark, since an answer is in hand."""
+    """first: the signal that came first. at_s: when. held: whether it only leaves its mark, as an answer is in hand."""
 
     first: signal.Signals | None = None
+    at_s: float = 0.0
     held: bool = False
 
 
@@ -37,11 +41,14 @@ def install() -> None:
 
 
 def _came(number: int, frame: FrameType | None) -> None:
-    again = _mark.first is not None
-    if not again:
-        _mark.first = signal.Signals(number)
-    if again or not _mark.held:
-        raise KeyboardInterrupt
+    now_s = time.monotonic()
+    if _mark.first is None:
+        _mark.first, _mark.at_s = signal.Signals(number), now_s
+        if _mark.held:
+            return
+    elif now_s - _mark.at_s < SAME_S:
+        return  # it would cut off the way to the best so far
+    raise KeyboardInterrupt
 
 
 def came() -> signal.Signals | None:
@@ -56,7 +63,7 @@ def check() -> None:
 
 
 def hold() -> None:
-    """The answer is in hand: from now on a first signal leaves its mark only. A second one still raises."""
+    """The answer is in hand: from now on a first signal leaves its mark only. A second one, later, still raises."""
     _mark.held = True
 
 

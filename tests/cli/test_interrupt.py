@@ -57,6 +57,27 @@ main()
 """The same at the first call of the last of the functions, however short; everything takes longer with it."""
 
 
+TWICE = """
+import os, signal, sys, threading, time
+from poetopt.cli import main
+name, wait_s = sys.argv.pop(1).split("/")
+sent = signal.Signals[sys.argv.pop(1)]
+def send():
+    for _ in range(2):
+        os.kill(os.getpid(), sent)
+        time.sleep(float(wait_s))
+def called(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == name:
+        sys.setprofile(None)
+        if name == "plan_text":
+            send()
+        else:
+            threading.Thread(target=send, daemon=True).start()
+sys.setprofile(called)
+main()
+"""
+"""The same twice, so many seconds apart: the second while the answer is put together, or with it in hand."""
+
 LOST = """
 import os, signal, sys
 from poetopt import interrupts
@@ -161,6 +182,20 @@ def test_a_plan_is_written_though_the_signal_comes_then(tmp_path: Path) -> None:
     ended = interrupted("solve/plan_text", command, tmp_path, CALLED)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
+
+
+@pytest.mark.parametrize("inside", [*(f"through_scopes/{wait_s}" for wait_s in (0, 0.005, 0.02, 0.05)), "plan_text/0"])
+def test_a_signal_that_is_sent_twice_is_one(tmp_path: Path, inside: str) -> None:
+    """Terminals send it to a group, and a wrapper in the group passes it on."""
+    ended = interrupted(inside, "solve chain.json --ram 40% --gap 0 -o plan.json", tmp_path, TWICE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
+
+
+def test_a_second_signal_ends_a_solve_without_its_plan(tmp_path: Path) -> None:
+    ended = interrupted("plan_text/0.7", "solve chain.json --ram 60% --gap 50% -o plan.json", tmp_path, TWICE)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
+    assert os.listdir(tmp_path) == ["chain.json"]
 
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
