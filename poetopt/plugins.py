@@ -11,11 +11,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
 
 from poetopt.errors import PoetError
+
+_loaded: dict[EntryPoint, None] = {}
+"""What this process has asked for, the latest last."""
 
 GROUPS = ("poetopt.frontends", "poetopt.rules", "poetopt.formulations", "poetopt.blocks", "poetopt.backends")
 
@@ -33,13 +37,20 @@ def load(point: EntryPoint, what: str, kind: type[PoetError]) -> object:
         How a message calls it (`block`), and the error to raise where it can't be loaded, whatever its module raises.
     """
     try:
-        found: object = point.load()
+        return loaded(point)
     except Exception as error:
         text = str(error) if isinstance(error, (ImportError, AttributeError)) else failure(error)
         raise kind(
             f"{what} '{point.name}' ({origin(point)}) can't be loaded: {text}; reinstall its "
             "package, or tell its authors"
         ) from error
+
+
+def loaded(point: EntryPoint) -> object:
+    """What an entry point holds; raises what its module does. What fails in its package later was asked for by it."""
+    found: object = point.load()
+    _loaded.pop(point, None)
+    _loaded[point] = None
     return found
 
 
@@ -58,14 +69,23 @@ def culprit(trace: TracebackType | None) -> EntryPoint | None:
     while trace is not None:
         modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
         trace = trace.tb_next
+    return registered(modules)
+
+
+def registered(modules: Sequence[str]) -> EntryPoint | None:
+    """The entry point of the package that the last of the modules is of which is of any.
+
+    A package with several: the one that was asked for last, else that of this very module.
+    """
     if all(_top(module) == "poetopt" for module in modules):
         return None
     points = [point for group in GROUPS for point in entry_points(group=group)]
     for module in reversed(modules):
         own = [point for point in points if _top(point.value) == _top(module) != "poetopt"]
         if own:
-            # the one of that very module, where a package has several
-            return next((point for point in own if point.value.partition(":")[0] == module), own[0])
+            asked = [point for point in reversed(_loaded) if point in own]
+            very = [point for point in own if point.value.partition(":")[0] == module]
+            return (asked or very or own)[0]
     return None
 
 

@@ -316,7 +316,7 @@ def backend(name: str | Backend) -> Backend:
         if point.name == name:
             package = point.dist.name if point.dist is not None else point.value
             try:
-                loaded: object = point.load()
+                loaded = plugins.loaded(point)
             except Exception as error:
                 raise _absent(name, f"pip install --force-reinstall {package}", error) from error
             if not all(hasattr(loaded, part) for part in ("name", "capabilities", "open")):
