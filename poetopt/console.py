@@ -154,6 +154,8 @@ def guarded(command: Callable[[], int]) -> int:
     except PoetError as error:
         if interrupts.came() is not None and not isinstance(error, InfeasibleError):
             return _stopped()  # what libraries make of an interrupt, an import that failed for one
+        if error.__cause__ is not None and os.environ.get("POETOPT_TRACEBACK"):
+            raise
         complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, Abort):

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyomo.core.base.var import VarData
 
 from poetopt.backends.solver import Floats, Frozen
-from poetopt.errors import PoetError
+from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Row
 from poetopt.sparse import csr_matrix, vstack
 
@@ -61,7 +62,7 @@ class Columns:
     def compress(self, rows: Sequence[Row]) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
         """(starts, columns, coefficients) of rows found by separators, with repeated variables merged.
 
-        Raises PoetError for a variable that is no column.
+        Raises FormulationError for a variable that is no column.
         """
         column: dict[int, int] = self.__dict__["_of"]
         starts: list[int] = []
@@ -73,10 +74,7 @@ class Columns:
                 found = list(map(column.__getitem__, map(id, row.variables)))
             except KeyError:
                 unknown = next(variable for variable in row.variables if id(variable) not in column)
-                raise PoetError(
-                    f"a separator's row ({row.kind}) uses the variable {unknown.name}, which no other row or cost of "
-                    "the model mentions; give it a cost or a constraint in its block"
-                ) from None
+                raise FormulationError(_unknown(row, unknown)) from None
             merged = dict(zip(found, row.coefficients, strict=True))
             if len(merged) < len(found):
                 merged = dict.fromkeys(found, 0.0)
@@ -85,6 +83,17 @@ class Columns:
             indices += merged
             values += merged.values()
         return np.array(starts, dtype=np.int32), np.array(indices, dtype=np.int32), np.array(values, dtype=float)
+
+
+def _unknown(row: Row, variable: Any) -> str:
+    """What is wrong with a row over what is no column, and whose row it is."""
+    found = f"block '{row.block}': " if row.block else ""
+    if not isinstance(variable, VarData):
+        return f"{found}a separator's row ({row.kind}) has a {type(variable).__name__} in place of a variable's entry"
+    return (
+        f"{found}a separator's row ({row.kind}) uses the variable {variable.name}, which no other row or cost of the "
+        "model mentions; give it a cost or a constraint in its block"
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ class MatrixSession(ABC):
     # what a solver that holds the relaxation does
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Rows are added; those that weren't there. Raises PoetError for one over a variable that no row uses."""
+        """Rows are added; those that weren't there. Raises FormulationError for one over an unknown variable."""
         self._columns.compress(rows)
         return rows
 
@@ -115,7 +115,7 @@ class MatrixSession(ABC):
         return self._bound
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows found by separators. Raises PoetError for one over a variable that the model doesn't use."""
+        """Append rows found by separators. Raises FormulationError for one over a variable that the model hasn't."""
         if rows:
             self._added += self._append(rows)
             self._sources.update(row.block for row in rows)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from pyomo.core.base.var import VarData
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.goal import Goal, Trial
@@ -75,7 +78,8 @@ class Block:
     requires
         Names of blocks that must stand before it.
     separator
-        Optional: violated rows at a point.
+        Optional: (block, point) -> the rows that the point violates, none that it keeps. Asked at points of relaxations
+        and at solutions; at these only `core` rows count.
     revive
         Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
     counts
@@ -87,6 +91,8 @@ class Block:
         Whether it reads what the others contribute, so that it stands after them.
     says
         What it asks for, in a few words for people: `at most 10 MB written a step`.
+
+    A function that raises, or returns what it can't, is told by the block's name in a FormulationError.
 
     How simulated plans are judged; the model may be a relaxation of it:
 
@@ -131,15 +137,32 @@ class Block:
 def contributions(model: Any, attribute: str) -> list[Terms]:
     """What the model's blocks contribute under `attribute` (see the table of `language`), in building order.
 
-    Raises FormulationError for what isn't made by `terms`.
+    Raises FormulationError for what isn't made by `terms`, and for variables or coefficients that can't be.
     """
     found = []
     for name in model.block_names:
         given = getattr(model.component(name), attribute, None)
-        if given is not None and not isinstance(given, Terms):
-            raise FormulationError(
-                f"block '{name}': {attribute} must be made by `terms`, and is a {type(given).__name__}"
-            )
-        if given is not None:
-            found.append(given)
+        if given is None:
+            continue
+        wrong = _no_terms(given)
+        if wrong is not None:
+            raise FormulationError(f"block '{name}': {attribute} {wrong}")
+        found.append(given)
     return found
+
+
+def _no_terms(given: object) -> str | None:
+    """What is wrong with it, without a step of Python for each entry."""
+    if not isinstance(given, Terms):
+        return f"must be made by `terms`, and is a {type(given).__name__}"
+    try:
+        if len(given.variables) != len(given.coefficients):
+            return f"has {len(given.variables)} variables and {len(given.coefficients)} coefficients"
+        kinds = [kind for kind in set(map(type, given.variables)) if not issubclass(kind, VarData)]
+        if kinds:
+            return f"has a {kinds[0].__name__} in place of a variable"
+        if not math.isfinite(sum(given.coefficients)):
+            return "has a coefficient that is not finite"
+    except (TypeError, ValueError) as error:
+        return f"isn't made as `terms` does: {error}"
+    return None

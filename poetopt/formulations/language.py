@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyomo.environ as pyo
@@ -32,6 +33,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
+from poetopt.formulations.callbacks import answer, checked, fill, told_once
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.garbage import building
@@ -130,6 +132,10 @@ class Formulation:
     gives_up: GivesUp | None = None
     leaning: Callable[[Any, PointLike], Leaning] | None = None
 
+    def __post_init__(self) -> None:
+        for block in self.blocks:
+            checked(block)
+
     @property
     def judged(self) -> bool:
         """Whether a simulated plan can be judged without the model: each block's rule is the simulator's or its own."""
@@ -158,10 +164,10 @@ class Formulation:
         doc
             For people; by default what it is made of, and what its blocks ask for.
 
-        Raises FormulationError for a name that is there already, or a second block with a goal.
+        Raises FormulationError for a name that is there already, a second block with a goal, or what isn't a block.
         """
         together = list(self.blocks)
-        for block in blocks:
+        for block in map(checked, blocks):
             if any(block.name == other.name for other in together):
                 raise FormulationError(
                     f"formulation '{self.name}' has a block '{block.name}' already; give it another name"
@@ -195,21 +201,22 @@ class Formulation:
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
-        return sum(block.reserve_bytes(problem) for block in self.blocks if block.reserve_bytes is not None)
+        return sum(int(answer(b, "reserve_bytes", problem)) for b in self.blocks if b.reserve_bytes is not None)
 
     def baseline_j(self, problem: Problem) -> float:
         """Joules of one compute of each operator, with what blocks add."""
-        return problem.baseline_energy_j + sum(b.base_j(problem) for b in self.blocks if b.base_j is not None)
+        more: float = sum(answer(block, "base_j", problem) for block in self.blocks if block.base_j is not None)
+        return problem.baseline_energy_j + more
 
     def trial(self, plan: Plan, simulation: Simulation) -> Trial:
         """A simulated plan with what blocks add to it."""
-        more = sum(block.adds_j(plan, simulation) for block in self.blocks if block.adds_j is not None)
+        more = sum(answer(block, "adds_j", plan, simulation) for block in self.blocks if block.adds_j is not None)
         return Trial(plan, simulation, self.baseline_j(plan.problem), simulation.overhead_j + more)
 
     def refusal(self, trial: Trial) -> str | None:
         """Why a simulated plan breaks a block's rule, or None."""
         for block in self.blocks:
-            reason = None if block.refuses is None else block.refuses(trial)
+            reason: str | None = None if block.refuses is None else answer(block, "refuses", trial)
             if reason is not None:
                 return reason
         return None
@@ -218,9 +225,9 @@ class Formulation:
         """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
         baseline_j = self.baseline_j(problem)
         for block in self.blocks:
-            reason = None if block.impossible is None else block.impossible(problem, baseline_j)
-            if reason is not None:
-                return reason
+            told = None if block.impossible is None else answer(block, "impossible", problem, baseline_j)
+            if told is not None:
+                return str(told)
         return None
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
@@ -232,7 +239,7 @@ class Formulation:
         model.space = space
         present: list[str] = []
         for block in self.blocks:
-            if block.when is not None and not block.when(space):
+            if block.when is not None and not answer(block, "when", space):
                 continue
             missing = [name for name in block.requires if name not in present]
             if missing:
@@ -243,7 +250,7 @@ class Formulation:
             if block.name in present:
                 raise FormulationError(f"formulation '{self.name}': two blocks are called '{block.name}'")
             present.append(block.name)
-            model.add_component(block.name, pyo.Block(rule=block.build))
+            model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
         model.block_names = tuple(present)
         model.goal = self.goal
         model.baseline_j = self.baseline_j(space.problem)
@@ -276,18 +283,22 @@ class Formulation:
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
-        with building():
+        with building(), told_once():
             return self.abstract(space).create_instance()
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
-        makers = {block.name: block.revive for block in self.blocks if block.revive is not None}
-        return [replace(makers[name](model.component(name), key), block=name) for name, key in keys if name in makers]
+        makers = {b.name: b for b in self.blocks if b.revive is not None and b.name in model.block_names}
+        return [
+            replace(answer(makers[name], "revive", model.component(name), key), block=name)
+            for name, key in keys
+            if name in makers
+        ]
 
     def counts(self, model: Any) -> list[list[Count]]:
         """What a tree may branch on beside single variables, block by block."""
         return [
-            block.counts(model.component(block.name))
+            answer(block, "counts", model.component(block.name))
             for block in self.blocks
             if block.counts is not None and block.name in model.block_names
         ]
@@ -297,7 +308,7 @@ class Formulation:
         rows: list[Row] = []
         for block in self.blocks:
             if block.separator is not None and block.name in model.block_names:
-                found = block.separator(model.component(block.name), point)
+                found = answer(block, "separator", model.component(block.name), point)
                 rows += [replace(row, block=block.name) for row in found]
         return rows
 

@@ -38,18 +38,21 @@ def linear(parts: Iterable[Terms], constant: float = 0.0) -> LinearExpression:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """lower <= sum of coefficients x variables <= upper; found by a separator."""
+    """lower <= sum of coefficients x variables <= upper; found by a separator.
+
+    One bound may be infinite; coefficients are finite, one for each variable.
+    """
 
     variables: Sequence[Any]
     coefficients: Sequence[float]
     lower: float
     upper: float
     violation: float
-    """By how much the point violates the row, in units comparable within one separator."""
+    """By how much the point violates the row: positive, in units comparable within one separator."""
     kind: str
     """For the log: which family the row belongs to."""
     core: bool = False
-    """A row of the model proper (a solution that violates it is no schedule), not merely a cut."""
+    """A row of the model proper (a solution that violates it is no schedule), not merely a cut: never dropped."""
     block: str = ""
     """The block that found it; filled in by `Formulation.separate`."""
     key: Hashable = None

@@ -78,7 +78,9 @@ def test_what_others_register_is_used(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 @pytest.mark.usefixtures("packages")
-def test_what_others_break_is_theirs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_others_break_is_theirs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A ValueError for a value, and a defect deep inside a solve: one message that names package and entry point."""
     path = write_problem(tmp_path / "chain.json", chain())
     line = ["solve", path, "--device", "a72", "--ram", 4000, "--with"]
@@ -87,9 +89,16 @@ def test_what_others_break_is_theirs(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "package good 1.0, entry point poetopt.blocks: short = a_short_package:option" in ended.err
     assert "it takes short=N, as in short=3" in ended.err
     ended = runner(capsys)(*line, "careless=1")
-    ended.assert_one_message("package good 1.0, entry point poetopt.", code=2)
-    assert "failed: LookupError: no such figure (a_short_package.py:" in ended.err
+    # the one that was asked for, of a module that holds several
+    ended.assert_one_message("package good 1.0, entry point poetopt.blocks: careless = a_short_package:", code=2)
+    assert "block 'careless'" in ended.err
+    assert "build failed: LookupError: no such figure (a_short_package.py:" in ended.err
     assert "defect in poetopt" not in ended.err
+    with monkeypatch.context() as set_:
+        set_.setenv("POETOPT_TRACEBACK", "1")
+        with pytest.raises(FormulationError) as told:
+            runner(capsys)(*line, "careless=1")
+    assert isinstance(told.value.__cause__, LookupError)
 
 
 def test_a_module_stands_for_its_formulation() -> None:
