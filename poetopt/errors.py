@@ -65,6 +65,12 @@ class NoScheduleError(PoetError):
         self.report = report
 
 
+class TimeUpError(PoetError):
+    """The time limit passed within something of which a part is of no use."""
+
+    exit_code: ClassVar[int] = 4
+
+
 class PlanError(PoetError):
     """A plan that the simulator refuses, or a plan file that is damaged or of another model."""
 

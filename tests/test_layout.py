@@ -22,6 +22,7 @@ LAYERS = (
     # The vocabulary, which everybody shares.
     (
         "errors",
+        "clock",
         "closest",
         "printable",
         "files",

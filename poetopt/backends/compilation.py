@@ -12,11 +12,14 @@ from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpressio
 from pyomo.repn.linear import LinearRepnVisitor
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler, _LinearStandardFormCompiler_impl
 
+from poetopt import clock
 from poetopt.backends.matrix import Columns, Matrix
 from poetopt.errors import FormulationError, InfeasibleError, PoetError
 from poetopt.garbage import building
 
 NUMBERS = {int, float}
+ROWS = 1000
+"""The clock is looked at once in so many."""
 
 
 class _Rows(LinearRepnVisitor):  # type: ignore[misc]
@@ -25,7 +28,12 @@ class _Rows(LinearRepnVisitor):  # type: ignore[misc]
     A LinearExpression of plain numbers times variables, all seen before and each once, is a dictionary as it stands.
     """
 
+    rows = 0
+
     def walk_expression(self, expr: Any) -> Any:
+        self.rows += 1
+        if not self.rows % ROWS:
+            clock.check()
         if expr.__class__ is LinearExpression:
             terms, columns = expr.args, self.var_map
             linear = {}
@@ -53,7 +61,8 @@ def compile_model(model: Any) -> Matrix:
     """The arrays of a linear Pyomo model with one objective, to be minimised.
 
     Raises PoetError where there is no active objective, InfeasibleError where a row can't hold whatever is decided, and
-    FormulationError, with the block's name, for a row that isn't linear or a figure that isn't a number.
+    FormulationError, with the block's name, for a row that isn't linear or a figure that isn't a number; TimeUpError
+    inside of `clock.ending`.
     """
     if not any(True for _ in model.component_data_objects(Objective, active=True)):
         raise PoetError("the model has no active objective")

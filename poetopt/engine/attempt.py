@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from poetopt import clock
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel
 from poetopt.engine.tighten import Tightening, Tighter
-from poetopt.errors import InfeasibleError
+from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name
 
@@ -95,11 +96,14 @@ def _attempt(
     """Build and search one model, which is `tighter` than what was asked."""
     exact = tighter.exact
     run.incumbent.forget()
-    with run.timed("build"):
+    with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s):
         options = run.options
         deadline_s = None if options.deadline_s is None else options.deadline_s - tighter.slower
         asked = replace(options, ram_bytes=options.ram_bytes - tighter.shrink, deadline_s=deadline_s)
-        model = model_of(chosen, run.problem, asked, scope, hidden_share=tighter.hidden_share)
+        try:
+            model = model_of(chosen, run.problem, asked, scope, hidden_share=tighter.hidden_share)
+        except TimeUpError:
+            return Ending.STOPPED
         beyond = None
         if exact and inner is not None and chosen.beyond is not None:  # what was proven was proven of these limits
             beyond = chosen.beyond(model, inner.asked, inner.sources)
@@ -109,6 +113,8 @@ def _attempt(
             session = session_of(model, options, scale=_scale(run, chosen))
         except InfeasibleError:
             return Ending.INFEASIBLE
+        except TimeUpError:
+            return Ending.STOPPED
     rare = False
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
@@ -128,11 +134,11 @@ def _attempt(
 
 def _look(run: Run, chosen: Formulation, scope: str) -> None:
     """Cut the relaxation of a scope for the schedules that it leads to."""
-    with run.timed("build"):
-        model = model_of(chosen, run.problem, run.options, scope)
+    with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s):
         try:
+            model = model_of(chosen, run.problem, run.options, scope)
             session = session_of(model, run.options, scale=_scale(run, chosen))
-        except InfeasibleError:
+        except (InfeasibleError, TimeUpError):
             return
     ModelSearch(run, chosen, model, session, None, exact=False, patient=False).look()
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from poetopt import clock
 from poetopt.backends.solver import Capability, DualProof
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
@@ -57,8 +58,8 @@ class Certificate:
 def certify(problem: Problem, options: Options, scope: str) -> Certificate:
     """Prove a bound in `scope` for `problem` within the budget and deadline of `options`.
 
-    Raises FormulationError where the formulation or the backend offers nothing to certify, and PoetError
-    for a cut that its path does not support.
+    Raises FormulationError where the formulation or the backend offers nothing to certify, PoetError for a cut that its
+    path does not support, and TimeUpError where not even the model was built in time.
     """
     begin = time.monotonic()
     if options.formulation_name != "retention":
@@ -68,14 +69,14 @@ def certify(problem: Problem, options: Options, scope: str) -> Certificate:
     chosen = formulation(options.formulation)
     # Rows of `hiding` stand on multipliers of their own, which nothing here derives again: the bound does without.
     chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "hiding"))
-    model = model_of(chosen, problem, options, scope)
-    scale = 1e4 / (problem.baseline_energy_j or 1.0)
-    session = session_of(model, options, scale=scale)
+    until = begin + options.time_limit_s
+    with clock.ending(until):
+        model = model_of(chosen, problem, options, scope)
+        session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0))
     if Capability.DUALS not in session.capabilities:
         raise FormulationError(
             f"the backend '{options.backend_name}' gives no multipliers to certify a bound with; use --backend highs"
         )
-    until = time.monotonic() + options.time_limit_s
     cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False)
     relaxed = session.relax(max(1.0, until - time.monotonic()))
     proof = session.dual_proof()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
+from poetopt import clock
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.goal import Goal
@@ -76,7 +77,8 @@ def answer(block: Block, function: str, *arguments: object) -> Any:
 
 
 def fill(block: Block, component: PyomoBlock) -> None:
-    """Pyomo's rule for the block."""
+    """Pyomo's rule for the block. Raises TimeUpError."""
+    clock.check()
     answer(block, "build", component)
 
 

@@ -279,6 +279,8 @@ class Formulation:
             Which recomputations exist: `full`, `forward` or `depth:D`.
         paging, remat
             False leaves the decisions (and their blocks) out.
+
+        Raises TimeUpError inside of `clock.ending`.
         """
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)

@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from poetopt import clock
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.orders.precedence import Precedence, reordered
 from poetopt.engine.solution import Options
+from poetopt.errors import TimeUpError
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.memory import tight_stages
 from poetopt.problem import Problem
@@ -212,8 +214,12 @@ def judge(problem: Problem, options: Options, until: float, best_j: float = math
     if options.ram_bytes < problem.least_ram_bytes:
         return Judgement(math.inf, None)
     chosen = formulation("retention")
-    model = model_of(chosen, problem, replace(options, formulation=chosen.name), _scope(options))
-    session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0), threads=1)
+    try:
+        with clock.ending(until):
+            model = model_of(chosen, problem, replace(options, formulation=chosen.name), _scope(options))
+            session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0), threads=1)
+    except TimeUpError:
+        return Judgement(0.0, None)
     reached = 0.0
 
     def enough(bound_j: float) -> bool:

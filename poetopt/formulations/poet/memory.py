@@ -29,6 +29,7 @@ from __future__ import annotations
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
+from poetopt import clock
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.poet.space import PoetSpace
 
@@ -47,6 +48,7 @@ def _build(block: PyomoBlock) -> None:
     A = list(block.A.values())
 
     def allocates(_: PyomoBlock, x: int) -> PyomoRow:
+        clock.check()
         t, i = allocations[x]
         made = R[space.compute_index[t, problem.tensors[i].producer]]
         resident = space.residence_index.get((t, i))
@@ -76,6 +78,7 @@ def _build(block: PyomoBlock) -> None:
                 rows.append((x, R[reader], 1))
 
     def freed(_: PyomoBlock, index: int) -> PyomoRow:
+        clock.check()
         x, other, complement = rows[index]
         sign = 1 if complement else -1
         return None, LinearExpression(linear_coefs=[1, sign], linear_vars=[FREE[x], other]), complement
@@ -90,6 +93,7 @@ def _build(block: PyomoBlock) -> None:
             resident_in.setdefault(t, []).append(x)
 
     def usage(_: PyomoBlock, x: int) -> PyomoRow:
+        clock.check()
         t, k = space.computes[x]
         variables, coefficients = [U[x]], [1.0]
         first = x == 0 or space.computes[x - 1][0] != t
