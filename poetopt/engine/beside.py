@@ -137,6 +137,11 @@ class Beside:
         return searched_s > FRUITLESS_S + 2 * found_s and tree.bound - bound > LEAD * (value - bound)
 
     @property
+    def failed(self) -> bool:
+        """Whether an error (a separator's, say) ended one who explores it: it is raised where the context ends."""
+        return any(future.done() and future.exception() is not None for future in self._futures)
+
+    @property
     def wide(self) -> bool:
         """Whether the tree doesn't get on."""
         return self._tree is not None and self._tree.wide

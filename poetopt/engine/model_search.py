@@ -132,6 +132,11 @@ class ModelSearch:
         """The blocks whose late rows the bound may rest on."""
         return self.session.sources | (self.tree.sources if self.tree is not None else frozenset())
 
+    @property
+    def over(self) -> bool:
+        """Whether searching ends: proven, out of time, or by an error in the tree beside it."""
+        return self._closed() or self.run.remaining_s <= 0 or (self.tree is not None and self.tree.failed)
+
     def _whole(self) -> Ending:
         """Neighbourhoods first where that may pay, then the integer search."""
         run, session = self.run, self.session
@@ -185,9 +190,9 @@ class ModelSearch:
             waited = broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
             times = found_at - first, time.monotonic() - first
             behind = behind or (self.tree is not None and self.tree.leads(session.incumbent_bound, *times))
-            return waited or behind or self._closed() or run.remaining_s <= 0
+            return waited or behind or self.over
 
-        while not self._closed() and run.remaining_s > 0:
+        while not self.over:
             best = run.incumbent.best
             if self.tree is not None and self.tree.grows:
                 if run.remaining_s < ANEW * self.whole_s:

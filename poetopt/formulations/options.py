@@ -7,7 +7,7 @@ equals sign, its object a `BlockOption`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -104,6 +104,8 @@ def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Pro
 
     Raises FormulationError for an unknown block, or one that is there already; OptionError for a value.
     """
+    if isinstance(asked, str) or not isinstance(asked, Iterable):
+        raise OptionError(f"blocks must be a list of blocks and texts, and is a {type(asked).__name__}")
     blocks: list[Block] = []
     for entry in asked:
         if not isinstance(entry, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from poetopt.engine.beside import Beside
 from poetopt.engine.branching import BranchAndCut
 from poetopt.engine.loop import solve
 from poetopt.engine.model import model_of, session_of
+from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
 from poetopt.engine.tree import Tree
@@ -157,6 +158,21 @@ def test_two_explore_what_a_search_leaves(seed: int) -> None:
         assert run.incumbent.value == pytest.approx(reference.simulation.overhead_j, rel=1e-6, abs=1e-12)
         assert run.bound == pytest.approx(run.incumbent.value, rel=1e-6, abs=1e-12)
         assert not beside.leads(-math.inf, 0.0, math.inf), "the tree is over"
+
+
+def test_an_error_in_the_tree_ends_the_search_beside_it() -> None:
+    """It doesn't wait for the time limit to be told."""
+    problem, ram_bytes = tight(random.Random(0), forward=6)
+    chosen, options = formulation("retention"), Options(ram_bytes=ram_bytes, scope="full")
+    model, run = model_of(chosen, problem, options, "full"), Run(problem, options, None)
+    session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
+    explorers: list[Future[None]] = [Future(), Future()]
+    beside = Beside(run, chosen, model, session, _futures=explorers)
+    search = ModelSearch(run, chosen, model, session, beyond=None, exact=True, patient=False, tree=beside)
+    explorers[0].set_result(None)
+    assert not search.over
+    explorers[1].set_exception(LookupError("a separator's"))
+    assert search.over
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -152,6 +152,12 @@ def test_what_is_wrong_is_told_by_name(case: str, problem: Problem, caplog: pyte
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.parametrize("blocks", ["flash-wear=1MB", odd(), 5])
+def test_blocks_are_a_list(blocks: Any, problem: Problem) -> None:
+    with pytest.raises(po.errors.OptionError, match="blocks must be a list of blocks and texts"):
+        po.solve(problem, ram="70%", blocks=blocks)
+
+
 def built(block: Block, problem: Problem) -> tuple[Formulation, Any]:
     together = RETENTION.with_block(block)
     return together, together.build(problem, ram_bytes=10**6, scope="forward")
