@@ -34,7 +34,7 @@ SCOPE = re.compile(r"store-all|full|forward|depth<=\d{1,9}")
 """What our own formulations call their scopes in results."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
 TEXTS = ("formulation", "backend", "granularity", "version", "method")
-FLAGS = ("paging", "remat", "interrupted", "order_finished")
+FLAGS = ("beyond_scope", "paging", "remat", "interrupted", "order_finished")
 LISTS = ("asks", "why", "notes")
 NUMBERS = ("build_s", "solve_s", "total_s", "time_limit_s", "gap_tolerance")
 WHOLES = ("blocks", "order_moves", "order_judged", "order_drawn")
@@ -189,6 +189,8 @@ def _bound(report: Entry, file: PlanFile, simulation: Simulation) -> float | Non
         share = max(0.0, (value - bound) / (baseline + value)) if baseline + value > 0 else 0.0
     _same(report, "overhead_gap", gap, "bound and value give", within=1.0)
     _same(report, "gap", share, "bound and value give", within=1.0)
+    if report.data.get("beyond_scope") is True and gap != 0.0:
+        _refuse(report, "beyond_scope", _open(gap))
     return gap
 
 

@@ -78,7 +78,9 @@ def proof(view: View) -> str:
     if scope == "store-all":
         return "Optimal: keeping everything fits, and nothing can cost less."
     paging, remat = report.get("paging") is not False, report.get("remat") is not False
-    space = shown(scope_words(scope, paging=paging, remat=remat, storage=view.problem.paging))
+    formulation = str(report.get("formulation") or "")
+    space = scope_words(scope, formulation=formulation, paging=paging, remat=remat, storage=view.problem.paging)
+    space = shown(space)
     swapped = minimised(report)
     if swapped is not None:
         return swapped.proof(view.simulation, view.problem, space)
@@ -86,6 +88,8 @@ def proof(view: View) -> str:
     if bound is None:
         return f"A valid schedule; there is no bound on what {space} could save."
     gap = max(0.0, (overhead - bound) / overhead) if overhead > 0 else 0.0
+    if report.get("beyond_scope") is True:
+        return f"Better than all {space.removeprefix('all ')}, by proof."
     if report.get("status") == "optimal":
         return f"Optimal among {space}."
     if bound <= 0 < overhead:

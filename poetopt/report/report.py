@@ -129,6 +129,7 @@ class Report:
             "overhead_j": simulation.overhead_j if simulation else None,
             "energy_bound_j": None if bound is None else baseline + bound,
             "overhead_bound_j": bound,
+            "beyond_scope": solution.outdone,
             "gap": solution.gap,
             "overhead_gap": solution.overhead_gap,
             "makespan_s": simulation.makespan_s if simulation else None,

@@ -8,9 +8,13 @@ from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_limit, show_seconds, show_share
 
 
-def scope_words(scope: str, *, paging: bool = True, remat: bool = True, storage: bool = True) -> str:
+def scope_words(
+    scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True, storage: bool = True
+) -> str:
     """The space of schedules that `scope` names, as it reads after 'among'.
 
+    formulation
+        Whose scope it is: `full` is Algorithm 1's own rules in `poet`, and more than those in `retention`.
     paging, remat
         Whether schedules may page, and recompute.
     storage
@@ -18,11 +22,13 @@ def scope_words(scope: str, *, paging: bool = True, remat: bool = True, storage:
     """
     if not remat:
         return f"all schedules without recomputation{'' if paging else ' and paging'}"
+    papers = scope == "full" and formulation.partition("+")[0] == "poet"
+    space = "all schedules of the paper's Algorithm 1" if papers else _scope_words(scope)
     if not paging:
-        return _scope_words(scope) + ", without paging"
+        return space + ", without paging"
     # What is recomputed within a stage finds what is paged in for the stage in RAM already.
-    between = storage and scope not in ("depth<=0", "full", "store-all")
-    return _scope_words(scope) + (", with transfers between stages" if between else "")
+    between = storage and not papers and scope not in ("depth<=0", "store-all")
+    return space + (", with transfers between stages" if between else "")
 
 
 def _scope_words(scope: str) -> str:
@@ -34,7 +40,7 @@ def _scope_words(scope: str) -> str:
         return f"schedules whose recomputation chains have at most {operators}"
     return {
         "forward": "schedules that recompute any forward operator in backward stages",
-        "full": "all schedules of the paper's Algorithm 1",
+        "full": "schedules that recompute any operator in any stage",
         "store-all": "all schedules",
     }.get(scope, f"schedules of scope {scope}")
 
@@ -48,7 +54,13 @@ def proof_words(solution: Solution) -> str:
         return f"optimal: keeping everything fits, and nothing can {less}"
     options, gap = solution.options, solution.overhead_gap
     storage = solution.plan is None or solution.plan.problem.paging
-    space = scope_words(solution.scope, paging=options.paging, remat=options.remat, storage=storage)
+    space = scope_words(
+        solution.scope,
+        formulation=options.formulation_name,
+        paging=options.paging,
+        remat=options.remat,
+        storage=storage,
+    )
     if gap is None:
         return f"no bound on what {space} could save"
     space += "" if solution.order is None else ", in the order of operators used"

@@ -106,6 +106,8 @@ def test_a_proof_is_of_this_plan_or_of_nothing() -> None:
     assert said(overhead_j=overhead / 2).startswith("Nothing is proven")
     assert proof(replace(view, report={})).startswith("Nothing is proven")
     assert said(status="optimal", overhead_bound_j=overhead).startswith("Optimal among")
+    better = said(status="optimal", overhead_bound_j=overhead, beyond_scope=True, scope="depth<=8")
+    assert better.startswith("Better than all schedules whose recomputation chains have at most 8 operators")
     assert "no bound" in said(overhead_bound_j=None)
     assert "no bound above 0" in said(overhead_bound_j=0.0)
     for bound in (0.0, overhead / 2, None):

@@ -47,9 +47,14 @@ def test_a_space_without_a_move_says_so(scope: str) -> None:
     assert scope_words(scope, remat=False) == "all schedules without recomputation"
     bare = scope_words(scope, storage=False)
     assert scope_words(scope, paging=False) == bare + ", without paging"
-    assert scope_words(scope) == bare + ("" if scope == "full" else ", with transfers between stages")
+    assert scope_words(scope) == bare + ", with transfers between stages"
     paging_only = replace(solution(Status.OPTIMAL, 1.0, 1.0, scope), options=Options(ram_bytes=100, remat=False))
     assert proof_words(paging_only) == "optimal among all schedules without recomputation"
+
+
+def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
+    assert scope_words("full", formulation="poet+flash_wear") == "all schedules of the paper's Algorithm 1"
+    assert "Algorithm 1" not in scope_words("full", formulation="retention")
 
 
 def test_a_gap_says_how_much_could_be_saved() -> None:
