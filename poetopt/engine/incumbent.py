@@ -166,13 +166,17 @@ class Incumbent:
         plan = plan_of(self.problem, schedule)
         return out_of_reach(plan, self._ram_bytes, limit * (1 + RELATIVE_TOLERANCE))
 
-    def hide_transfers(self) -> None:
-        """Queue the best plan's transfers so that the CPU waits least, where its layout still fits then."""
+    def hide_transfers(self, *, quick: bool = False) -> None:
+        """Queue the best plan's transfers so that the CPU waits least, where its layout still fits then.
+
+        quick
+            Whether to look for that layout for tenths of a second only.
+        """
         if self.best is None or not self.problem.dma or not self.best.simulation.page_ins:
             return
         plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes)
         simulation = simulate(plan)
-        laid_out = lay_out(plan, ram_bytes=self.room_bytes)
+        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick)
         arena = arena_bytes(laid_out)
         if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self.room_bytes:
             value = self._judge.goal.value(self._judge.trial(plan, simulation))

@@ -134,7 +134,7 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
     try:
         if not run.interrupted:  # seconds, for large ones
-            run.incumbent.hide_transfers()
+            run.incumbent.hide_transfers(quick=time.monotonic() > run.latest)
         run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupt()
