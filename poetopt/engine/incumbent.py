@@ -92,22 +92,15 @@ class Incumbent:
         trial = self._trial(schedule)
         if trial is None:
             return False
-        plan, simulation, value = trial.plan, trial.simulation, self._judge.goal.value(trial)
+        value = self._judge.goal.value(trial)
         if self.best is not None and value >= self.best.value:
             return False
         if self._judge.refusal(trial) is not None:
             return False
-        if self.options.deadline_s is not None:
-            if self._time_s(simulation) > self.options.deadline_s and self._queues(simulation):
-                plan = plan_transfers(plan, self._ram_bytes, goal_s=self.options.deadline_s)
-                simulation = simulate(plan)
-            if self._late(simulation):
-                time_s = self._time_s(simulation)
-                seen_s = max(0.0, time_s - simulation.compute_s)
-                share = 1 - seen_s / simulation.transfer_s if simulation.transfer_s else 1.0
-                self._seen[schedule] = Refusal(late_s=time_s - self.options.deadline_s, hidden_share=max(0.0, share))
-                self._note(self._seen[schedule])
-                return False
+        plan, simulation = self._hurried(trial.plan, trial.simulation)
+        late = self._lateness(simulation)
+        if late is not None:
+            return self._refuse(schedule, late)
         laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick)
         arena = arena_bytes(laid_out)
         if arena > self.room_bytes and quick:
@@ -115,12 +108,16 @@ class Incumbent:
             self._unplaced.add(schedule)
             return False
         if arena > self.room_bytes:
-            self._seen[schedule] = Refusal(arena_excess=arena - self.room_bytes)
-            self._note(self._seen[schedule])
-            return False
+            return self._refuse(schedule, Refusal(arena_excess=arena - self.room_bytes))
         self.best = Candidate(schedule, laid_out, simulation, arena, value)
         self.forget()
         return True
+
+    def _refuse(self, schedule: Schedule, refusal: Refusal) -> bool:
+        """Remember why; False, which is what an offer then comes to."""
+        self._seen[schedule] = refusal
+        self._note(refusal)
+        return False
 
     def weigh(self, schedule: Schedule) -> float:
         """What its plan is worth, inf where it breaks the budget, or the deadline in whatever order transfers are.
@@ -201,6 +198,24 @@ class Incumbent:
         if self.options.deadline_model is DeadlineModel.PAPER:
             return simulation.compute_s
         return simulation.makespan_s
+
+    def _hurried(self, plan: Plan, simulation: Simulation) -> tuple[Plan, Simulation]:
+        """The plan in another order of transfers, where it is beyond the deadline and that may help."""
+        limit = self.options.deadline_s
+        if limit is None or self._time_s(simulation) <= limit or not self._queues(simulation):
+            return plan, simulation
+        plan = plan_transfers(plan, self._ram_bytes, goal_s=limit)
+        return plan, simulate(plan)
+
+    def _lateness(self, simulation: Simulation) -> Refusal | None:
+        """By how much it is late, if it is, and how much of its transfers hid."""
+        limit = self.options.deadline_s
+        if limit is None or not self._late(simulation):
+            return None
+        time_s = self._time_s(simulation)
+        seen_s = max(0.0, time_s - simulation.compute_s)
+        share = 1 - seen_s / simulation.transfer_s if simulation.transfer_s else 1.0
+        return Refusal(late_s=time_s - limit, hidden_share=max(0.0, share))
 
     def _late(self, simulation: Simulation) -> bool:
         """Whether what the deadline bounds exceeds it."""

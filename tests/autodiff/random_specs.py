@@ -311,7 +311,6 @@ RANDOM: dict[str, Drawn] = {
     **{op: _unary(alpha=(0.1, 1.5))(op) for op in ("Celu", "Elu", "Swish")},
     "LeakyRelu": _unary(alpha=(-0.5, 0.5))("LeakyRelu"),
     "ThresholdedRelu": _unary(distinct, alpha=(-0.5, 0.5))("ThresholdedRelu"),
-    "Shrink": _unary(distinct, lambd=(0.0, 0.5), bias=(-0.5, 0.5))("Shrink"),
     "Mod": _mod,
     "HardSigmoid": _unary(grid, alpha=(0.1, 0.3), beta=(0.4, 0.6))("HardSigmoid"),
     **{op: _several(2)(op) for op in ("Add", "Sub", "Mul")},

@@ -63,14 +63,6 @@ def thresholded_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     return (k.mul(op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
 
 
-@register_vjp("Shrink", since=9)
-def shrink(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where |X| > lambd. Reads X; two temporaries."""
-    k = op.emit("grad_input")
-    beyond = affine(k, k.unary("Abs", op.x), 1.0, -op.attr_float("lambd", 0.5))
-    return (k.mul(op.only(cotangents), positive(k, beyond)),)
-
-
 @register_vjp("Celu", since=12)
 def celu(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY where X > 0, else dY (Y / alpha + 1). Reads Y; two temporaries."""
