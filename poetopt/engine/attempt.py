@@ -100,16 +100,13 @@ def _attempt(
         options = run.options
         deadline_s = None if options.deadline_s is None else options.deadline_s - tighter.slower
         asked = replace(options, ram_bytes=options.ram_bytes - tighter.shrink, deadline_s=deadline_s)
+        beyond = None
         try:
             model = model_of(chosen, run.problem, asked, scope, hidden_share=tighter.hidden_share)
-        except TimeUpError:
-            return Ending.STOPPED
-        beyond = None
-        if exact and inner is not None and chosen.beyond is not None:  # what was proven was proven of these limits
-            beyond = chosen.beyond(model, inner.asked, inner.sources)
-        if inner is not None and beyond is not None and not beyond.variables:
-            return _nothing_beyond(run, inner)
-        try:
+            if exact and inner is not None and chosen.beyond is not None:  # what was proven was proven of these limits
+                beyond = chosen.beyond(model, inner.asked, inner.sources)
+            if inner is not None and beyond is not None and not beyond.variables:
+                return _nothing_beyond(run, inner)
             session = session_of(model, options, scale=_scale(run, chosen))
         except InfeasibleError:
             return Ending.INFEASIBLE

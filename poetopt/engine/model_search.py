@@ -76,7 +76,7 @@ class ModelSearch:
         if self._cut(CUT_SHARE):
             return Ending.INFEASIBLE
         dear = time.monotonic() - begin > AHEAD_S and not run.closed(AHEAD_GAP)
-        if self.ahead is not None and dear and self.exact and not self.patient and not self.rare:
+        if self.ahead is not None and dear and not self.rare:
             self.ahead()
         if self._closed():
             return Ending.FINISHED

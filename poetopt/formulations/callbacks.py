@@ -151,10 +151,10 @@ def _no_size(found: Any) -> str | None:
         return f"{_a(found)}, not a number of bytes"
 
 
-def _no_rows(found: object) -> str | None:
+def _no_list(what: str, check: Callable[[Any], str | None], found: object) -> str | None:
     if not isinstance(found, (list, tuple)):
-        return f"{_a(found)}, not a list of rows"
-    return next((wrong for wrong in map(_no_row, found) if wrong is not None), None)
+        return f"{_a(found)}, not a list of {what}"
+    return next((wrong for wrong in map(check, found) if wrong is not None), None)
 
 
 def _no_row(row: Any) -> str | None:
@@ -181,12 +181,6 @@ def _no_row(row: Any) -> str | None:
     return None
 
 
-def _no_counts(found: object) -> str | None:
-    if not isinstance(found, (list, tuple)):
-        return f"{_a(found)}, not a list of counts"
-    return next((wrong for wrong in map(_no_count, found) if wrong is not None), None)
-
-
 def _no_count(count: Any) -> str | None:
     if not isinstance(count, Count):
         return f"{_a(count)} in place of a Count"
@@ -207,10 +201,10 @@ def _no_count(count: Any) -> str | None:
 
 ANSWERS: dict[str, Callable[[Any], str | None]] = {
     "build": _anything,
-    "separator": _no_rows,
+    "separator": functools.partial(_no_list, "rows", _no_row),
     "when": _anything,
     "revive": _no_row,
-    "counts": _no_counts,
+    "counts": functools.partial(_no_list, "counts", _no_count),
     "refuses": _no_reason,
     "adds_j": _no_figure,
     "base_j": _no_figure,
