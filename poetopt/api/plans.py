@@ -44,9 +44,11 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
     )
 
 
-def check_model(plan: str | os.PathLike[str], model: str) -> None:
+def check_model(plan: str, found: PlanFile, model: str) -> None:
     """Hold the problem in a plan file against the model that it is for: content hash, operators and tensors.
 
+    plan, found
+        The file, as messages call it, and what it holds.
     model
         Where that is (see `model_place`): a problem file, too, which `load_plan` refuses.
 
@@ -54,7 +56,7 @@ def check_model(plan: str | os.PathLike[str], model: str) -> None:
     """
     from poetopt.plan import codec
 
-    codec.load(plan, lambda found: _again(os.fspath(plan), found.plan.problem, model, to_execute=False))
+    codec.with_problem(found, _again(plan, found.plan.problem, model, to_execute=False), plan)
 
 
 def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:

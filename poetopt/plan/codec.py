@@ -36,7 +36,17 @@ from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
-__all__ = ["PlanFile", "decode_compact", "encode_compact", "from_json", "load", "save", "to_json", "to_text"]
+__all__ = [
+    "PlanFile",
+    "decode_compact",
+    "encode_compact",
+    "from_json",
+    "load",
+    "save",
+    "to_json",
+    "to_text",
+    "with_problem",
+]
 
 FORMAT = "poetopt-plan"
 VERSION = 1
@@ -172,9 +182,18 @@ def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Prob
         found = from_json(parsed(text))
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
-    if problem_loader is None:
-        return found
-    again, before = problem_loader(found), found.plan.problem
+    return found if problem_loader is None else with_problem(found, problem_loader(found), shown)
+
+
+def with_problem(found: PlanFile, again: Problem, shown: str) -> PlanFile:
+    """The plan file with the graph of its problem, made again; its own costs stay.
+
+    shown
+        What messages call the file.
+
+    Raises PlanError where that isn't the problem in the file.
+    """
+    before = found.plan.problem
     if _structure(again) != _structure(before):
         raise PlanError(f"{shown}: the model {before.name!r} has changed since the plan was made; solve it again")
     return replace(found, plan=replace(found.plan, problem=replace(before, graph=again.graph)))

@@ -173,7 +173,7 @@ def verify(
         place = model_place(shown, problem, model)
         missing = "" if place is not None else f"{printable(problem.model_ref or problem.name)} is not there"
     if place is not None:
-        check_model(shown, place)
+        check_model(shown, loaded, place)
     certificate = _certificate(shown, loaded, time_limit_s) if bound else None
     return Verification(loaded, simulation, certificate, place, missing)
 

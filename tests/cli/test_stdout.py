@@ -119,3 +119,12 @@ def test_a_model_comes_from_a_pipe(content: bytes, code: int) -> None:
     assert ended.returncode == code
     assert ended.stderr.startswith(b"poetopt: /dev/stdin: " if code else b"")
     assert ended.stdout.startswith(b"" if code else b"/dev/stdin on a72: ")
+
+
+def test_a_plan_is_verified_with_its_model_from_a_pipe(run: Runner) -> None:
+    """It, too, can be read but once."""
+    plan = run("solve", "mlp", "--device", "a72", "--ram", "100%", "-o", "-").out
+    program = [sys.executable, "-m", "poetopt", "verify", "/dev/stdin", "--json", "-"]
+    ended = subprocess.run(program, input=plan.encode(), capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert json.loads(ended.stdout)["model_checked"] == "mlp"
