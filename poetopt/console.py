@@ -106,14 +106,13 @@ def live_progress() -> Iterator[Listener | None]:
 
 def progress_line(progress: Progress) -> str:
     """`12.3 s  search, depth<=4: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
-    from poetopt.units import show_joules, show_seconds, show_share
+    from poetopt.units import show_amount, show_share
 
-    show = show_seconds if progress.unit == "s" else show_joules
     text = f"{progress.elapsed_s:.1f} s  {progress.phase}, {progress.scope}: "
     overhead, bound = progress.overhead_j, progress.overhead_bound_j
-    text += "no schedule yet" if overhead is None else f"overhead {show(overhead)}"
+    text += "no schedule yet" if overhead is None else f"overhead {show_amount(overhead, progress.unit)}"
     if bound:
-        text += f", bound {show(bound)}"
+        text += f", bound {show_amount(bound, progress.unit)}"
         if overhead:
             text += f", gap {show_share(max(0.0, (overhead - bound) / overhead))}"
     return text

@@ -7,6 +7,7 @@
 | `poetopt.formulations` | what `--formulation` calls it      | a `Formulation`                              |
 | `poetopt.blocks`       | what stands before `=` in `--with` | a `BlockOption`                              |
 | `poetopt.backends`     | what `--backend` calls it          | a `Backend`                                  |
+| `poetopt.baselines`    | what `--methods` calls it          | a `Baseline` of that name                    |
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from poetopt.errors import PoetError
 _loaded: dict[EntryPoint, None] = {}
 """What this process has asked for, the latest last."""
 
-GROUPS = ("poetopt.frontends", "poetopt.rules", "poetopt.formulations", "poetopt.blocks", "poetopt.backends")
+GROUPS = (
+    "poetopt.frontends",
+    "poetopt.rules",
+    "poetopt.formulations",
+    "poetopt.blocks",
+    "poetopt.backends",
+    "poetopt.baselines",
+)
 
 
 def origin(point: EntryPoint) -> str:
@@ -55,11 +63,15 @@ def loaded(point: EntryPoint) -> object:
 
 
 def failure(error: BaseException) -> str:
-    """`ValueError: invalid literal (options.py:12)`."""
+    """`ValueError: invalid literal (options.py:12)`: the innermost line of a package that is registered, or of all."""
+    frames = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        frames.append((str(trace.tb_frame.f_globals.get("__name__", "")), trace))
         trace = trace.tb_next
-    place = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
+    theirs = {_top(point.value) for group in GROUPS for point in entry_points(group=group)}
+    own = [found for module, found in frames if _top(module) in theirs - {"poetopt"}] or [found for _, found in frames]
+    place = f" ({Path(own[-1].tb_frame.f_code.co_filename).name}:{own[-1].tb_lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
 
 

@@ -190,6 +190,14 @@ def show_share(fraction: float) -> str:
     return f"{percent:.0e} %"
 
 
+def show_amount(value: float, unit: str) -> str:
+    """Joules, seconds and bytes as above; six digits of any other unit."""
+    if unit == "B":
+        return show_bytes(round(value))
+    show = {"J": show_joules, "s": show_seconds}.get(unit)
+    return f"{value:g} {unit}" if show is None else show(value)
+
+
 def show_limit(value: float, unit: str, *, up: bool = True) -> str:
     """A figure that can be asked for: bytes, or six digits of `unit`, rounded to the side where it stays true."""
     if unit == "B":

@@ -69,18 +69,20 @@ class Training:
     graph: TrainingGraph
     recipe: Mapping[str, object]
 
-    def cost(self, device: Device | str, *, profile: Profile | str | os.PathLike[str] | None = None) -> Problem:
-        """What the step costs on `device`, a `Device` or its name.
+    def cost(
+        self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
+    ) -> Problem:
+        """What the step costs on `device`: a `Device`, its name, or the path of its TOML file.
 
         profile
             Measured costs, or their file (`poetopt profile`): they count wherever there are any.
 
-        Raises DeviceError for an unknown name, or a profile that can't be read.
+        Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
         """
         from poetopt.devices import device as device_of
         from poetopt.devices.cost import cost
 
-        found = device_of(device) if isinstance(device, str) else device
+        found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
         problem = cost(self.graph, found)
         problem = replace(problem, recipe=dict(self.recipe), notes=(*problem.notes, _pedigree(found)))
         if profile is None:
@@ -121,14 +123,16 @@ class TrainingFile:
             )
         return self
 
-    def cost(self, device: Device | str, *, profile: Profile | str | os.PathLike[str] | None = None) -> Problem:
+    def cost(
+        self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
+    ) -> Problem:
         """The problem under the file's own costs for the device of that name.
 
         Raises DeviceError for a device that it has no costs for, OptionError where a profile is given.
         """
         if profile is not None:
             raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
-        return self.file.cost(device if isinstance(device, str) else device.name)
+        return self.file.cost(os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name)
 
 
 def load(
@@ -167,4 +171,5 @@ def _pedigree(device: Device) -> str:
     """How the figures behind every second and joule are known."""
     kinds = Counter(str(figure.kind) for figure in device.figures)
     known = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"seconds and joules are the cost model's, from {device.name}'s figures ({known})"
+    kinds_known = f" ({known})" if known else ""
+    return f"seconds and joules are the cost model's, from {device.name}'s figures{kinds_known}"

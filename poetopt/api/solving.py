@@ -87,7 +87,6 @@ def solve(
     from poetopt.report.report import Report
     from poetopt.report.words import failure_words
 
-    searching = _searching(order, bool(blocks) or not isinstance(formulation, str))
     options = asked(
         problem,
         ram=ram,
@@ -106,6 +105,7 @@ def solve(
         solver_options=solver_options,
         log=log,
     )
+    searching = _searching(order, options)
     if options.log is not None:
         from poetopt.files import write_atomically
 
@@ -128,16 +128,26 @@ def solve(
     return report
 
 
-def _searching(order: str, own_blocks: bool) -> bool:
+def _searching(order: str, options: Options) -> bool:
     """Whether orders are to be searched. Raises OptionError."""
     if order not in ("given", "search"):
         raise OptionError(f"--order {order}: must be given or search")
-    if order == "search" and own_blocks:
+    if order == "search" and not _of_ours(options.formulation):
         raise OptionError(
             "--order search: orders are judged by the energy of their schedules alone; leave it out, or all that adds "
             "blocks (--with, --static-power, --energy-limit, --flash-wear, a formulation of your own)"
         )
     return order == "search"
+
+
+def _of_ours(formulation: str | Formulation) -> bool:
+    """Whether it is one of poetopt's own as it is: what else is registered may minimise anything."""
+    from poetopt.formulations import NAMES
+    from poetopt.formulations import formulation as formulation_of
+
+    if isinstance(formulation, str):
+        return formulation in NAMES
+    return any(formulation is formulation_of(name) for name in NAMES)
 
 
 def _no_room(problem: Problem, options: Options) -> Solution:

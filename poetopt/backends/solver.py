@@ -303,6 +303,10 @@ def backend(name: str | Backend) -> Backend:
     Raises BackendUnavailableError, with the closest names or how to install it.
     """
     if not isinstance(name, str):
+        if not _whole(name):
+            raise BackendUnavailableError(
+                f"a backend is a name or an object with a name, capabilities and `open`, not a {type(name).__name__}"
+            )
         return name
     if name in BACKENDS:
         try:
@@ -319,13 +323,17 @@ def backend(name: str | Backend) -> Backend:
                 loaded = plugins.loaded(point)
             except Exception as error:
                 raise _absent(name, f"pip install --force-reinstall {package}", error) from error
-            if not all(hasattr(loaded, part) for part in ("name", "capabilities", "open")):
+            if not _whole(loaded):
                 raise BackendUnavailableError(
                     f"backend '{name}' ({plugins.origin(point)}) is a {type(loaded).__name__}, and a backend has a "
                     "name, capabilities and `open`; tell its authors"
                 )
             return cast("Backend", loaded)
     raise BackendUnavailableError(f"unknown backend '{name}': there are {', '.join(names())}{closest(name, names())}")
+
+
+def _whole(given: object) -> bool:
+    return all(hasattr(given, part) for part in ("name", "capabilities", "open"))
 
 
 def _absent(name: str, command: str, error: Exception) -> BackendUnavailableError:

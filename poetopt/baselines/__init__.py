@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
+from poetopt import plugins
 from poetopt.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Features:
         Whether it moves tensors to storage.
     proof
         Whether its answer comes with a bound.
+    remat
+        Whether it recomputes.
     """
 
     general_graphs: bool = False
@@ -45,6 +49,7 @@ class Features:
     power_aware: bool = False
     paging: bool = False
     proof: bool = False
+    remat: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class Baseline:
     """One method.
 
     module, function
-        Where it is, under `poetopt.baselines`; imported when it is first used.
+        Where it is, under `poetopt.baselines`, or anywhere where the module's name has a dot; imported when it is first
+        used.
     source
         Who it is by.
     """
@@ -79,7 +85,8 @@ class Baseline:
         return cast("Solve", self._load(self.function.replace("schedule", "solve")))
 
     def _load(self, function: str) -> object:
-        return getattr(import_module(f"poetopt.baselines.{self.module}"), function)
+        module = self.module if "." in self.module else f"poetopt.baselines.{self.module}"
+        return getattr(import_module(module), function)
 
 
 _CHEN = "Chen et al. 2016"
@@ -186,7 +193,15 @@ _REST = (
         "poet-paging-only",
         "optimal paging",
         _POET,
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, paging=True, proof=True),
+        Features(
+            general_graphs=True,
+            compute_aware=True,
+            memory_aware=True,
+            power_aware=True,
+            paging=True,
+            proof=True,
+            remat=False,
+        ),
         "poet",
         "schedule_paging_only",
     ),
@@ -211,17 +226,40 @@ METHODS: dict[str, Baseline] = {method.name: method for method in (*_ALL, *_REST
 """All methods by name, in the order of tables."""
 
 
+ENTRY_POINTS = "poetopt.baselines"
+
+
 def names() -> tuple[str, ...]:
-    """The names of all methods."""
-    return tuple(METHODS)
+    """The names of all methods: our own, then those that packages register."""
+    return (*METHODS, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(METHODS)))
 
 
-def method(name: str) -> Baseline:
-    """The method of that name. Raises OptionError, naming the closest ones."""
-    if name not in METHODS:
-        from difflib import get_close_matches
+def method(name: str | Baseline) -> Baseline:
+    """The method of that name; a Baseline is itself.
 
-        close = get_close_matches(name, METHODS, n=3)
-        hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(METHODS)}"
-        raise OptionError(f"--methods: no method is called '{name}'; {hint}")
-    return METHODS[name]
+    Raises OptionError, naming the closest ones, or the package whose method can't be loaded.
+    """
+    if isinstance(name, Baseline):
+        return name
+    if not isinstance(name, str):
+        raise OptionError(f"--methods: a method is a name or a Baseline, not a {type(name).__name__}")
+    if name in METHODS:
+        return METHODS[name]
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            return _loaded(point)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, names(), n=3)
+    hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(names())}"
+    raise OptionError(f"--methods: no method is called '{name}'; {hint}")
+
+
+def _loaded(point: EntryPoint) -> Baseline:
+    found = plugins.load(point, "method", OptionError)
+    if not isinstance(found, Baseline) or found.name != point.name:
+        held = f"the Baseline '{found.name}'" if isinstance(found, Baseline) else f"a {type(found).__name__}"
+        raise OptionError(
+            f"method '{point.name}' ({plugins.origin(point)}) is {held}, not a Baseline of this name; tell its authors"
+        )
+    return found

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from poetopt.baselines import Baseline, method, names
+from poetopt.baselines import Baseline, Features, method, names
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.checkmate import proportional
 from poetopt.baselines.poet import options
@@ -31,8 +31,6 @@ STARTS = 6
 """So many of the best plans are offered to a solve."""
 BETTER = 1e-9
 """Relative: overheads are sums of floats."""
-NO_PAGING = ("checkmate", "checkmate-energy", "poet-remat-only")
-PAGING_ONLY = ("poet-paging-only",)
 
 Told = Callable[[str, int], None]
 """Told the method and the budget that are at hand."""
@@ -48,7 +46,7 @@ class Comparison:
         By method and budget.
     """
 
-    problem: Problem
+    problem: Problem = field(repr=False)
     budgets: tuple[int, ...]
     methods: tuple[str, ...]
     store_all_peak_bytes: int
@@ -83,7 +81,7 @@ class Comparison:
 def compare(
     problem: Problem,
     budgets: Sequence[int],
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | Baseline] | None = None,
     settings: Settings | None = None,
     told: Told | None = None,
 ) -> Comparison:
@@ -92,15 +90,16 @@ def compare(
     budgets
         In bytes.
     methods
-        Their names, all by default.
+        Their names, or Baselines; all that there are by default.
     settings
         Deadline, time limit of one solve, gap.
 
     Raises OptionError for an unknown method.
     """
     begin = time.monotonic()
-    asked = tuple(dict.fromkeys(names() if methods is None else methods))
-    chosen = sorted((method(name) for name in asked), key=lambda found: (found.name == "poet", found.features.proof))
+    found_of = {found.name: found for found in map(method, names() if methods is None else methods)}
+    asked = tuple(found_of)
+    chosen = sorted(found_of.values(), key=lambda found: (found.name == "poet", found.features.proof))
     run = _Run(problem, settings or Settings(), told or (lambda _name, _ram: None))
     for ram_bytes in sorted(set(budgets)):
         for found in chosen:
@@ -123,7 +122,7 @@ def compare(
 class _Run:
     """What has been found so far."""
 
-    problem: Problem
+    problem: Problem = field(repr=False)
     settings: Settings
     told: Told
     rows: list[Row] = field(default_factory=list)
@@ -185,17 +184,17 @@ class _Run:
             solve = twin.solve
             assert solve is not None
             settings = replace(self.settings, time_limit_s=limit + spare) if found.name == "poet" else self.settings
-            solution = solve(self.problem, ram_bytes, settings, self._starts(found.name))
+            solution = solve(self.problem, ram_bytes, settings, self._starts(found.features))
             self.solved[twin.name, ram_bytes] = solution
             taken = solution.total_s
         self.spare_s[ram_bytes] = spare + max(0.0, limit - taken)
         return self.solved[twin.name, ram_bytes]
 
-    def _starts(self, name: str) -> tuple[Schedule, ...]:
+    def _starts(self, features: Features) -> tuple[Schedule, ...]:
         found: list[Schedule] = []
         for _, _, plan in sorted(self.known, key=lambda entry: entry[0]):
             schedule = schedule_of(plan)
-            if (name in NO_PAGING and schedule.page_ins) or (name in PAGING_ONLY and schedule.recomputes):
+            if (schedule.page_ins and not features.paging) or (schedule.recomputes and not features.remat):
                 continue
             if schedule not in found:
                 found.append(schedule)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, overload
 
+from poetopt.baselines import Baseline, names
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import in_bytes, parse_budgets
 from poetopt.comparison.compare import Comparison
@@ -27,7 +28,7 @@ def compare(
     problem: Problem,
     *,
     ram: str | int | Share | Sequence[str | int | Share] = "20%..100%/9",
-    methods: str | Sequence[str] = "all",
+    methods: str | Baseline | Sequence[str | Baseline] = "all",
     deadline: str | float | Factor | None = None,
     time_limit: str | float = 12.0,
     gap: str | float = 1e-3,
@@ -39,7 +40,7 @@ def compare(
     ram
         Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
     methods
-        Names with commas between them, or a sequence of names; `"all"`, also beside others, is all of them.
+        Names with commas between them, a `Baseline`, or a sequence of both; `"all"`, also beside others, is all.
     deadline
         Seconds, a time, or a multiple of one pass, that all plans keep.
     time_limit, gap, threads
@@ -53,7 +54,13 @@ def compare(
         budgets = parse_budgets(ram)
     else:
         budgets = tuple(map(parse_ram, ram if isinstance(ram, Sequence) else [ram]))
-    names = [name.strip() for name in methods.split(",")] if isinstance(methods, str) else list(methods)
+    asked: Sequence[str | Baseline]
+    if isinstance(methods, str):
+        asked = [name.strip() for name in methods.split(",")]
+    else:
+        asked = [methods] if isinstance(methods, Baseline) else list(methods)
+    if "all" in asked:
+        asked = [*names(), *(given for given in asked if isinstance(given, Baseline))]
     settings = Settings(
         deadline_s=_deadline_s(problem, deadline),
         time_limit_s=parse_time(time_limit, option="--time-limit"),
@@ -61,7 +68,7 @@ def compare(
         threads=threads,
     )
     in_ram = in_bytes(budgets, store_all_bytes(problem))
-    return run(problem, in_ram, None if "all" in names else names, settings, told)
+    return run(problem, in_ram, asked, settings, told)
 
 
 @overload

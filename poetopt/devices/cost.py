@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence, Set
 
 from poetopt.devices.flops import work
 from poetopt.devices.model import Device
+from poetopt.devices.sanity import unusable
 from poetopt.devices.workspace import ALIGNMENT, inner_layout
-from poetopt.errors import ModelError
+from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Operator, Role, TrainingGraph
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
@@ -65,8 +66,12 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
     Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator;
     operators in the graph's order without views. Times are seconds, energies joules, sizes bytes.
 
-    Raises `ModelError` where an operator names a tensor that the graph lacks.
+    Raises `ModelError` where an operator names a tensor that the graph lacks, `DeviceError` for a device made in Python
+    whose figures nothing can be counted with.
     """
+    wrong = unusable(device)
+    if wrong is not None:
+        raise DeviceError(wrong)
     resident = resident_storages(graph)
     index: dict[str, int] = {}
     tensors: list[ProblemTensor] = []

@@ -6,12 +6,15 @@ a contradiction is a note on the device, elsewhere it is an error.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Real
 
-from poetopt.devices.model import Figure, Kind
+from poetopt.devices.model import Device, Figure, Kind
 
 DISAGREEMENT = 2.0
 """Energy by power x time and energy by FLOPs a joule may differ by this factor."""
@@ -70,6 +73,31 @@ def out_of_range(name: str, value: Fraction, unit: str) -> str | None:
         return None
     beyond, limit = ("more", most) if value > most else ("less", least)
     return f"{name}: {_short(value)} {unit} is {beyond} than any device has ({limit:.4g} {unit}); check the unit"
+
+
+def unusable(device: Device) -> str | None:
+    """Why nothing can be costed on a device that was made in Python; None where it can. Files are checked as read."""
+    if device.active_power_w is None and device.flop_per_j is None:
+        return f"device '{device.name}': the energy of computing is missing: give active_power_w or flop_per_j"
+    figures: dict[str, object] = {
+        "ram_bytes": device.ram_bytes,
+        "flop_per_s": device.flop_per_s,
+        "memory_bytes_per_s": device.memory_bytes_per_s,
+        "active_power_w": device.active_power_w,
+        "flop_per_j": device.flop_per_j,
+    }
+    maybe_nothing = {"power_w", "cpu_power_w", "page_in_latency_s", "page_out_latency_s", "wake_j"}
+    if device.storage is not None:
+        figures |= {entry.name: getattr(device.storage, entry.name) for entry in fields(device.storage)}
+    for name, value in figures.items():
+        if value is None:
+            continue
+        if not isinstance(value, Real) or not math.isfinite(value):
+            return f"device '{device.name}': {name} must be a finite number, and is {value!r}"
+        if value < 0 or (value == 0 and name not in maybe_nothing):
+            least = "0 or above" if name in maybe_nothing else "above 0"
+            return f"device '{device.name}': {name} must be {least}, and is {value:g}"
+    return None
 
 
 def _short(value: Fraction) -> str:

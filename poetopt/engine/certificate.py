@@ -96,7 +96,7 @@ def certify(problem: Problem, options: Options, scope: str) -> Certificate:
 
 
 def exact_bound(proof: DualProof) -> Fraction:
-    """The bound of the module's docstring, over the rationals."""
+    """The bound of the module's docstring, over the rationals. Raises FormulationError where it is minus infinity."""
     reduced = [Fraction(c) for c in proof.costs]
     total = Fraction(proof.constant)
     for y, lower, upper, columns, values in proof.rows():
@@ -109,7 +109,13 @@ def exact_bound(proof: DualProof) -> Fraction:
             reduced[column] -= multiplier * Fraction(value)
     for d, lower, upper in zip(reduced, proof.lower, proof.upper, strict=True):
         if d:
-            total += d * Fraction(lower if d > 0 else upper)
+            side = lower if d > 0 else upper
+            if math.isinf(side):
+                raise FormulationError(
+                    "nothing can be certified: a variable of the model has no bound on a side where the multipliers "
+                    "would have it go on for ever; give the block's variables bounds"
+                )
+            total += d * Fraction(side)
     return total
 
 

@@ -107,10 +107,11 @@ def least_ram(
     # The bound is often met exactly, and bisection to a fraction of the budget would end beside it.
     low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes)
     high = store_all_bytes(problem)
-    enough = until if search is None else _for_heuristics(until)
-    high = _bisect(low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen))
+    if chosen.plans_count:
+        enough = until if search is None else _for_heuristics(until)
+        high = _bisect(low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen))
     if search is None:
-        return high
+        return high if chosen.plans_count else None
 
     def fits(ram_bytes: int) -> int | None:
         found = _solved(problem, replace(options, ram_bytes=ram_bytes), search, until)
@@ -118,6 +119,13 @@ def least_ram(
             return None
         return taken_bytes(options, problem, found.simulation, found.arena_bytes)
 
+    if not chosen.plans_count:  # ordinary training is none of its points, or takes more there
+        try:
+            taken = fits(high)
+        except TimeoutError:
+            taken = None
+        if taken is None:
+            return None
     # In a hurry little RAM seldom does, and whoever searches for it in vain takes a whole step.
     return _bisect(low, high, fits, low_first=options.deadline_s is None)
 
@@ -130,8 +138,10 @@ def least_deadline(
     Heuristics first, then any schedule at deadlines between theirs and the one of `options`: those that leave room are
     solved in a fraction of a second, where the quickest of all is searched for long.
     """
-    asked_s, quickest = options.deadline_s, _shortest(problem, options, _for_heuristics(until), seen)
-    if asked_s is None or options.deadline_model is DeadlineModel.PAPER or not formulation(options.formulation).judged:
+    asked_s, chosen = options.deadline_s, formulation(options.formulation)
+    counts = chosen.plans_count
+    quickest = _shortest(problem, options, _for_heuristics(until), seen) if counts else None
+    if asked_s is None or options.deadline_model is DeadlineModel.PAPER or not chosen.judged:
         return quickest
     low = asked_s
     try:

@@ -170,7 +170,8 @@ class Formulation:
         for block in map(checked, blocks):
             if any(block.name == other.name for other in together):
                 raise FormulationError(
-                    f"formulation '{self.name}' has a block '{block.name}' already; give it another name"
+                    f"formulation '{self.name}' has a block '{block.name}' already; leave one of them out, or "
+                    "give it another name"
                 )
             place = next((k for k, other in enumerate(together) if other.collects), len(together))
             together.insert(len(together) if block.collects else place, block)
@@ -286,7 +287,22 @@ class Formulation:
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)
         with building(), told_once():
-            return self.abstract(space).create_instance()
+            model = self.abstract(space).create_instance()
+        self._unjudged(model)
+        return model
+
+    def _unjudged(self, model: Any) -> None:
+        """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""
+        if self.goal is not ENERGY:
+            return
+        for block in self.blocks:
+            if block.name in self.simulated or block.adds_j is not None or block.name not in model.block_names:
+                continue
+            if getattr(model.component(block.name), ENERGY.attribute, None) is not None:
+                raise FormulationError(
+                    f"block '{block.name}' adds {ENERGY.attribute} to what is minimised, and nothing to the plans that "
+                    "are compared with it, so that no proof would hold; give it adds_j"
+                )
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""

@@ -42,7 +42,7 @@ class BlockOption:
         a total is divided by `steps`, the training steps that it is for. Raises OptionError for a value that it can't
         read.
     example
-        A value that it can read: what `poetopt formulations --show` builds the block with.
+        A value that it can read: what `poetopt formulations` makes the block with, for a problem of two operators.
     """
 
     metavar: str
@@ -79,7 +79,7 @@ def _point(name: str) -> EntryPoint | None:
     return next((point for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
 
 
-def _made(name: str, value: str, problem: Problem, steps: int) -> Block:
+def made(name: str, value: str, problem: Problem, steps: int) -> Block:
     """The block that an option makes. Raises FormulationError or OptionError, naming the package that fails."""
     from poetopt.formulations.block import Block
 
@@ -89,14 +89,14 @@ def _made(name: str, value: str, problem: Problem, steps: int) -> Block:
         return asked.make(value, problem, steps)
     expects = f"it takes {name}={asked.metavar}, as in {name}={asked.example}"
     try:
-        made: object = asked.make(value, problem, steps)
+        found: object = asked.make(value, problem, steps)
     except PoetError:
         raise
     except Exception as error:
         raise OptionError(f"{plugins.failure(error)} in {plugins.origin(point)}; {expects}") from error
-    if not isinstance(made, Block):
-        raise OptionError(f"{plugins.origin(point)} made a {type(made).__name__}, not a Block; tell its authors")
-    return made
+    if not isinstance(found, Block):
+        raise OptionError(f"{plugins.origin(point)} made a {type(found).__name__}, not a Block; tell its authors")
+    return found
 
 
 def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Problem, steps: int) -> Formulation:
@@ -113,11 +113,11 @@ def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Pro
             continue
         name, _, value = entry.partition("=")
         try:
-            made = _made(name, value, problem, steps)
+            block = made(name, value, problem, steps)
         except (FormulationError, OptionError) as error:
             told = str(error)
             raise OptionError(told if told.startswith("--") else f"--with {entry}: {told}") from error
-        if made.name in (block.name for block in blocks):
+        if block.name in (other.name for other in blocks):
             raise OptionError(f"--with {entry}: such a block is asked for already; give it once")
-        blocks.append(made)
+        blocks.append(block)
     return chosen.with_block(*blocks) if blocks else chosen

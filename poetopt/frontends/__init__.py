@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from poetopt.graph import Graph
 
 ENTRY_POINTS = "poetopt.frontends"
+OWN = ("onnx", "json")
+"""The endings that no other package may take over."""
 
 __all__ = ["ENTRY_POINTS", "load"]
 
@@ -70,7 +72,7 @@ def load(
     if isinstance(model, str) and not path.suffix and not path.exists():
         return _from_zoo(text, batch, train)
     ending = path.suffix.lower().lstrip(".")
-    plugin = {point.name.lower(): point for point in entry_points(group=ENTRY_POINTS)}.get(ending)
+    plugin = _registered(ending)
     if not path.exists():
         raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
     if plugin is not None:
@@ -85,6 +87,19 @@ def load(
     from poetopt.frontends.onnx_file import load_onnx
 
     return load_onnx(path, batch=batch, train=train, content=content)
+
+
+def _registered(ending: str) -> EntryPoint | None:
+    """What another package reads files of this ending with. Raises ModelError where that isn't theirs alone."""
+    found = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == ending]
+    if not found:
+        return None
+    whose = " and ".join(sorted(plugins.origin(point) for point in found))
+    if ending in OWN:
+        raise ModelError(f".{ending} files are read by poetopt itself, and by {whose}; uninstall that")
+    if len(found) > 1:
+        raise ModelError(f".{ending} files are read by {whose}; uninstall one of them")
+    return found[0]
 
 
 def _piped(path: Path) -> bytes | None:
@@ -136,6 +151,7 @@ def _closest_files(path: Path) -> str:
 
 def _by_plugin(point: EntryPoint, path: Path, batch: int | None, train: str | Sequence[str] | None) -> Graph:
     """What another package's frontend reads. Raises ModelError, naming the package, where it fails."""
+    from poetopt.frontends.wholeness import gap
     from poetopt.graph import Graph
 
     read = plugins.load(point, "frontend", ModelError)
@@ -150,6 +166,9 @@ def _by_plugin(point: EntryPoint, path: Path, batch: int | None, train: str | Se
         raise ModelError(f"{where} failed: {plugins.failure(error)}; check the file, or tell its authors") from error
     if not isinstance(found, Graph):
         raise ModelError(f"{where} returned a {type(found).__name__}, not a Graph; tell its authors")
+    missing = gap(found)
+    if missing is not None:
+        raise ModelError(f"{where} returned a graph that isn't whole: {missing}; tell its authors")
     return replace(found, source=str(path), content_hash=found.content_hash or _content_hash(path))
 
 

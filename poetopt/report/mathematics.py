@@ -9,15 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from poetopt import formulations
-from poetopt.errors import FormulationError
+from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations import options
 from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import Symbol, mathematics, symbols, title
-from poetopt.problem import Problem
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
 
-_EXAMPLE = Problem("example", "example", (), ())
+_EXAMPLE = Problem(
+    "example",
+    "example",
+    (
+        ProblemOperator("forward", (0,), (1,), time_s=1.0, energy_j=1.0),
+        ProblemOperator("backward", (0, 1), (2,), time_s=1.0, energy_j=1.0, backward=True),
+    ),
+    tuple(ProblemTensor(name, 1, producer, 1.0, 1.0, 1.0, 1.0) for producer, name in ((-1, "x"), (0, "y"), (1, "dx"))),
+)
 """What a block is made for where only its words matter."""
 _TEX = (
     (r"\sum", "∑"), (r"\le", "≤"), (r"\ge", "≥"), (r"\in", "∈"), (r"\Phi", "Φ"), (r"\Psi", "Ψ"), (r"\mu", "μ"),
@@ -65,8 +73,7 @@ def catalogue(name: str | None = None) -> list[Entry]:
         return [*found, *(_or_broken(_option, known, "block") for known in options.names())]
     if name in options.names():
         return [_option(name)]
-    by_block = {options.option(known).make(options.option(known).example, _EXAMPLE, 1).name: known
-                for known in options.HOMES}  # fmt: skip
+    by_block = {_example(known).name: known for known in options.HOMES}
     if name in by_block:
         return [_option(by_block[name])]
     for known in formulations.NAMES:
@@ -84,7 +91,7 @@ def _or_broken(make: Callable[[str], Entry], name: str, kind: str) -> Entry:
     """A package that is broken is listed as such, and doesn't keep the others from being listed."""
     try:
         return make(name)
-    except FormulationError as error:
+    except (FormulationError, OptionError) as error:
         return Entry(name, kind, f"can't be used: {error}", "", (), "", "")
 
 
@@ -96,9 +103,13 @@ def _formulation(name: str) -> Entry:
     return Entry(name, "formulation", about, f"--formulation {name}", found.blocks, minimises, doc)
 
 
+def _example(name: str) -> Block:
+    return options.made(name, options.option(name).example, _EXAMPLE, 1)
+
+
 def _option(name: str) -> Entry:
     found = options.option(name)
-    block = found.make(found.example, _EXAMPLE, 1)
+    block = _example(name)
     asked = f"--with {name}={found.metavar}" if found.metavar else f"--with {name}"
     minimises = f"{block.goal.name} ({block.goal.unit})" if block.goal is not None else ""
     return Entry(name, "block", title(block), asked, (block,), minimises, "")

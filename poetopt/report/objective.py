@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poetopt.engine.solution import OPTIMAL_GAP, Objective, Solution
+from poetopt.formulations.goal import TIME
 from poetopt.plan.simulate import Simulation
 from poetopt.printable import shown
 from poetopt.problem import Problem
-from poetopt.units import show_joules, show_seconds, show_share
+from poetopt.units import show_amount, show_seconds, show_share
 
 
 def objective_words(objective: Objective) -> str:
     """`time: 10.0 s of one pass + 42 ms, and 41 ms are proven to be needed`."""
-    show = show_seconds if objective.unit == "s" else show_joules
-    text = f"{objective.name}: {show(objective.baseline)} of one pass"
+    unit = objective.unit
+    text = f"{objective.name}: {show_amount(objective.baseline, unit)} of one pass"
     if objective.value is None:
         return text
-    text += f" + {show(objective.value)}"
+    text += f" + {show_amount(objective.value, unit)}"
     if objective.bound:
-        text += f", of which {show(objective.bound)} are proven to be needed"
+        text += f", of which {show_amount(objective.bound, unit)} are proven to be needed"
     return text
 
 
@@ -55,7 +56,8 @@ class Minimised:
     def proof(self, simulation: Simulation, problem: Problem, space: str) -> str:
         """What is proven of it, in one sentence. A time is held against the simulation; idle joules are the file's."""
         late = max(0.0, simulation.makespan_s - problem.baseline_time_s)
-        if self.unit == "s" and not math.isclose(self.value, late, rel_tol=1e-6, abs_tol=1e-9 * simulation.makespan_s):
+        within = 1e-9 * simulation.makespan_s
+        if self.name == TIME.name and not math.isclose(self.value, late, rel_tol=1e-6, abs_tol=within):
             return (
                 f"Nothing is proven: the file's report is of a schedule of {show_seconds(self.value)} above one pass, "
                 f"and this one has {show_seconds(late)}."

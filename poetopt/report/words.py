@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poetopt.engine.solution import OrderFound, Solution, Status
+from poetopt.formulations.goal import TIME
 from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_limit, show_seconds, show_share
@@ -50,7 +51,8 @@ def proof_words(solution: Solution) -> str:
     if solution.simulation is None:
         return "there is no schedule"
     if solution.scope == "store-all":
-        less = "take less time" if solution.objective is not None and solution.objective.unit == "s" else "cost less"
+        timed = solution.objective is not None and solution.objective.name == TIME.name
+        less = "take less time" if timed else "cost less"
         return f"optimal: keeping everything fits, and nothing can {less}"
     options, gap = solution.options, solution.overhead_gap
     storage = solution.plan is None or solution.plan.problem.paging

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from poetopt.devices import Device, device
 from poetopt.devices.model import Work
-from poetopt.devices.sanity import LONGEST_S, MOST_WAKE_J, contradictions
+from poetopt.devices.sanity import LONGEST_S, MOST_WAKE_J, contradictions, unusable
 from poetopt.errors import DeviceError
 from poetopt.testing.contract import ContractError, require
 
@@ -47,14 +47,13 @@ def check_device(given: Device | str | os.PathLike[str]) -> DeviceCheck:
         raise ContractError(str(error)) from error
     where = f"device '{found.name}'"
     require(found.name.strip() and found.description.strip(), f"{where}: it needs a name and a description")
+    wrong = unusable(found)
+    require(wrong is None, str(wrong))
+    require(found.storage is not None or not found.dma, f"{where}: dma is of transfers, and there is no storage")
     _within(f"{where}: ram_bytes", found.ram_bytes, LEAST_RAM, MOST_RAM, "B")
     _within(f"{where}: flop_per_s", found.flop_per_s, 1.0, MOST_FLOP_PER_S, "FLOP/s")
     if found.memory_bytes_per_s is not None:
         _within(f"{where}: memory_bytes_per_s", found.memory_bytes_per_s, 1.0, MOST_BYTES_PER_S, "B/s")
-    require(
-        found.active_power_w is not None or found.flop_per_j is not None,
-        f"{where}: the energy of computing is missing: give active_power_w or flop_per_j",
-    )
     power_w = _computing(found, where)
     _storage(found, where)
     _figures(found, where)

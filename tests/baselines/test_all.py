@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import pytest
 
-from poetopt.baselines import METHODS, method, names
+import poetopt as po
+from poetopt.baselines import METHODS, Baseline, method, names
 from poetopt.baselines.acceptance import Settings
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from tests.baselines.chains import chain
 from tests.bruteforce import plan_optimum
@@ -105,3 +110,32 @@ def test_every_method_says_what_it_is() -> None:
         assert len((module.__doc__ or "").split()) > 30
         assert callable(getattr(module, found.function))
         assert (found.solve is not None) == found.features.proof
+
+
+def test_methods_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name or as an object, and told when it isn't what it says."""
+    theirs = replace(METHODS["dtr"], name="theirs", module="poetopt.baselines.dtr")
+    monkeypatch.setattr("tests.baselines.test_all.THEIRS", theirs)
+    points = [
+        EntryPoint("theirs", "tests.baselines.test_all:THEIRS", "poetopt.baselines"),
+        EntryPoint("other", "tests.baselines.test_all:THEIRS", "poetopt.baselines"),
+        EntryPoint("odd", "tests.baselines.test_all:HEURISTICS", "poetopt.baselines"),
+    ]
+    monkeypatch.setattr("poetopt.baselines.entry_points", lambda *, group: points)
+    assert names()[-3:] == ("odd", "other", "theirs")
+    problem, _ = random_tight(random.Random(3))
+    room = store_all_bytes(problem)
+    several: tuple[str | Sequence[str | Baseline], ...] = ("dtr,theirs", ["dtr", theirs], ("theirs", "dtr"))
+    for asked in several:
+        rows = {row.method: row.energy_j for row in po.compare(problem, ram=[room], methods=asked).rows}
+        assert rows["theirs"] == rows["dtr"]
+    assert [row.method for row in po.compare(problem, ram=[room], methods=theirs).rows] == ["theirs"]
+    with pytest.raises(OptionError, match=r"method 'other' .*is the Baseline 'theirs', not a Baseline of this name"):
+        method("other")
+    with pytest.raises(OptionError, match=r"method 'odd' .*is a tuple, not a Baseline"):
+        method("odd")
+    with pytest.raises(OptionError, match="not a NoneType"):
+        po.compare(problem, ram=[room], methods=[None])  # type: ignore[list-item]
+
+
+THEIRS: Baseline | None = None

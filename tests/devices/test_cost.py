@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poetopt as po
-from poetopt.devices import Device, device
+from poetopt.devices import Device, Storage, device
 from poetopt.devices.cost import PAGE, cost, resident_breakdown
 from poetopt.devices.flops import work
+from poetopt.devices.loading import CATALOGUE
 from poetopt.devices.workspace import workspace_bytes
-from poetopt.errors import ModelError
+from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 
 if TYPE_CHECKING:
@@ -304,3 +307,27 @@ def test_transfers_are_charged_by_whole_blocks() -> None:
         seconds = A72.storage.page_out_latency_s + 1e6 / A72.storage.page_out_bytes_per_s
         assert tensor.page_out_s == pytest.approx(seconds)
         assert tensor.page_in_j == tensor.page_in_s * A72.storage.power_w
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"flop_per_s": 0.0}, "flop_per_s must be above 0, and is 0"),
+        ({"flop_per_s": float("nan")}, "flop_per_s must be a finite number, and is nan"),
+        ({"ram_bytes": -5}, "ram_bytes must be above 0"),
+        ({"active_power_w": None, "flop_per_j": None}, "the energy of computing is missing"),
+        ({"active_power_w": "3"}, "active_power_w must be a finite number, and is '3'"),
+        ({"storage": Storage(0.1, 1e6, 0.1, 1e6, power_w=-1.0, cpu_power_w=0.0)}, "power_w must be 0 or above"),
+    ],
+)
+def test_devices_made_in_python_are_looked_at(changes: dict[str, Any], wrong: str) -> None:
+    training = po.load("mlp").differentiate()
+    assert training.cost(replace(po.device("m4"), ram_bytes=np.int64(300_000))).operators  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match=wrong):
+        training.cost(replace(po.device("m4"), **changes))
+
+
+def test_a_device_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "board.toml"
+    shutil.copyfile(CATALOGUE / "m4.toml", path)
+    assert po.load("mlp").differentiate().cost(path).operators

@@ -12,7 +12,8 @@ import pytest
 from poetopt.backends.solver import DualProof, backend
 from poetopt.engine.certificate import certify, exact_bound, rederive
 from poetopt.engine.cutting import cut
-from poetopt.engine.solution import Options
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options, Status
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.chain import Chain
@@ -30,6 +31,26 @@ def test_certified_bounds_are_below_the_optimum(seed: int) -> None:
     assert found.bound_j >= -1e-9
     assert found.bound_j <= best.overhead_j
     assert found.bound_j == pytest.approx(found.relaxation_j, abs=1e-5)
+
+
+@pytest.mark.parametrize("dma", [False, True])
+def test_bounds_where_storage_is_woken(dma: bool) -> None:
+    """Some of its variables have a reduced cost a little below 0, as solvers round."""
+    for seed in range(40):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6, dma=dma)
+        problem = replace(problem, wake_j=(0.5, 2.0, 10.0)[seed % 3])
+        options = Options(ram_bytes=ram_bytes, time_limit_s=10)
+        found = solve(problem, replace(options, gap=0.0, scope="forward", threads=1))
+        certified = certify(problem, options, "forward")
+        if found.overhead_bound_j is not None and found.status is Status.OPTIMAL:
+            assert certified.bound_j <= found.overhead_bound_j + 1e-6
+
+
+def test_a_variable_without_a_bound_proves_nothing_where_it_would_pay() -> None:
+    open_ended = replace(proof([2.0, -1.0]), upper=[1.0, math.inf])
+    assert exact_bound(open_ended) == Fraction(7, 4)
+    with pytest.raises(FormulationError, match="give the block's variables bounds"):
+        exact_bound(replace(open_ended, multipliers=[2.1, -1.0]))
 
 
 def proof(multipliers: list[float]) -> DualProof:

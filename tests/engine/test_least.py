@@ -16,6 +16,7 @@ from poetopt.engine.solution import Options, Solution, Status
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.testing.problems import crowded, tight
+from tests.problems import random_tight
 
 
 def hurried(seed: int) -> tuple[Problem, Options, float]:
@@ -97,3 +98,19 @@ def test_no_step_is_given_more_than_is_left(what: str) -> None:
         least_deadline(problem, options, watched, until)
     assert limits
     assert all(0 < limit_s <= left_s for limit_s, left_s in limits), limits
+
+
+def test_what_is_known_is_a_schedule_of_the_formulation() -> None:
+    """The paper's model is stricter than plans are: what greedy rules find needn't be one of its points."""
+    stricter = 0
+    for seed in range(60):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6)
+        options = Options(ram_bytes=ram_bytes, formulation="poet", scope="full", time_limit_s=20)
+        if search(problem, options).status is not Status.INFEASIBLE:
+            continue
+        known = least_ram(problem, options, search)
+        stricter += known != least_ram(problem, replace(options, formulation="retention"), search)
+        if known is not None:
+            assert known > ram_bytes
+            assert search(problem, replace(options, ram_bytes=known)).plan is not None
+    assert stricter

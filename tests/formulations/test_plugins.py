@@ -9,6 +9,7 @@ import pytest
 import poetopt as po
 from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations import formulation, options
+from poetopt.formulations.flash_wear import flash_wear
 from tests.cli.support import chain, runner, write_problem
 
 MODULE = '''
@@ -43,6 +44,7 @@ def _break(block):
     raise LookupError("no such figure")
 
 
+hollow = BlockOption("N", lambda value, problem, steps: short(problem.operators[7].energy_j), "3")
 careless = BlockOption("N", lambda value, problem, steps: Block("careless", _break, restricts=False), "3")
 '''
 
@@ -54,7 +56,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "an_odd_package.py").write_text("number = 3\n", encoding="utf-8")
     for name, lines in {
         "good": "[poetopt.formulations]\nbrief = a_short_package:brief\n"
-        "[poetopt.blocks]\nshort = a_short_package:option\ncareless = a_short_package:careless\n",
+        "[poetopt.blocks]\nshort = a_short_package:option\ncareless = a_short_package:careless\n"
+        "hollow = a_short_package:hollow\n",
         "bad": "[poetopt.formulations]\ngone = a_lost_package:it\nodd = an_odd_package:number\n"
         "[poetopt.blocks]\nlost = a_lost_package:it\nweird = an_odd_package:number\n",
     }.items():
@@ -101,6 +104,26 @@ def test_what_others_break_is_theirs(
     assert isinstance(told.value.__cause__, LookupError)
 
 
+@pytest.mark.usefixtures("packages")
+def test_a_block_that_can_not_be_made_is_listed_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = runner(capsys)("formulations")
+    assert listed.code == 0
+    text = " ".join(listed.out.split())
+    assert "can't be used: IndexError: tuple index out of range (a_short_package.py:" in text
+    assert "short" in text
+
+
+@pytest.mark.usefixtures("packages")
+def test_orders_are_searched_for_our_own_formulations_alone(tmp_path: Path) -> None:
+    """What another one minimises, or forbids, orders aren't judged by."""
+    problem = po.load(write_problem(tmp_path / "chain.json", chain())).differentiate().cost("a72")
+    for own in ("retention", po.formulations.retention):
+        assert po.solve(problem, ram=4000, formulation=own, order="search").plan is not None
+    for other in ("brief", formulation("brief"), formulation("retention").with_block(flash_wear(10))):
+        with pytest.raises(OptionError, match="a formulation of your own"):
+            po.solve(problem, ram=4000, formulation=other, order="search")
+
+
 def test_a_module_stands_for_its_formulation() -> None:
     assert formulation(po.formulations.retention).name == "retention"
     with pytest.raises(FormulationError, match=r"poetopt\.formulations\.language has no Formulation of its name"):
@@ -121,7 +144,7 @@ def test_what_is_broken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed.code == 0
     for name in ("brief", "short", "gone", "odd", "lost", "weird"):
         assert f" {name}: " in listed.out
-    assert listed.out.count("can't be used: ") == 4
+    assert listed.out.count("can't be used: ") == 5  # a block that can't be made, too
 
 
 @pytest.mark.usefixtures("packages")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -95,6 +98,48 @@ def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.Mon
         load(tmp_path / "a.odd")
     with pytest.raises(ModelError, match=r"b\.net: no such file"):
         load(tmp_path / "b.net")
+
+
+def test_endings_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*, group: str) -> list[EntryPoint]:
+        return [EntryPoint(name, f"tests.frontends.test_load:{what}", group)
+                for name, what in (("onnx", "read_net"), ("net", "read_net"), ("NET", "read_odd"))]  # fmt: skip
+
+    monkeypatch.setattr(frontends, "entry_points", found)
+    for ending, message in (
+        ("onnx", r"\.onnx files are read by poetopt itself, and by entry point .*; uninstall that"),
+        ("net", r"\.net files are read by entry point .*read_odd and entry point .*read_net; uninstall one of them"),
+    ):
+        (tmp_path / f"a.{ending}").write_text("net")
+        with pytest.raises(ModelError, match=message):
+            load(tmp_path / f"a.{ending}")
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        (lambda g: {"values": {n: v for n, v in g.values.items() if n != g.trained[0]}}, "reads .*: no input, no init"),
+        (lambda g: {"operators": g.operators[1:]}, "reads .*: no input, no initializer, and not written before"),
+        (lambda g: {"operators": (*g.operators, g.operators[0])}, "two operators are called"),
+        (lambda g: {"outputs": ("nothing",)}, "its output 'nothing' is written by no operator"),
+        (lambda g: {"trained": ("nothing",)}, "it trains 'nothing', which is no initializer"),
+        (lambda g: {"tensors": {}}, "none of its tensors"),
+    ],
+)
+def test_graphs_of_other_packages_are_whole(
+    change: Callable[[Graph], dict[str, Any]], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path, **_: object) -> Graph:
+        graph = load("mlp")
+        assert isinstance(graph, Graph)
+        return replace(graph, **change(graph))
+
+    point = EntryPoint("net", "tests.frontends.test_load:read_net", "poetopt.frontends")
+    monkeypatch.setattr(frontends, "entry_points", lambda *, group: [point])
+    monkeypatch.setattr("tests.frontends.test_load.read_net", read)
+    (tmp_path / "a.net").write_text("net")
+    with pytest.raises(ModelError, match=f"a graph that isn't whole: .*{missing}.*; tell its authors"):
+        load(tmp_path / "a.net")
 
 
 def read_odd(path: Path, *, batch: int | None, train: str | None) -> int:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.solution import Objective, Options, Solution, Status
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
 from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
+from poetopt.report.objective import Minimised, objective_words
 from poetopt.report.words import failure_words, hiding_words, proof_words, scope_words
 
 PROBLEM = Problem(
@@ -91,3 +92,16 @@ def test_tables_wrap_under_their_text_and_keep_units() -> None:
 def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
     said = hiding_words(Hiding(2.0, 1.5, 4000, 3000))
     assert said == "1.50 s of 2.00 s and 3.00 kB of 4.00 kB move while the CPU computes"
+
+
+def test_each_goal_in_its_unit() -> None:
+    words = objective_words(Objective("bytes written", "B", 0.0, 4_194_304.0, 2_000_000.0))
+    assert words == "bytes written: 0 B of one pass + 4.19 MB, of which 2.00 MB are proven to be needed"
+    assert objective_words(Objective("wake-ups", "times", 2.0, 3.0, None)) == "wake-ups: 2 times of one pass + 3 times"
+
+
+def test_seconds_of_another_goal_than_time_are_not_the_makespan() -> None:
+    simulation = simulate(store_all(PROBLEM))
+    channel = Minimised("channel time", "s", 10.0, 10.0)
+    assert channel.proof(simulation, PROBLEM, "all schedules") == "Optimal in channel time among all schedules."
+    assert "Nothing is proven" in Minimised("time", "s", 10.0, 10.0).proof(simulation, PROBLEM, "all schedules")

@@ -13,10 +13,12 @@ import poetopt as po
 from poetopt.errors import FormulationError
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
-from poetopt.formulations.goal import Trial
+from poetopt.formulations.goal import WRITTEN, Trial
 from poetopt.formulations.language import Block, PyomoBlock
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.static_power import static_power
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
 from poetopt.testing import ContractError, check_block
 from poetopt.testing.problems import crowded, tight
@@ -40,6 +42,14 @@ def test_blocks_together() -> None:
         lambda problem: energy_budget(1.3 * problem.baseline_energy_j + 0.3 * problem.baseline_time_s + 3),
         formulation=together, problems=4, seed=4,
     )  # fmt: skip
+
+
+def _written(block: PyomoBlock) -> None:
+    """Least written bytes: nothing else costs anything, page-ins and recomputes included."""
+
+
+def test_a_goal_in_which_most_decisions_cost_nothing() -> None:
+    check_block(Block("least_written", _written, restricts=False, collects=True, goal=WRITTEN), problems=8)
 
 
 def _no_recomputing(block: PyomoBlock) -> None:
@@ -90,15 +100,30 @@ def _table(block: PyomoBlock) -> None:
     """
 
 
+def _nothing_more(plan: Plan, simulation: Simulation) -> float:
+    return 0.0
+
+
+def _no_joules(problem: Problem) -> float:
+    return 0.0
+
+
 BROKEN = {
     "cuts off the optimum": (Block("cutting", _no_recomputing, requires=("recompute",), restricts=False), "cut"),
     "weaker than its rule": (Block("weak", _nothing, refuses=_refuses_paging), "weaker|no schedule was found"),
     "dearer than its plans": (
-        Block("dear", _too_dear, requires=("recompute",), restricts=False),
+        Block("dear", _too_dear, requires=("recompute",), restricts=False, adds_j=_nothing_more, base_j=_no_joules),
         "prices the schedule",
     ),
     "no terms": (Block("bare", _not_terms, restricts=False), "must be made by `terms`"),
-    "another's variable": (Block("foreign", _foreign, restricts=False), "not one of the model's"),
+    "judged by nobody": (
+        Block("unjudged", _too_dear, requires=("recompute",), restricts=False),
+        "adds energy_j to what is minimised.*give it adds_j",
+    ),
+    "another's variable": (
+        Block("foreign", _foreign, restricts=False, adds_j=_nothing_more, base_j=_no_joules),
+        "not one of the model's",
+    ),
     "no judgement": (Block("silent", _nothing), "give it `refuses`"),
     "no docstring": (Block("mute", _mute, restricts=False), "docstring"),
     "a false table": (Block("table", _table, restricts=False), "doesn't set"),

@@ -7,11 +7,13 @@ $$ \begin{aligned}
    a_{i,q} &\ge 1              && \text{stage q's own operator reads i} \\
    k_{i,q} &\le a_{i,q^-}      && \text{only what was there can be kept} \\
    r_{j,q} &\le a_{i,q}        && \text{for each input i of j} \\
-   a_{i,q} &\le 1              && \text{making what is there is wasteful}
+   a_{i,q} &\le 1              && \text{making what is there is wasteful} \\
+   p_{i,q} &\le k_{i,q^+} + \sum_{j \text{ reads } i} r_{j,q} && \text{stage q's own operator doesn't read i}
    \end{aligned} $$
 
 The last row holds for an operator with one output; one with several may be recomputed for one output
-while another is resident (and overwritten in place), so there it is $k_{i,q} + p_{i,q} \le 1$.
+while another is resident (and overwritten in place), so there it is $k_{i,q} + p_{i,q} \le 1$. The rows on p stand
+where a page-in costs nothing in what is minimised: elsewhere none is for nothing, and no row on memory sees one.
 
 | symbol      | attribute | unit | meaning                                                   |
 |-------------|-----------|------|-----------------------------------------------------------|
@@ -27,12 +29,14 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.goal import ENERGY
+from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Count
 
 
 def _build(block: PyomoBlock) -> None:
     model = block.model()
-    space = model.space
+    space: RetentionSpace = model.space
     n = len(space.point_tensor)
     block.k = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
     k = list(block.k.values())
@@ -94,6 +98,29 @@ def _build(block: PyomoBlock) -> None:
         return LinearExpression([again[x], *taken[e]]) <= 0
 
     block.dependence = pyo.Constraint(pyo.RangeSet(0, len(needs) - 1), rule=dependence)
+    idle = _idle_page_ins(space, free=model.goal is not ENERGY) if space.paging else []
+
+    def purpose(_: PyomoBlock, index: int) -> PyomoRow:
+        e = idle[index]
+        i, t = tensor[e], int(space.point_stage[e])
+        used = [ones[e + 1][0]] if not space.point_last[e] else []
+        used += [again[x] for h in space.problem.readers[i] if (x := space.recompute_of.get((h, t))) is not None]
+        return LinearExpression([_times(-1, p[page_of_point[e]]), *used]) >= 0
+
+    block.purpose = pyo.Constraint(pyo.RangeSet(0, len(idle) - 1), rule=purpose)
+
+
+def _idle_page_ins(space: RetentionSpace, *, free: bool) -> list[int]:
+    """The points at which a page-in costs nothing and may be for nothing.
+
+    free
+        Whether all cost nothing, as something other than energy is minimised.
+    """
+    return [
+        e
+        for e in space.page_point.tolist()
+        if not space.point_real[e] and (free or space.problem.tensors[int(space.point_tensor[e])].page_in_j <= 0)
+    ]
 
 
 def _times(coefficient: int, variable: object) -> MonomialTermExpression:

@@ -48,7 +48,7 @@ def _build(block: PyomoBlock) -> None:
         if duration > 0:
             before_s[gap_of[stage + 1]] = duration
     pages = space.page_point
-    block.w = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, None))
+    block.w = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 2))  # no row asks for more
     block.b = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 1))
     w, b = list(block.w.values()), list(block.b.values())
     for c in range(count):

@@ -70,3 +70,15 @@ def test_it_is_found_by_name_and_has_an_effect(problem: Problem) -> None:
     assert few.solution.simulation is not None
     assert few.solution.simulation.overhead_j >= free.solution.simulation.overhead_j * 0.95
     assert po.formulations.formulation("calm").name == calm.name
+
+
+def test_the_method_beside_the_optimum(problem: Problem) -> None:
+    found = po.compare(problem, ram=["80%"], methods=["poet", "dearest"], time_limit="10s")
+    rows = {row.method: row for row in found.rows}
+    assert set(rows) == {"poet", "dearest"}
+    assert rows["dearest"].peak_bytes is not None
+    assert rows["dearest"].peak_bytes <= found.budgets[0]
+    least, theirs = rows["poet"].energy_j, rows["dearest"].energy_j
+    assert least is not None
+    assert theirs is not None
+    assert least <= theirs

@@ -1,0 +1,36 @@
+"""Method `dearest`: the outputs of the k dearest forward operators are kept, for any k, and the rest is recomputed.
+
+Nobody's; an example. Defined for general graphs: what isn't kept is recomputed from the nearest that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from poetopt.baselines import Baseline, Features
+from poetopt.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.baselines.forward import forward_operators
+from poetopt.baselines.keeping import checkpointed
+from poetopt.plan.instructions import Plan
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """The dearest k are kept, for any k. Raises NoScheduleError where no k fits."""
+    ranked = sorted(forward_operators(problem), key=lambda v: (-problem.operators[v].energy_j, v))
+
+    def swept() -> Iterator[Schedule]:
+        for k in range(len(ranked) + 1):
+            yield from checkpointed(problem, ranked[:k])
+
+    return cheapest(problem, ram_bytes, swept(), settings)
+
+
+dearest = Baseline(
+    "dearest",
+    "the outputs of the dearest operators are kept",
+    "nobody; an example",
+    Features(general_graphs=True, compute_aware=True, power_aware=True),
+    "poetopt_wakeups.dearest",
+)
