@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
 
 __version__ = "0.1.0"
+
+# onnxruntime reads it when it is imported; without, it leaves a file of its own in the temporary folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "Device",

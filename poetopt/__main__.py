@@ -10,9 +10,10 @@ def main() -> None:
     interrupts.install()
     try:
         from poetopt.cli import main as command
-    except KeyboardInterrupt:
+
+        command()
+    except KeyboardInterrupt:  # before the command line's own guard is there
         interrupts.stop_here()
-    command()
 
 
 if __name__ == "__main__":

@@ -99,6 +99,9 @@ def invoke(arguments: list[str]) -> int:
 def main() -> None:
     """Entry point of the program `poetopt`."""
     own_the_process()
+    if sys.flags.optimize > 1:  # Pyomo makes its own docstrings of those that Python has left out then
+        complain("this Python runs without docstrings, which Pyomo needs; leave out PYTHONOPTIMIZE=2 or -OO")
+        _leave(OptionError.exit_code)
     code = invoke(sys.argv[1:])
     interrupts.deafen()  # all is done and told: ending takes a moment, in which a signal would change the code
     if interrupts.came() is None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what came is remembered, so that an exception that gets lost is no interrupt lost.
+"""Ctrl-C, SIGTERM, a terminal that hangs up: what came is remembered, so that no lost exception is a lost interrupt.
 
 Python raises KeyboardInterrupt wherever the main thread happens to be. Libraries swallow it there: in a bare `except`,
 in a finalizer, in a callback of C code. So the command line's handlers leave a mark as well, and who is about to begin
@@ -7,18 +7,23 @@ something long asks for it by `check`. Where the handlers aren't in place, as in
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-"""What a shell shows for them."""
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+if hasattr(signal, "SIGHUP"):
+    CODES[signal.SIGHUP] = 129
+    WORDS[signal.SIGHUP] = "hung up"
+"""What a shell shows for them, and what they are called."""
 SAME_S = 0.5
 """What comes so soon after the first is the same: a terminal sends to a whole group, and wrappers pass it on again."""
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class _Mark:  # no dataclass: what they need to be made takes longer than all else here
@@ -33,11 +38,10 @@ _mark = _Mark()
 
 
 def install() -> None:
-    """Make SIGTERM what Ctrl-C is, and both leave a mark; a parent that ignores one of them wants it ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _came)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _came)
+    """Make the others what Ctrl-C is, and all leave a mark; a parent that ignores one of them wants it ignored."""
+    for number in CODES:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _came)
 
 
 def _came(number: int, frame: FrameType | None) -> None:
@@ -82,6 +86,9 @@ def deafen() -> None:
 
 def stop_here() -> NoReturn:
     """End the program before it has begun: a message on stderr, and the code of the signal."""
+    deafen()
     number = _mark.first or signal.SIGINT
-    sys.stderr.write(f"poetopt: {WORDS[number]}\n")
-    sys.exit(CODES[number])
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"poetopt: {WORDS[number]}\n")
+        sys.stderr.flush()
+    os._exit(CODES[number])  # Python would end by SIGINT where an exception has passed through `exec`

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from tokenize import TokenError
 
 from poetopt.errors import OptionError
 
@@ -58,7 +59,9 @@ def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES
     if unit in _BYTES:
         # Integers stay exact beyond 2^53.
         text = str(value).strip()
-        return int(text) * _BYTES[unit] if text.isdecimal() else math.floor(number * _BYTES[unit])
+        if text.isdecimal():
+            return int(text) * _BYTES[unit]
+        return math.floor(_finite(number * _BYTES[unit], value, option, examples))
     if re.fullmatch(r"[kKmMgG]i?b?", unit):
         right = unit[0].upper().replace("K", "k")
         raise OptionError(
@@ -68,7 +71,8 @@ def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES
     if not re.search(r"bits?$|bytes?$|octets?$|B$", unit):
         # Bytes have no dimension in pint: it would take radians for a size.
         raise OptionError(f"{option} {value}: not a size; examples: {examples}")
-    return math.floor(_by_pint(number, unit, "byte", f"{option} {value}: not a size", examples))
+    nbytes = _by_pint(number, unit, "byte", f"{option} {value}: not a size", examples)
+    return math.floor(_finite(nbytes, value, option, examples))
 
 
 def parse_deadline(value: str | float | Factor, *, option: str = "--deadline") -> float | Factor:
@@ -92,7 +96,7 @@ def parse_time(value: str | float, *, option: str, examples: str = TIME_EXAMPLES
         seconds = _by_pint(number, unit, "second", f"{option} {value}: not a time", examples)
     if seconds <= 0:
         raise OptionError(f"{option} {value}: must be more than 0, as in {examples}")
-    return seconds
+    return _finite(seconds, value, option, examples)
 
 
 def parse_watts(value: str | float, *, option: str) -> float:
@@ -102,7 +106,7 @@ def parse_watts(value: str | float, *, option: str) -> float:
     factors = {"": 1.0, "W": 1.0, "mW": 1e-3, "uW": 1e-6, "µW": 1e-6, "kW": 1e3}
     if unit not in factors or number <= 0:
         raise OptionError(f"{option} {value}: not a power; examples: {examples}")
-    return number * factors[unit]
+    return _finite(number * factors[unit], value, option, examples)
 
 
 def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
@@ -116,7 +120,7 @@ def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
         return Factor(number)
     if unit not in factors or number <= 0:
         raise OptionError(f"{option} {value}: not an energy; examples: {examples}")
-    return number * factors[unit]
+    return _finite(number * factors[unit], value, option, examples)
 
 
 def parse_fraction(value: str | float, *, option: str) -> float:
@@ -144,14 +148,31 @@ def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
     return number, match[2]
 
 
+def _finite(found: float, value: str | float, option: str, examples: str) -> float:
+    """`found`, which a unit made of `value`. Raises OptionError where that is more than a number holds."""
+    if not math.isfinite(found):
+        raise OptionError(f"{option} {value}: too large; examples: {examples}")
+    return found
+
+
 def _by_pint(number: float, unit: str, target: str, complaint: str, examples: str) -> float:
     """`number` `unit` in units of `target`, as pint knows them. Raises OptionError with the examples."""
     import pint
 
     try:
         return float(pint.UnitRegistry().Quantity(number, unit).to(target).magnitude)
-    except (pint.PintError, ValueError, TypeError, AttributeError, AssertionError) as error:
+    except (pint.PintError, ValueError, TypeError, AttributeError, AssertionError, OverflowError, TokenError) as error:
         raise OptionError(f"{complaint}; examples: {examples}") from error
+
+
+def finite(value: object) -> float | None:
+    """A figure that was read from a file, or None where it is none that can be counted with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 def show_bytes(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -102,6 +103,6 @@ def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, t
 
 def _scope(scope: str) -> str:
     kind, _, depth = scope.partition(":")
-    if scope in ("auto", "forward", "full") or (kind == "depth" and depth.isdecimal() and int(depth) >= 1):
+    if scope in ("auto", "forward", "full") or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
         return scope
     raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), forward or full")

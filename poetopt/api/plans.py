@@ -194,7 +194,7 @@ def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None)
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _patterns(value: object) -> str | list[str] | None:

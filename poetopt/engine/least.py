@@ -42,6 +42,7 @@ class Remedies(TypedDict, total=False):
     ram_bound_bytes: int
     least_ram_bytes: int | None
     least_deadline_s: float | None
+    deadline_bound_s: float
     interrupted: bool
 
 
@@ -73,7 +74,7 @@ def remedies(
         if timed:
             found["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, seen)
         elif asked_s is not None:
-            found["least_deadline_s"] = one_pass
+            found["deadline_bound_s"] = one_pass
     except Interrupted as stop:
         found |= Remedies(least_ram_bytes=stop.known, interrupted=True)
     except KeyboardInterrupt:

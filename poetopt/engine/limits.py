@@ -17,7 +17,7 @@ class Refusal(TypedDict, total=False):
 
     reason: str
     ram_bound_bytes: int
-    least_deadline_s: float
+    deadline_bound_s: float
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Step:
 
 def impossible(problem: Problem, options: Options) -> Refusal | None:
     """Why no schedule can keep the options, or None where that isn't plain from sums."""
+    found, reasons = Refusal(), []
     if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
-        return Refusal(
-            reason=(
-                f"the deadline of {options.deadline_s:.6g} s is shorter than one pass over all operators, "
-                f"{show_limit(problem.baseline_time_s, 's')}"
-            ),
-            least_deadline_s=problem.baseline_time_s,
+        found["deadline_bound_s"] = problem.baseline_time_s
+        reasons.append(
+            f"the deadline of {options.deadline_s:.6g} s is shorter than one pass over all operators, "
+            f"{show_limit(problem.baseline_time_s, 's')}"
         )
     if options.ram_bytes < problem.least_ram_bytes:
-        return Refusal(
-            reason=(
-                f"the budget of {options.ram_bytes:,} bytes is below the {problem.least_ram_bytes:,} bytes that any "
-                f"schedule needs ({_binds(problem)})"
-            ),
-            ram_bound_bytes=problem.least_ram_bytes,
+        found["ram_bound_bytes"] = problem.least_ram_bytes
+        reasons.append(
+            f"the budget of {options.ram_bytes:,} bytes is below the {problem.least_ram_bytes:,} bytes that any "
+            f"schedule needs ({_binds(problem)})"
         )
-    return None
+    if not reasons:
+        return None
+    found["reason"] = ", and ".join(reasons)
+    return found
 
 
 def hardest_step(problem: Problem, options: Options) -> Step:

@@ -171,8 +171,8 @@ class Solution:
         What was minimised instead of the energy that the simulator counts; gaps are then of it. None: that energy.
     least_ram_bytes, least_deadline_s
         For an infeasible problem: the smallest that is feasible, where it was found.
-    ram_bound_bytes
-        A proven lower bound on the RAM of any schedule.
+    ram_bound_bytes, deadline_bound_s
+        Proven lower bounds on the RAM and the time of any schedule.
     timing
         Seconds by phase: heuristics, build, relaxation, neighbourhoods, search.
     reason
@@ -198,6 +198,7 @@ class Solution:
     least_ram_bytes: int | None = None
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
+    deadline_bound_s: float | None = None
     reason: str = ""
     why: tuple[str, ...] = ()
     build_s: float = 0.0

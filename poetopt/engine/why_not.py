@@ -55,12 +55,14 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
     if bound is not None and step.nbytes > options.ram_bytes:
         says.append(_step_words(problem, options, step))
     one_pass = problem.baseline_time_s * (1 - 1e-9)
-    if options.deadline_s is not None and options.deadline_s < one_pass:
-        return Why(tuple(says), bound)
-    if options.ram_bytes < problem.least_ram_bytes:
+    hurried = options.deadline_s is not None and options.deadline_s < one_pass
+    if options.ram_bytes < (step.nbytes if hurried else problem.least_ram_bytes):
         return Why(tuple(says), bound)  # nothing but RAM helps
     try:
-        shortest = _tried(problem, options, solution, search, until, says)
+        if hurried:
+            shortest = _shortest(problem, options, solution, search, until)
+        else:
+            shortest = _tried(problem, options, solution, search, until, says)
     except KeyboardInterrupt:  # the user doesn't want to wait for more
         return Why(tuple(says), bound, interrupted=True)
     return Why(tuple(says), bound, shortest)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from poetopt.graph import Graph
 
 ENTRY_POINTS = "poetopt.frontends"
+LARGEST_BATCH = 2**31 - 1
 OWN = ("onnx", "json")
 """The endings that no other package may take over."""
 
@@ -61,6 +62,10 @@ def load(
 
     Raises `ModelError` for an unknown name (with the closest ones) and for whatever is wrong with a file.
     """
+    if batch is not None and (isinstance(batch, bool) or not 1 <= batch <= LARGEST_BATCH):
+        raise ModelError(
+            f"the batch must be a whole number from 1 to {LARGEST_BATCH:,}, not {batch}; give another --batch"
+        )
     if not isinstance(model, (str, os.PathLike)):
         from poetopt.frontends.onnx_file import load_onnx
 

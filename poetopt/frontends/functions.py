@@ -17,6 +17,8 @@ from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.structure import describe, first_line
 
+MOST_NODES = 1_000_000
+"""No network that is trained has so many."""
 _Key = tuple[str, str]
 """Domain and name of a function; those that differ in their overload alone are inlined together."""
 
@@ -30,6 +32,7 @@ def inline_functions(document: Document) -> None:
     if not document.proto.functions:
         return
     _keep(document, _called(document))
+    _bounded(document)
     while document.proto.functions:
         chosen = _callers(document.proto.functions)
         _state_defaults(document)
@@ -39,6 +42,31 @@ def inline_functions(document: Document) -> None:
             raise ModelError(f"{document.where}: its functions can't be inlined ({first_line(error)})") from error
         document.proto.CopyFrom(inlined)
         _keep(document, {_key(function) for function in inlined.functions} - chosen)
+
+
+def _bounded(document: Document) -> None:
+    """Refuse what a few functions that call each other several times would become."""
+    functions = {_key(function): function for function in document.proto.functions}
+    counts: dict[_Key, int] = {}
+
+    def expanded(nodes: Iterable[NodeProto]) -> int:
+        return sum(counts.get(_domain_and_op(node), 1) for node in _nodes(nodes))
+
+    todo = list(functions)
+    open_: set[_Key] = set()
+    while todo:
+        key = todo[-1]
+        calls = {_domain_and_op(node) for node in _nodes(functions[key].node)} & set(functions) - set(counts)
+        if key not in counts and calls and key not in open_:
+            open_.add(key)
+            todo += sorted(calls - open_)  # who calls itself, in the end, is refused by the inliner
+            continue
+        counts[key] = expanded(functions[key].node)
+        todo.pop()
+    if expanded(document.proto.graph.node) > MOST_NODES:
+        raise ModelError(
+            f"{document.where}: its functions, inlined, are more than {MOST_NODES:,} nodes; export it without functions"
+        )
 
 
 def _keep(document: Document, keys: Set[_Key]) -> None:

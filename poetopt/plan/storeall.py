@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
@@ -20,6 +22,13 @@ def store_all_bytes(problem: Problem) -> int:
 
     The peak of the live bytes or, where alignment or gaps make it the larger, the arena with the reserve beside it.
     """
-    plan = store_all(problem)
-    peak = simulate(plan).peak_bytes
-    return max(peak, arena_bytes(lay_out(plan, ram_bytes=peak - problem.reserve_bytes)) + problem.reserve_bytes)
+    if problem not in _known:
+        plan = store_all(problem)
+        peak = simulate(plan).peak_bytes
+        laid_out = lay_out(plan, ram_bytes=peak - problem.reserve_bytes, quick=True)
+        _known[problem] = max(peak, arena_bytes(laid_out) + problem.reserve_bytes)
+    return _known[problem]
+
+
+_known: WeakKeyDictionary[Problem, int] = WeakKeyDictionary()
+"""A percentage, the search and the report ask for the same figure, and a layout may take seconds."""

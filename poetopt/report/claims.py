@@ -39,7 +39,9 @@ LISTS = ("asks", "why", "notes")
 NUMBERS = ("build_s", "solve_s", "total_s", "time_limit_s", "gap_tolerance")
 WHOLES = ("blocks", "order_moves", "order_judged", "order_drawn")
 NULLABLE_TEXTS = ("reason", "loss")
-NULLABLE_NUMBERS = ("least_deadline_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j")
+NULLABLE_NUMBERS = (
+    "least_deadline_s", "deadline_bound_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
+)  # fmt: skip
 NULLABLE_WHOLES = ("least_ram_bytes", "ram_bound_bytes", "process_peak_bytes")
 
 

@@ -14,7 +14,7 @@ from poetopt.printable import shown
 from poetopt.report.objective import minimised
 from poetopt.report.view import View
 from poetopt.report.words import hiding_words, scope_words
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.units import finite, show_bytes, show_joules, show_seconds, show_share
 
 _SAME = 1e-9
 """Two sums of the same joules agree within this fraction."""
@@ -118,10 +118,7 @@ def notes(view: View) -> tuple[str, ...]:
 
 def number(view: View, key: str) -> float | None:
     """A finite figure of the report, or None."""
-    value = view.report.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value
+    return finite(view.report.get(key))
 
 
 def _peak_remark(view: View) -> str:

@@ -21,7 +21,8 @@ LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has l
 def front_lines(front: Front) -> list[str]:
     """The front as a table."""
     problem = front.problem
-    least = f"smallest feasible RAM {front.least_ram_bytes:,} B ({show_bytes(front.least_ram_bytes)})"
+    known = "feasible" if front.least_is_proven else "known feasible"
+    least = f"smallest {known} RAM {front.least_ram_bytes:,} B ({show_bytes(front.least_ram_bytes)})"
     proof = "proven" if front.least_is_proven else f"no schedule has less than {front.ram_bound_bytes:,} B"
     table: list[tuple[str, ...]] = [("RAM", "of store-all", *HEADER)]
     for point in front.points:
@@ -39,7 +40,9 @@ def deadline_lines(front: DeadlineFront) -> list[str]:
     """The front against the deadline as a table."""
     problem = front.problem
     budget = front.ram_budget_bytes
-    least = f"shortest feasible deadline {show_seconds(front.least_deadline_s)}"
+    least = (
+        f"shortest {'' if front.least_is_proven else 'known '}feasible deadline {show_seconds(front.least_deadline_s)}"
+    )
     if front.deadline_bound_s <= problem.baseline_time_s:
         known = f"one pass takes {show_seconds(front.deadline_bound_s)}"
     else:

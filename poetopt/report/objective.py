@@ -11,7 +11,7 @@ from poetopt.formulations.goal import TIME
 from poetopt.plan.simulate import Simulation
 from poetopt.printable import shown
 from poetopt.problem import Problem
-from poetopt.units import show_amount, show_seconds, show_share
+from poetopt.units import finite, show_amount, show_seconds, show_share
 
 
 def objective_words(objective: Objective) -> str:
@@ -75,8 +75,7 @@ def minimised(report: Mapping[str, object]) -> Minimised | None:
     found = report.get("objective")
     if not isinstance(found, Mapping) or found.get("name") == "energy":
         return None
-    value, bound = found.get("overhead"), found.get("bound")
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    value = finite(found.get("overhead"))
+    if value is None:
         return None
-    known = bound if isinstance(bound, int | float) and math.isfinite(bound) else None
-    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, known)
+    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, finite(found.get("bound")))

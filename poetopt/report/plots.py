@@ -5,6 +5,7 @@ Made to be read in grey: methods differ by marker and line, and POET's line is t
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -18,7 +19,7 @@ from poetopt.comparison.deadlines import DeadlineFront
 from poetopt.comparison.pareto import Front
 from poetopt.comparison.refine import Point
 from poetopt.errors import BackendUnavailableError, OptionError
-from poetopt.files import replacing
+from poetopt.files import write_atomically
 from poetopt.problem import Problem
 from poetopt.report.comparison import coinciding
 from poetopt.units import show_bytes, show_seconds
@@ -83,12 +84,12 @@ def check_picture(path: str | os.PathLike[str], *, option: str = "-o") -> None:
 
 def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
     """Draw a comparison to a file. Raises as `check_picture`, and OutputError."""
-    _save(_comparison(found, path), path)
+    save_figure(_comparison(found, path), path)
 
 
 def save_front(front: Front | DeadlineFront, path: str | os.PathLike[str]) -> None:
     """Draw a front to a file. Raises as `check_picture`, and OutputError."""
-    _save(_deadlines(front, path) if isinstance(front, DeadlineFront) else _budgets(front, path), path)
+    save_figure(_deadlines(front, path) if isinstance(front, DeadlineFront) else _budgets(front, path), path)
 
 
 def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
@@ -266,11 +267,15 @@ def _ram_axis(axes: Axes, peak: int) -> None:
     top.tick_params(labelsize=8)
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write it as its ending says, whole or not at all. Raises OutputError."""
     import matplotlib
 
-    # Neither a date nor random identifiers: the same figures give the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "poetopt"}), replacing(path) as beside:
+    # Neither a date nor random identifiers: the same figures give the same file. To memory first: matplotlib's own
+    # writers don't survive a full disk.
+    drawn = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "poetopt"}):
         kind = Path(path).suffix.lower().removeprefix(".")
         metadata = {"png": {"Software": "poetopt"}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(beside, format=kind, dpi=160, metadata=metadata)
+        figure.savefig(drawn, format=kind, dpi=160, metadata=metadata)
+    write_atomically(path, drawn.getvalue())

@@ -139,6 +139,7 @@ class Report:
             "least_ram_bytes": solution.least_ram_bytes,
             "ram_bound_bytes": solution.ram_bound_bytes,
             "least_deadline_s": solution.least_deadline_s,
+            "deadline_bound_s": solution.deadline_bound_s,
             "recomputes": simulation.recomputes if simulation else None,
             "page_outs": simulation.page_outs if simulation else None,
             "page_ins": simulation.page_ins if simulation else None,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from math import isclose
-from pathlib import Path
 
 from poetopt.comparison.changed import PARAMETERS
 from poetopt.comparison.sensitivity import FACTORS, Change, Sensitivity
-from poetopt.files import replacing
-from poetopt.report.plots import check_picture
+from poetopt.report.plots import check_picture, save_figure
 from poetopt.units import show_joules, show_seconds, show_share
 
 STYLES = {
@@ -69,7 +67,6 @@ def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
 def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str]) -> None:
     """Draw the losses over the factors. Raises as `check_picture`, and OutputError."""
     check_picture(path, option="--sensitivity-plot")
-    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.4, 4.4), layout="constrained")
@@ -113,7 +110,4 @@ def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str
                   color="#777777", fontsize=8)  # fmt: skip
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=9, loc="best")
-    with matplotlib.rc_context({"svg.hashsalt": "poetopt"}), replacing(path) as beside:
-        kind = Path(path).suffix.lower().removeprefix(".")
-        metadata = {"png": {"Software": "poetopt"}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(beside, format=kind, dpi=160, metadata=metadata)
+    save_figure(figure, path)

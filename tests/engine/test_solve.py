@@ -167,7 +167,14 @@ def test_a_deadline_under_one_pass_is_infeasible() -> None:
     asked = Options(ram_bytes=peak, deadline_s=0.5 * problem.baseline_time_s)
     solution = solve(problem, asked)
     assert solution.status is Status.INFEASIBLE
-    assert solution.least_deadline_s == pytest.approx(problem.baseline_time_s)
+    assert solution.deadline_bound_s == pytest.approx(problem.baseline_time_s)
+    assert solution.least_deadline_s is not None
+    assert solution.least_deadline_s >= problem.baseline_time_s * (1 - 1e-9)
+    assert solve(problem, replace(asked, deadline_s=solution.least_deadline_s)).plan is not None
+    neither = solve(problem, replace(asked, ram_bytes=problem.least_ram_bytes - 1))
+    assert (neither.least_deadline_s, neither.ram_bound_bytes) == (None, problem.least_ram_bytes)
+    assert "shorter than one pass" in neither.reason
+    assert "below the" in neither.reason
 
 
 @pytest.mark.parametrize("seed", range(40))
