@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[1] / "README.md"
 MARK = re.compile(r"<!-- output: poetopt (.*?) -->\n```\n.*?```", flags=re.DOTALL)
 
 
-LABEL = re.compile(r"^ {2}([a-z][a-z -]*?) {2,}", flags=re.MULTILINE)
+ROW = re.compile(r"^ {2}([a-z][a-z -]*?) {2,}(.*)$", flags=re.MULTILINE)
 
 
 def renewed(page: str) -> str:
@@ -33,13 +33,20 @@ def renewed(page: str) -> str:
 
 
 def changes(page: str, now: str) -> list[str]:
-    """The commands whose output has other rows, or (where it is a message) other words, than the page has.
+    """The commands whose output has other rows, or other words in them, than the page has.
 
-    Notes may differ: a busy machine leaves one on what it had no time for.
+    Notes and the proof may differ: a busy machine comes less far. Words of up to three letters may be units.
     """
     found = []
     for was, is_now in zip(MARK.finditer(page), MARK.finditer(now), strict=True):
-        rows, rows_now = ([row for row in LABEL.findall(match[0]) if row != "note"] for match in (was, is_now))
+        rows, rows_now = (
+            [
+                (label, *sorted(set(re.findall(r"[A-Za-z-]{4,}", "" if label == "proof" else text))))
+                for label, text in ROW.findall(match[0])
+                if label != "note"
+            ]
+            for match in (was, is_now)
+        )
         words, words_now = (re.sub(r"[\d,.]+", "0", match[0]) for match in (was, is_now))
         if rows != rows_now or (not rows and words != words_now):
             found.append(f"poetopt {was[1]}")

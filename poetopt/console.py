@@ -104,6 +104,21 @@ def live_progress() -> Iterator[Listener | None]:
         yield lambda progress: status.update(progress_line(progress))
 
 
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """What is being done, on a terminal's stderr, while the body runs. It stands still: clocks are read meanwhile."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"{what} ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
+
+
 def progress_line(progress: Progress) -> str:
     """`12.3 s  search, depth<=4: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
     from poetopt.units import show_amount, show_share

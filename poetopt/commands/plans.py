@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from poetopt.commands.options import JsonOption, PlanArgument
-from poetopt.console import check_outputs, say, write_json, write_text
+from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ExecutionError, OptionError
 
 
@@ -40,15 +40,18 @@ def run(
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
-    loaded = po.load_plan(plan, model=model)
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model)
     if steps is not None and lr is not None:
-        ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
+        with doing(f"training for {steps:,} steps"):
+            ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
         write_json(ended.to_dict(), json)
         say(training_text(loaded.plan, ended), unless=[json])
         if not ended.ok:
             raise ExecutionError(ended.message)
         return 0
-    execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
+    with doing("executing the plan and ordinary training, and measuring both"):
+        execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
     write_json(execution_document(loaded.plan, execution), json)
     say(execution_text(loaded.plan, execution), unless=[json])
     if not execution.ok:
@@ -73,13 +76,14 @@ def verify(
     check_outputs([plan, model], {"--json": json})
     if no_model and model is not None:
         raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
-    found = check(
-        plan,
-        bound=bound,
-        time_limit_s=parse_time(time_limit, option="--time-limit"),
-        model=model,
-        compare_model=not no_model,
-    )
+    with doing("checking the plan and proving its bound again" if bound else "checking the plan"):
+        found = check(
+            plan,
+            bound=bound,
+            time_limit_s=parse_time(time_limit, option="--time-limit"),
+            model=model,
+            compare_model=not no_model,
+        )
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     return 0

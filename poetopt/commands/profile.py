@@ -16,7 +16,7 @@ from poetopt.commands.options import (
     TrainOption,
     training_of,
 )
-from poetopt.console import check_outputs, say, write_json, write_text
+from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ModelError, OptionError
 
 
@@ -86,7 +86,8 @@ def profile(
 
         if older is not None:  # before the seconds that measuring takes
             older.check_machine(machine(), out)
-        found = training.profile(power_w=power_w, workdir=workdir)
+        with doing("measuring each kind of operator, and the storage"):
+            found = training.profile(power_w=power_w, workdir=workdir)
     if older is not None:
         older.check_machine(found.about.get("machine"), out)
     merged = found if older is None else older.merged(found)

@@ -18,7 +18,7 @@ from poetopt.baselines.checkmate import proportional
 from poetopt.baselines.poet import options
 from poetopt.comparison.findings import WITHIN_STAGE, Finding, moves_outside
 from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
-from poetopt.engine.limits import impossible
+from poetopt.engine.limits import hardest_step, impossible
 from poetopt.engine.solution import Solution
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.assemble import schedule_of
@@ -136,14 +136,30 @@ class _Run:
 
     def one(self, found: Baseline, ram_bytes: int) -> None:
         self.told(found.name, ram_bytes)
-        refusal = impossible(self.problem, options(ram_bytes, self.settings))
+        refusal = self._refusal(found, ram_bytes)
         if refusal is not None:
-            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal["reason"])
+            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
         elif found.solve is None:
             row = self._heuristic(found, ram_bytes)
         else:
             row = self._exact(found, ram_bytes)
         self.rows.append(row)
+
+    def _refusal(self, found: Baseline, ram_bytes: int) -> str | None:
+        """Why none of a method's plans can keep the budget, where that is plain from sums."""
+        features = found.features
+        asked = options(ram_bytes, self.settings, paging=features.paging, remat=features.remat)
+        refusal = impossible(self.problem, asked)
+        if refusal is not None:
+            return refusal["reason"]
+        if features.proof:  # says it itself, and of which scope
+            return None
+        step = hardest_step(self.problem, asked)
+        if step.nbytes <= ram_bytes:
+            return None
+        name = self.problem.operators[step.operator].name
+        without = "" if features.paging else " without paging"
+        return f"operator {step.operator} '{name}' needs {step.nbytes:,} bytes{without}"
 
     def _heuristic(self, found: Baseline, ram_bytes: int) -> Row:
         begin = time.monotonic()

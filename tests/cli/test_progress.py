@@ -47,3 +47,14 @@ def test_a_terminal_gets_it_on_stderr(problem: Path) -> None:
     assert "reading the model" in shown
     assert out.startswith("{")
     assert all(f'"{key}"' in out for key in REPORT_KEYS)
+
+
+def test_what_takes_long_is_told_on_a_terminal(problem: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    subprocess.run((*PROGRAM, "solve", problem, "--device", "a72", "--ram", "80%", "-o", plan), check=True)
+    ours, theirs = pty.openpty()
+    subprocess.run((*PROGRAM, "verify", plan, "--bound"), stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert shown == "checking the plan and proving its bound again ...\r\x1b[2K"
