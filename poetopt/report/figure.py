@@ -34,6 +34,8 @@ LABELS = {
     Kind.PAGE_IN: "page in",
     Kind.WAIT: "wait",
 }
+NEAR = 1.2
+"""A deadline of more than so many times the step isn't on the axis of time."""
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "poetopt",
     "svg.fonttype": "path",
@@ -81,11 +83,13 @@ def _summary(view: View) -> str:
 def _matrix(axes: Any, view: View) -> None:
     problem, stages = view.problem, view.stages
     operators = len(problem.operators)
-    producer = [tensor.producer for tensor in problem.tensors]
+    # A tensor stands in the column of the operator that writes it, graph inputs left of all of them.
+    inputs = {i: column for column, i in enumerate(problem.inputs, -len(problem.inputs))}
+    producer = [inputs.get(i, tensor.producer) for i, tensor in enumerate(problem.tensors)]
     resident = []
     for buffer in view.buffers:
-        if not buffer.workspace and producer[buffer.index] >= 0:
-            first, last = stages[buffer.first], stages[buffer.last]
+        if not buffer.workspace:
+            first, last = stages[max(buffer.first, 0)], stages[buffer.last]
             resident.append((producer[buffer.index], first, last - first + 1))
     _rectangles(axes, [(column, stage, 1, height) for column, stage, height in resident], RESIDENT, "in RAM")
     marks: dict[Kind, list[tuple[int, int]]] = {kind: [] for kind in Kind}
@@ -97,7 +101,7 @@ def _matrix(axes: Any, view: View) -> None:
             backward = problem.operators[step.target].backward
             kind = Kind.RECOMPUTE if again else Kind.BACKWARD if backward else Kind.FORWARD
             marks[kind].append((step.target, stage))
-        elif step.action is not Action.FREE and producer[step.target] >= 0:
+        elif step.action is not Action.FREE:
             column = producer[step.target]
             if step.action is Action.PAGE_IN and step.target in written:
                 stored.append((column + 0.5 - thin / 2, written[step.target] + 0.5, thin, stage - written[step.target]))
@@ -112,7 +116,9 @@ def _matrix(axes: Any, view: View) -> None:
         _rectangles(axes, [(x - shift, y - shift, size, size) for x, y in cells], COLOURS[kind], LABELS[kind])
     if 0 <= problem.last_forward < operators - 1:
         axes.axvline(problem.last_forward + 1, color="#5c6670", linewidth=0.6, linestyle=(0, (5, 4)))
-    axes.set(xlim=(0, max(operators, 1)), ylim=(max(operators, 1), 0), xlabel="operator", ylabel="stage")
+    if inputs:
+        axes.axvline(0, color="#5c6670", linewidth=0.6)
+    axes.set(xlim=(-len(inputs), max(operators, 1)), ylim=(max(operators, 1), 0), xlabel="operator", ylabel="stage")
     axes.xaxis.set_ticks_position("top")
     axes.xaxis.set_label_position("top")
     if operators:
@@ -144,9 +150,17 @@ def _lanes(axes: Any, view: View) -> None:
     for kind in Kind:
         stretches = [(p.start_s, place[p.lane] - 0.38, p.end_s - p.start_s, 0.76) for p in pieces if p.kind is kind]
         _rectangles(axes, stretches, COLOURS[kind], LABELS[kind])
+    end = 1.02 * view.simulation.makespan_s or 1.0
     if view.deadline_s is not None:
-        axes.axvline(view.deadline_s, color=BUDGET, linewidth=1)
-    end = max(view.simulation.makespan_s, view.deadline_s or 0.0) or 1.0
+        said = f"deadline {show_seconds(view.deadline_s)}"
+        if view.deadline_s <= NEAR * end:
+            end = max(end, 1.02 * view.deadline_s)
+            axes.axvline(view.deadline_s, color=BUDGET, linewidth=1)
+            axes.annotate(said, (view.deadline_s, 0.5), xytext=(-3, 0), textcoords="offset points", color=BUDGET,
+                          ha="right", va="center")  # fmt: skip
+        else:  # far off: the step would be all at the left
+            axes.annotate(f"{said} →", (1, 0.5), xycoords="axes fraction", xytext=(-3, 0), textcoords="offset points",
+                          color=BUDGET, ha="right", va="center")  # fmt: skip
     axes.set(xlim=(0, end), ylim=(-0.5, 1.5), xlabel="seconds")
     axes.set_yticks([1, 0], ["CPU", "transfers"])
 

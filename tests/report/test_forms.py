@@ -84,3 +84,25 @@ def test_pictures_are_pictures_and_always_the_same(form: str) -> None:
         else:
             assert picture.startswith(b"\x89PNG")
     assert picture == figure_bytes(view, form)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_tensor_and_every_transfer_is_in_the_picture(seed: int) -> None:
+    """Graph inputs too: left of the operators, from the first stage on."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from poetopt.report.figure import _matrix
+
+    view = random_view(seed)
+    axes = Figure().subplots()
+    _matrix(axes, view)
+    boxes = {str(c.get_label()): [path.get_extents() for path in c.get_paths()] for c in axes.collections}
+    tensors = [buffer for buffer in view.buffers if not buffer.workspace]
+    assert len(boxes["in RAM"]) == len(tensors)
+    for buffer, box in zip(tensors, boxes["in RAM"], strict=True):
+        assert (box.x0 < 0) == (view.problem.tensors[buffer.index].producer < 0)
+        assert box.y0 == (view.stages[buffer.first] if buffer.first >= 0 else 0)
+    moves = [step for step in view.plan.instructions if step.action in ("page_in", "page_out")]
+    assert len(boxes.get("page in", [])) + len(boxes.get("page out", [])) == len(moves)
+    assert axes.get_xlim()[0] == -len(view.problem.inputs)
