@@ -33,11 +33,12 @@ SOLVED = (
 SCOPE = re.compile(r"store-all|full|forward|depth<=\d{1,9}")
 """What our own formulations call their scopes in results."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
-TEXTS = ("formulation", "backend", "granularity", "version", "method")
+TEXTS = ("formulation", "backend", "granularity", "version", "method", "asked_scope")
 FLAGS = ("beyond_scope", "paging", "remat", "interrupted", "order_finished")
 LISTS = ("asks", "why", "notes")
 NUMBERS = ("build_s", "solve_s", "total_s", "time_limit_s", "gap_tolerance")
-WHOLES = ("blocks", "order_moves", "order_judged", "order_drawn")
+TABLES = ("solver_options", "versions")
+WHOLES = ("blocks", "threads", "order_moves", "order_judged", "order_drawn")
 NULLABLE_TEXTS = ("reason", "loss")
 NULLABLE_NUMBERS = (
     "least_deadline_s", "deadline_bound_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
@@ -81,6 +82,11 @@ def _kinds(report: Entry) -> None:
         for key in keys:
             if key in report.data:
                 read(key)
+    for key in TABLES:
+        if key in report.data:
+            entry = Entry(report.data[key], f'"report": "{key}"')
+            for name in entry.data:
+                entry.text(name)
     if "timing" in report.data:
         timing = Entry(report.data["timing"], '"report": "timing"')
         for key in timing.data:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import html
 import os
+import platform
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
 
 from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
@@ -160,8 +163,12 @@ class Report:
             "remat": options.remat,
             "time_limit_s": options.time_limit_s,
             "gap_tolerance": options.gap,
+            "asked_scope": options.scope,
+            "threads": options.threads,
+            "solver_options": dict(options.solver_options),
             "notes": [*problem.notes, *(problem.graph.notes if problem.graph else ())],
             "version": __version__,
+            "versions": _versions(),
         }
 
     def __str__(self) -> str:
@@ -289,3 +296,13 @@ def peak_memory_bytes() -> int | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of what a solve rests on, where it is installed."""
+    found = {"python": platform.python_version()}
+    for name in ("numpy", "onnx", "pyomo", "highspy"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
