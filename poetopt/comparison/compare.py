@@ -19,6 +19,7 @@ from poetopt.baselines.poet import options
 from poetopt.comparison.findings import WITHIN_STAGE, Finding, moves_outside
 from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
 from poetopt.engine.limits import hardest_step, impossible
+from poetopt.engine.proof import outdone
 from poetopt.engine.solution import Solution
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.assemble import schedule_of
@@ -240,6 +241,7 @@ class _Run:
                 overhead_bound_j=min(bound, best[0]),
                 overhead_gap=gap,
                 reason=f"the plan is that of {best[1]}",
+                beyond_scope=outdone(best[0], bound),
             )
             if best[0] < bound * (1 - BETTER):
                 moves = moves_outside(plan, solution.scope) or (WITHIN_STAGE,)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.rows import status_of
+from poetopt.engine.proof import outdone
 from poetopt.engine.solution import Options, Solution
 from poetopt.engine.whole import solve_whole
 from poetopt.plan.assemble import schedule_of
@@ -40,6 +41,8 @@ class Point:
 
     overhead_bound_j, scope
         No schedule in the scope has less overhead.
+    beyond_scope
+        Whether the plan is better than anything in the scope, so that it lies outside.
     """
 
     ram_budget_bytes: int
@@ -57,12 +60,14 @@ class Point:
     page_ins: int
     page_outs: int
     solve_s: float
+    beyond_scope: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
         keys = (
             "ram_budget_bytes", "deadline_s", "status", "scope", "energy_j", "overhead_j", "overhead_bound_j",
             "overhead_gap", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "solve_s",
+            "beyond_scope",
         )  # fmt: skip
         return {key: getattr(self, key) for key in keys}
 
@@ -136,7 +141,7 @@ class Refiner(ABC):
                 self.points[larger] = self._with(
                     replace(
                         self.placed(left, larger), scope=right.scope, overhead_bound_j=right.overhead_bound_j,
-                        solve_s=right.solve_s,
+                        solve_s=right.solve_s, beyond_scope=False,
                     )
                 )  # fmt: skip
         for smaller, larger in reversed(list(itertools.pairwise(ordered))):
@@ -214,6 +219,7 @@ class Refiner(ABC):
             page_ins=simulation.page_ins,
             page_outs=simulation.page_outs,
             solve_s=solution.total_s,
+            beyond_scope=solution.outdone,
         )
         return self.placed(found, limit)
 
@@ -221,7 +227,8 @@ class Refiner(ABC):
         """The point with its bound no higher than its plan, and status and gap to match."""
         bound = min(point.overhead_bound_j, point.overhead_j)
         status, gap = status_of(point.overhead_j, bound, self.settings.gap)
-        return replace(point, overhead_bound_j=bound, status=status, overhead_gap=gap)
+        beyond = point.beyond_scope or outdone(point.overhead_j, point.overhead_bound_j)
+        return replace(point, overhead_bound_j=bound, status=status, overhead_gap=gap, beyond_scope=beyond)
 
 
 def _wider(scope: str, other: str) -> bool:

@@ -28,6 +28,9 @@ class Row:
         Of a method with a proof in joules: no schedule in the scope has less overhead than the bound.
     solve_s
         Seconds that the method took to schedule.
+    beyond_scope
+        Whether the plan is better than anything in the scope, so that it lies outside: the bound is then its own value,
+        and says nothing of wider scopes.
     """
 
     method: str
@@ -46,6 +49,7 @@ class Row:
     overhead_bound_j: float | None = None
     overhead_gap: float | None = None
     solve_s: float = 0.0
+    beyond_scope: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """The row as JSON has it, keys in order."""
@@ -86,8 +90,14 @@ def row_of_solution(method: str, ram_bytes: int, problem: Problem, solution: Sol
         overhead_bound_j=solution.overhead_bound_j,
         overhead_gap=solution.overhead_gap,
         solve_s=solution.total_s,
+        beyond_scope=solution.outdone,
         **_figures(simulate(solution.plan, ram_bytes=ram_bytes)),
     )
+
+
+def proof_words(status: str, scope: str, *, beyond_scope: bool) -> str:
+    """`optimal, depth<=4`; `feasible, beats all of depth<=4` of a plan that lies outside of what was proven."""
+    return f"feasible, beats all of {scope}" if beyond_scope else f"{status}, {scope}"
 
 
 def status_of(overhead_j: float, bound_j: float, gap: float) -> tuple[str, float]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.rows import COLUMNS, Row
+from poetopt.comparison.rows import COLUMNS, Row, proof_words
 from poetopt.engine.solution import OPTIMAL_GAP
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -58,7 +58,7 @@ def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
     if row.scope is not None:
         open_ = row.overhead_gap or 0.0
         gap = f" ({show_share(open_)} open)" if open_ > OPTIMAL_GAP else ""
-        proof += f", {row.scope}{gap}"
+        proof = f"{proof_words(row.status, row.scope, beyond_scope=row.beyond_scope)}{gap}"
     return (
         row.method,
         show_joules(row.energy_j),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from poetopt.comparison.deadlines import DeadlineFront
 from poetopt.comparison.pareto import Front
 from poetopt.comparison.refine import Point
+from poetopt.comparison.rows import proof_words
 from poetopt.engine.solution import OPTIMAL_GAP
 from poetopt.problem import Problem
 from poetopt.report.comparison import columns, share
@@ -87,5 +88,5 @@ def _cells(point: Point, problem: Problem) -> tuple[str, ...]:
         show_seconds(point.makespan_s),
         f"{point.recomputes} + {point.page_ins}",
         show_seconds(point.solve_s),
-        f"{point.status}, {point.scope}",
+        proof_words(point.status, point.scope, beyond_scope=point.beyond_scope),
     )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from poetopt.api import Training, TrainingFile, load, store_all_peak_bytes
 from poetopt.comparison.budgets import in_bytes
 from poetopt.comparison.compare import compare
+from poetopt.engine.solution import Status
 from poetopt.errors import PoetError
 from poetopt.problem import Problem
 from poetopt.sweep.points import ModelSpec, Point
@@ -47,7 +48,9 @@ def _row(point: Point) -> dict[str, Value]:
     deadline_s = deadline.times * problem.baseline_time_s if isinstance(deadline, Factor) else deadline
     settings = replace(point.settings, deadline_s=deadline_s)
     (found,) = compare(problem, (ram_bytes,), [point.method], settings).rows
-    cells = {key: getattr(found, key) for key in found.to_dict() if key != "method"}
+    cells = {key: getattr(found, key) for key in found.to_dict() if key not in ("method", "beyond_scope")}
+    if found.beyond_scope:
+        cells["status"] = str(Status.FEASIBLE)  # what is proven is of schedules that are worse
     return {
         **cells,
         "deadline_s": deadline_s,
