@@ -12,7 +12,7 @@ def objective_of(
     chosen: Formulation, problem: Problem, value: float | None, bound: float | None
 ) -> tuple[float | None, Objective | None]:
     """The overhead bound in joules where energy was minimised as the simulator counts it, else the objective."""
-    if not chosen.timed:
+    if chosen.plain:
         return bound, None
     adding = " and ".join(block.name for block in chosen.blocks if block.adds_j is not None)
     name = chosen.goal.name if chosen.goal is not ENERGY else f"energy with {adding}"

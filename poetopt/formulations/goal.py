@@ -54,6 +54,8 @@ class Goal:
         (problem, baseline joules with what blocks add) -> the value of one pass, from which the rest counts.
     value
         A trial's value above that.
+    timed
+        Whether a plan's value depends on when it does what: if so, transfers are put in order before it is judged.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Goal:
     attribute: str
     baseline: Callable[[Problem, float], float]
     value: Callable[[Trial], float]
+    timed: bool = True
 
 
 def _baseline_j(problem: Problem, baseline_j: float) -> float:
@@ -88,13 +91,13 @@ def _written_bytes(trial: Trial) -> float:
     return float(sum(tensors[i].nbytes for i in trial.written))
 
 
-ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j)
+ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j, timed=False)
 """The default: the joules of computes and transfers."""
 
 TIME = Goal("time", "s", "late_s", _one_pass_s, _late_s)
 """The makespan. A block that sets it contributes `late_s`."""
 
-WRITTEN = Goal("bytes written", "B", "written_bytes", _nothing, _written_bytes)
+WRITTEN = Goal("bytes written", "B", "written_bytes", _nothing, _written_bytes, timed=False)
 """What goes to storage; ordinary training writes nothing."""
 
 

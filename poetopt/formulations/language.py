@@ -152,9 +152,14 @@ class Formulation:
         return next((block.goal for block in self.blocks if block.goal is not None), ENERGY)
 
     @property
+    def plain(self) -> bool:
+        """Whether what is minimised is the energy that the simulator counts, and nothing else."""
+        return self.goal is ENERGY and all(block.adds_j is None for block in self.blocks)
+
+    @property
     def timed(self) -> bool:
-        """Whether the makespan counts for more than a deadline: in the objective."""
-        return self.goal is not ENERGY or any(block.adds_j is not None for block in self.blocks)
+        """Whether the makespan may count for more than a deadline: in the objective."""
+        return self.goal.timed or any(block.adds_j is not None for block in self.blocks)
 
     def with_block(self, *blocks: Block, name: str | None = None, doc: str | None = None) -> Formulation:
         """This formulation and more blocks, each before those that collect what the others contribute.
