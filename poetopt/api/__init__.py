@@ -10,7 +10,7 @@ It is also all that the command line uses: what a command does, a script can do 
 
 from __future__ import annotations
 
-from poetopt.api.exchange import export, import_solution
+from poetopt.api.exchange import add_late_rows, export, import_solution, plan_of
 from poetopt.api.models import SAME_BYTES, Model, Training, TrainingFile, device, load
 from poetopt.api.options import store_all_peak_bytes
 from poetopt.api.plans import execute, load_plan, simulate, train
@@ -21,12 +21,14 @@ __all__ = [
     "Model",
     "Training",
     "TrainingFile",
+    "add_late_rows",
     "device",
     "execute",
     "export",
     "import_solution",
     "load",
     "load_plan",
+    "plan_of",
     "simulate",
     "solve",
     "store_all_peak_bytes",

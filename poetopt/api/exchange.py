@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetopt.api.options import asked
 from poetopt.units import Factor, Share
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from poetopt.engine.exchange import Exported
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
+    from poetopt.plan.instructions import Plan
     from poetopt.problem import Problem
     from poetopt.report.report import Report
 
@@ -107,3 +108,38 @@ def import_solution(
         remat=remat,
     )
     return Report(problem=problem, solution=read(problem, options, path))
+
+
+def add_late_rows(model: Any, *, formulation: str | Formulation | ModuleType = "retention") -> int:
+    """Add the rows that the solution in a Pyomo model breaks and that come late; how many there were.
+
+        model = po.formulations.retention.build(problem, ram_bytes=10_000_000, scope="depth:4")
+        solver.solve(model)
+        while po.add_late_rows(model):
+            solver.solve(model)
+        plan = po.plan_of(model)
+
+    formulation
+        What the model was built of.
+
+    Raises PlanError for a solution that isn't whole, FormulationError for a model that no formulation has built.
+    """
+    from poetopt.engine import solved
+    from poetopt.formulations import formulation as formulation_of
+
+    return solved.add_late_rows(formulation_of(formulation), model)
+
+
+def plan_of(model: Any, *, formulation: str | Formulation | ModuleType = "retention") -> Plan:
+    """The plan that the solution in a Pyomo model stands for, simulated and laid out within the model's budget.
+
+    formulation
+        What the model was built of.
+
+    Raises PlanError for a solution that isn't whole, and for a plan that doesn't keep the budget (`add_late_rows`
+    helps); FormulationError for a model that no formulation has built.
+    """
+    from poetopt.engine import solved
+    from poetopt.formulations import formulation as formulation_of
+
+    return solved.plan_in(formulation_of(formulation), model)
