@@ -171,8 +171,15 @@ class Vocabulary(ABC):
 
     def scatter_add(self, data: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
         """`updates` added into `data` at `indices` along `axis`: free of races, unlike ScatterND."""
-        reduction: dict[str, object] = {"reduction": "add"}
-        return self.node("ScatterElements", [data, indices, updates], data.shape, data.dtype, axis=axis, **reduction)
+        return self.scatter(data, indices, updates, axis, "add")
+
+    def scatter(self, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
+        """As `scatter_add`, with `add` or `mul`. onnxruntime has neither for half precision: by way of float32."""
+        dtype = "float32" if data.dtype in {"float16", "bfloat16"} else data.dtype
+        operands = [self.cast(data, dtype), indices, self.cast(updates, dtype)]
+        return self.cast(
+            self.node("ScatterElements", operands, data.shape, dtype, axis=axis, reduction=reduction), data.dtype
+        )
 
     # --- sums and products -------------------------------------------------------------------------
 

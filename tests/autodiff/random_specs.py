@@ -250,6 +250,22 @@ def _gather(draw: Draw) -> Spec:
     return Spec("Gather", (normal(*dims), np.asarray(at, np.int64)), attributes={"axis": axis})
 
 
+def _reduced(
+    draw: Draw, dims: tuple[int, ...], axis: int, indices: Array, picked: tuple[int, ...]
+) -> tuple[Array, dict[str, object], list[Array]]:
+    """Indices, which repeat where something is done about it, a reduction, and values: all apart for the extremes."""
+    how = draw(st.sampled_from(["none", "add", "mul", "max", "min"]))
+    if how == "none":
+        return indices, {}, [normal(*dims), normal(*picked, seed=1)]
+    repeated = np.random.default_rng(seed(draw)).integers(0, indices.shape[axis], indices.shape[axis])
+    indices, settings = indices.take(repeated, axis), {"reduction": how}
+    if how in {"add", "mul"}:
+        return indices, settings, [normal(*dims), normal(*picked, seed=1)]
+    size = math.prod(dims)
+    values = distinct(size + math.prod(picked), seed=seed(draw))
+    return indices, settings, [values[:size].reshape(dims), values[size:].reshape(picked)]
+
+
 def _elements(op: str) -> Drawn:
     def draw_spec(draw: Draw) -> Spec:
         dims = shape(draw, 1, 3)
@@ -261,8 +277,8 @@ def _elements(op: str) -> Drawn:
         if op == "GatherElements":
             return Spec(op, (x, order), attributes={"axis": axis})
         if op == "ScatterElements":
-            more = draw(st.sampled_from([{}, {"reduction": "add"}]))
-            return Spec(op, (x, order, normal(*picked, seed=1)), (0, 2), attributes={"axis": axis, **more})
+            places, reduction, (x, updates) = _reduced(draw, dims, axis, order, picked)
+            return Spec(op, (x, places, updates), (0, 2), attributes={"axis": axis, **reduction})
         if op == "TopK":
             return Spec(op, (distinct(*dims), ints(count)), attributes={"axis": axis, "largest": draw(st.integers(0, 1))},  # noqa: E501
                         outputs=2, ignored=(1,))  # fmt: skip
@@ -271,8 +287,8 @@ def _elements(op: str) -> Drawn:
         where = np.stack(np.unravel_index(rows, dims[:depth]), -1).astype(np.int64)
         if op == "GatherND":
             return Spec(op, (x, where))
-        more = draw(st.sampled_from([{}, {"reduction": "add"}]))
-        return Spec(op, (x, where, normal(len(rows), *dims[depth:], seed=1)), (0, 2), attributes=more)
+        where, reduction, (x, updates) = _reduced(draw, dims, 0, where, (len(rows), *dims[depth:]))
+        return Spec(op, (x, where, updates), (0, 2), attributes=reduction)
 
     return draw_spec
 

@@ -117,6 +117,9 @@ RESIZES: tuple[tuple[str, dict[str, object], tuple[float, ...]], ...] = (
     ("antialias", {"mode": "linear", "antialias": 1}, (0.5, 0.6)),
 )
 
+REDUCTIONS = (("max", "amax", distinct), ("min", "amin", distinct), ("mul", "prod", normal))
+"""ONNX's name, torch's, and values where the gradient is smooth."""
+
 ROWS: tuple[Spec, ...] = (
     # normalization
     Spec("InstanceNormalization", (normal(2, 3, 4, 5), normal(3), normal(3)), (0, 1, 2),
@@ -167,6 +170,22 @@ ROWS: tuple[Spec, ...] = (
          lambda x, i, u: x.index_put((i[:, 0],), u)),
     Spec("ScatterND", (normal(4, 3), np.array([[2, 1], [0, 0], [2, 1]]), normal(3)), (0, 2),
          lambda x, i, u: x.index_put((i[:, 0], i[:, 1]), u, accumulate=True), {"reduction": "add"}, label="add"),
+    *(
+        Spec("ScatterElements", (made(3, 4), np.array([[0, 2, 0], [1, -1, 1]]), made(2, 3, seed=1)), trained,
+             lambda x, i, u, r=reduction: x.scatter_reduce(1, i % 4, u, r), {"axis": 1, "reduction": how},
+             label=f"{how}-{len(trained)}")
+        for how, reduction, made in REDUCTIONS for trained in ((0, 2), (2,))
+    ),
+    *(
+        Spec("ScatterND", (made(2, 3, 2), np.array([[1, 2], [0, 0], [1, -1], [1, 2]]), made(4, 2, seed=1)), trained,
+             lambda x, i, u, r=reduction: x.flatten(0, 1).scatter_reduce(
+                 0, _t().tensor([5, 0, 5, 5])[:, None].expand(4, 2), u, r).view(2, 3, 2),
+             {"reduction": how}, label=f"{how}-{len(trained)}")
+        for how, reduction, made in REDUCTIONS for trained in ((0, 2), (0,))
+    ),
+    Spec("ScatterElements", (np.array([0.0, 2.0, 0.0, 0.0, 3.0]), ints(0, 0, 1, 1, 2, 2, 3, 4, 4),
+                             np.array([0.5, 2.0, 0.0, 3.0, 0.0, 2.0, 4.0, 0.0, 0.0])), (0, 2),
+         lambda x, i, u: x.scatter_reduce(0, i, u, "prod"), {"reduction": "mul"}, label="zeros"),
     Spec("TopK", (distinct(3, 5), ints(2)), torch=lambda x, k: x.topk(2, 1), outputs=2, ignored=(1,)),
     Spec("Trilu", (normal(2, 4, 5), np.array(1)), torch=lambda x, k: x.triu(1)),
     Spec("Trilu", (normal(4, 5),), torch=lambda x: x.tril(), attributes={"upper": 0}, label="lower"),
