@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.autodiff.random_networks import NETWORKS
+from tests.autodiff.random_sampling import SAMPLING
 from tests.autodiff.specs import Spec, distinct, ints, normal, positive, whole
 
 Array = NDArray[Any]
@@ -347,6 +348,7 @@ RANDOM: dict[str, Drawn] = {
     **{op: _elements(op) for op in ("GatherElements", "ScatterElements", "GatherND", "ScatterND", "TopK")},
     **{op: _blocks(op) for op in ("DepthToSpace", "SpaceToDepth")},
     **NETWORKS,
+    **SAMPLING,
 }  # fmt: skip
 
 

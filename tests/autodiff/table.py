@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.autodiff import table_more, table_network
+from tests.autodiff import table_more, table_network, table_sampling
 from tests.autodiff.specs import Spec, distinct, ints, normal, positive
 
 CONV: dict[str, object] = {"kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
@@ -179,4 +179,5 @@ ROWS: tuple[Spec, ...] = (
          label="none"),
     *table_network.ROWS,
     *table_more.ROWS,
+    *table_sampling.ROWS,
 )  # fmt: skip

@@ -78,3 +78,10 @@ def test_an_axis_that_is_cut_away_has_nothing_to_repeat() -> None:
     cut = load_onnx(model_of(nodes, {"x": [2, 5]}, ["z"], weights, opset=19), train="w")
     with pytest.raises(ModelError, match=r"node 'pad0' .*: cuts all of axis 1 away"):
         differentiate(cut, loss="mse")
+
+
+def test_dilations_that_onnxruntime_folds_in_its_own_way_are_refused() -> None:
+    shapes = {"size": np.array([7]), "window": np.array([2]), "w": np.ones((2, 4, 5), np.float32)}
+    nodes = "h = Mul(w, x)\ny = Col2Im<dilations=[2]>(h, size, window)"
+    with pytest.raises(MissingVjpError, match=r"\(Col2Im, opset 18\): .* dilations over 1 axes, .*; fold over two"):
+        differentiate(graph(nodes, {"x": (2, 4, 5)}, shapes, ["y"], train="w"), loss="mse")

@@ -4,6 +4,7 @@ from poetopt.autodiff.registry import declare_nondifferentiable
 
 for _op, _inputs in {
     "CastLike": (1,),
+    "Col2Im": (1, 2),
     "CumSum": (1,),
     "GRU": (4,),
     "GatherElements": (1,),

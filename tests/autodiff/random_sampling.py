@@ -1,0 +1,39 @@
+"""Random configurations of folding, sampling, norms of windows and Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.autodiff.specs import Spec, ints, normal
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Drawn = Callable[[Draw], Spec]
+
+
+def _int(draw: Draw, low: int, high: int) -> int:
+    return int(draw(st.integers(low, high)))
+
+
+def _col2im(draw: Draw) -> Spec:
+    rank = _int(draw, 1, 3)
+    kernel, strides, out = ([_int(draw, 1, 3) for _ in range(rank)] for _ in range(3))
+    dilations = [_int(draw, 1, 2) if rank == 2 else 1 for _ in range(rank)]
+    pads = [_int(draw, 0, 1) for _ in range(2 * rank)]
+    size = [
+        max((o - 1) * s + (k - 1) * d + 1 - pads[a] - pads[rank + a], 1) + _int(draw, 0, s - 1)
+        for a, (k, s, o, d) in enumerate(zip(kernel, strides, out, dilations, strict=True))
+    ]
+    count = math.prod(
+        (n + pads[a] + pads[rank + a] - d * (k - 1) - 1) // s + 1
+        for a, (n, k, s, d) in enumerate(zip(size, kernel, strides, dilations, strict=True))
+    )
+    x = normal(_int(draw, 1, 2), _int(draw, 1, 2) * math.prod(kernel), count)
+    return Spec("Col2Im", (x, ints(*size), ints(*kernel)),
+                attributes={"strides": strides, "dilations": dilations, "pads": pads})  # fmt: skip
+
+
+SAMPLING: dict[str, Drawn] = {"Col2Im": _col2im}
