@@ -36,6 +36,7 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | LSTM, GRU | a step and gate: 2 (inputs + hidden) + 2; a state 6 + 5 exp, or 6 + 3 exp |
 | RNN | a step and unit: 2 (inputs + hidden) + 2, and the activation |
 | Resize | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = scaled axes |
+| GridSample | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = sampled axes |
 | moving data (`MOVES`) | 0 |
 | anything else | n: one an element |
 
@@ -340,8 +341,11 @@ def _scatter(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return math.prod(inputs[2]) if node.attributes.get("reduction", "none") != "none" else 0
 
 
+_TAPS = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
+
+
 def _resize(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    taps = {"linear": 2, "cubic": 4}.get(str(node.attributes.get("mode", "nearest")))
+    taps = _TAPS.get(str(node.attributes.get("mode", "linear" if node.op_type == "GridSample" else "nearest")))
     if taps is None:
         return 0
     dimensions = max(len(inputs[0]) - 2, 1)
@@ -383,4 +387,5 @@ _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
     "Resize": _resize,
+    "GridSample": _resize,
 }

@@ -136,6 +136,30 @@ class Chunks(nn.Module):
         return self.classify(f.gelu(weights @ v, approximate="tanh").mean(1))
 
 
+class Sampled(nn.Module):
+    """Windows taken apart and folded, a plane warped by a flow of its own, elements aggregated as graph networks do."""
+
+    at: Tensor
+    target: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.flow, self.classify = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 2, 3), nn.Linear(8, 5)
+        line = torch.linspace(-0.93, 0.97, 6)
+        self.register_buffer("at", torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)[None])
+        self.register_buffer("target", torch.tensor([0, 1, 0, 0, 1, 1]))
+
+    def forward(self, x: Tensor) -> Any:
+        wide = torch.tanh(self.first(x))
+        windows = f.unfold(wide, 3, padding=1, stride=2) ** 2
+        folded = f.fold(windows, (8, 8), 3, padding=1, stride=2)
+        grid = self.at + 0.4 * torch.tanh(self.flow(x)).permute(0, 2, 3, 1)
+        warped = f.grid_sample(folded, grid, padding_mode="reflection", align_corners=False).mean(3)
+        index = self.target.expand_as(warped)
+        largest = torch.zeros_like(warped[:, :, :2]).scatter_reduce(2, index, warped, "amax", include_self=False)
+        return self.classify(largest.flatten(1))
+
+
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
     """Each network with a batch, seeded."""
     torch.manual_seed(0)
@@ -148,6 +172,7 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         "encoder": (Encoder(), ids),
         "decoder": (Decoder(), ids),
         "mixed": (Mixed(), torch.randn(2, 3, 8, 8)),
+        "sampled": (Sampled(), torch.randn(2, 3, 8, 8)),
     }
 
 

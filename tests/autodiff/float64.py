@@ -227,6 +227,24 @@ class Resize(OpRun):
         return ((matrix @ x.reshape(-1).astype(np.float64)).astype(x.dtype),)
 
 
+class GridSample(OpRun):
+    """Replaces the evaluator's own, which computes in float32: onnxruntime's of opset 20 knows float64."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, grid: Array, **attributes: Any) -> tuple[Array]:
+        names = {b"bilinear": "linear", "bilinear": "linear", b"bicubic": "cubic", "bicubic": "cubic"}
+        given = {**attributes, "mode": names.get(attributes["mode"], attributes["mode"])}
+        node = onnx.helper.make_node("GridSample", ["x", "grid"], ["y"], **given)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
+        info = [onnx.helper.make_tensor_value_info(n, kind, v.shape) for n, v in (("x", x), ("grid", grid))]
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph([node], "one", info, [onnx.ValueInfoProto(name="y")]),
+            opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=8,
+        )  # fmt: skip
+        return (ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "grid": grid})[0],)
+
+
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GRU, LRN, LSTM, MeanVarianceNormalization, Resize, RNN]
+NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GridSample, GRU, LRN, LSTM, MeanVarianceNormalization, Resize, RNN]

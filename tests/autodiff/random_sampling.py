@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from tests.autodiff.specs import Spec, ints, normal
@@ -36,4 +37,19 @@ def _col2im(draw: Draw) -> Spec:
                 attributes={"strides": strides, "dilations": dilations, "pads": pads})  # fmt: skip
 
 
-SAMPLING: dict[str, Drawn] = {"Col2Im": _col2im}
+def _grid_sample(draw: Draw) -> Spec:
+    rank = _int(draw, 2, 3)
+    mode = draw(st.sampled_from(["nearest", "linear", *(["cubic"] if rank == 2 else [])]))
+    padding, aligned = draw(st.sampled_from(["zeros", "border", "reflection"])), _int(draw, 0, 1)
+    batch, channels = _int(draw, 1, 2), _int(draw, 1, 3)
+    sizes, out = (tuple(_int(draw, 1, 4) for _ in range(rank)) for _ in range(2))
+    x, rng = normal(batch, channels, *sizes), np.random.default_rng(_int(draw, 0, 99))
+    # in elements, and away from the kinks, which lie at halves (edges, nearest) and whole numbers
+    at = rng.integers(-4, 10, (batch, *out, rank)) / 2 + rng.uniform(0.1, 0.4, (batch, *out, rank))
+    size = np.array(sizes[::-1])
+    grid = at / np.maximum(size - 1, 1) * 2 - 1 if aligned else (at * 2 + 1) / size - 1
+    return Spec("GridSample", (x, grid), (0,) if mode == "nearest" else (0, 1), opset=20,
+                attributes={"mode": mode, "padding_mode": padding, "align_corners": aligned})  # fmt: skip
+
+
+SAMPLING: dict[str, Drawn] = {"Col2Im": _col2im, "GridSample": _grid_sample}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tests.autodiff.specs import Spec, ints, normal
 
 
@@ -11,6 +13,25 @@ def _f() -> Any:
     import torch.nn.functional as f
 
     return f
+
+
+def places(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """A grid, a third of which lies outside."""
+    return np.asarray(np.random.default_rng([seed, *shape]).uniform(-1.6, 1.6, shape))
+
+
+MODES = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
+"""What torch calls them, and ONNX before opset 20."""
+
+GRIDS = tuple(
+    (mode, padding, aligned, rank)
+    for mode in MODES for padding in ("zeros", "border", "reflection") for aligned in (0, 1) for rank in (2, 3)
+    if (mode, rank) != ("cubic", 3)
+)  # fmt: skip
+
+
+def _sampled(x: Any, grid: Any, mode: str, padding: str, aligned: int) -> Any:
+    return _f().grid_sample(x, grid, MODES[mode], padding, bool(aligned))
 
 
 ROWS: tuple[Spec, ...] = (
@@ -21,4 +42,21 @@ ROWS: tuple[Spec, ...] = (
          attributes={"strides": [2, 2]}, label="apart"),
     Spec("Col2Im", (normal(2, 3 * 3, 4), ints(7), ints(3)), attributes={"strides": [2], "pads": [1, 1]}, label="line"),
     Spec("Col2Im", (normal(1, 2 * 8, 12), ints(3, 3, 4), ints(2, 2, 2)), label="3d"),
+    *(
+        Spec("GridSample", (normal(2, 3, *(4, 5, 3)[:rank]), places(2, *(3, 2, 4)[:rank], rank)),
+             (0,) if mode == "nearest" else (0, 1),
+             lambda x, g, m=mode, p=padding, a=aligned: _sampled(x, g, m, p, a),
+             {"mode": mode, "padding_mode": padding, "align_corners": aligned}, opset=20,
+             label=f"{mode}-{padding}-{aligned}-{rank}d")
+        for mode, padding, aligned, rank in GRIDS
+    ),
+    *(
+        Spec("GridSample", (normal(1, 2, 4, 5), places(1, 3, 2, 2)), (0,) if mode == "nearest" else (0, 1),
+             lambda x, g, m=mode: _sampled(x, g, m, "border", 0), {"mode": old, "padding_mode": "border"}, opset=16,
+             label=f"{old}-16")
+        for mode, old in MODES.items()
+    ),
+    Spec("GridSample", (normal(1, 2, 1, 5), places(1, 4, 2, 2)), (0, 1),
+         lambda x, g: _sampled(x, g, "linear", "reflection", 1), {"padding_mode": "reflection", "align_corners": 1},
+         opset=22, label="one-line"),
 )  # fmt: skip

@@ -85,3 +85,11 @@ def test_dilations_that_onnxruntime_folds_in_its_own_way_are_refused() -> None:
     nodes = "h = Mul(w, x)\ny = Col2Im<dilations=[2]>(h, size, window)"
     with pytest.raises(MissingVjpError, match=r"\(Col2Im, opset 18\): .* dilations over 1 axes, .*; fold over two"):
         differentiate(graph(nodes, {"x": (2, 4, 5)}, shapes, ["y"], train="w"), loss="mse")
+
+
+def test_sampling_that_onnxruntime_does_not_compute_is_refused() -> None:
+    grid = {"grid": np.zeros((1, 2, 2, 2, 3), np.float32), "w": np.ones((1, 1, 3, 3, 3), np.float32)}
+    nodes = [make_node("Mul", ["w", "x"], ["h"]), make_node("GridSample", ["h", "grid"], ["y"], name="g", mode="cubic")]
+    model = load_onnx(model_of(nodes, {"x": [1, 1, 3, 3, 3]}, ["y"], grid, opset=20), train="w")
+    with pytest.raises(MissingVjpError, match=r"node 'g' .*: .* mode 'cubic' over 3 axes, .*; use two axes$"):
+        differentiate(model, loss="mse")

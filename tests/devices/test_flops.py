@@ -136,6 +136,8 @@ def test_elementwise_is_a_constant_an_element(shape: tuple[int, ...]) -> None:
         ("ScatterElements", [(9, 4), (2, 4), (2, 4)], {}, 0),
         ("Col2Im", [(2, 27, 16), (2,), (2,)], {}, 2 * 27 * 16),
         ("Resize", [(1, 1, 4, 6)], {"mode": "linear"}, 24 * 8),
+        ("GridSample", [(1, 1, 4, 6), (1, 3, 4, 2)], {}, 24 * 8),
+        ("GridSample", [(1, 1, 4, 6), (1, 3, 4, 2)], {"mode": "bicubic"}, 24 * 32),
         ("SomethingNew", [(7,)], {}, 24),
     ],
 )

@@ -1,0 +1,259 @@
+"""GridSample: places between the elements of X are given by a grid; both have gradients.
+
+A place reads some elements along each axis (one for nearest, two for linear, four for cubic), weighed by polynomials of
+how far it lies behind the first of them. One outside of X counts as zero (`zeros`) or as one inside (`border`,
+`reflection`). With w_s the product of its weights, and over all s that a place reads:
+
+    dX = sum of dY w_s, added where s lies
+    dGrid_a = sum of dw_s/dGrid_a (X_s dY summed over the channels)
+
+element after element: for dX scattered, with 20 bytes an element of dY; for the grid gathered with its channels, with
+12. A matrix of weights and one product each would be slower from planes of 16x16 on.
+
+Coordinates are computed in onnxruntime's order; kinks are torch's: `floor` decides which side of an element counts, and
+at the image's edges `border` and `reflection` have no slope. Through `nearest` nothing flows to the grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import MissingVjpError, ModelError
+from poetopt.graph import Tensor
+
+_A = -0.75
+_POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {
+    "nearest": ((1.0,),),
+    "linear": ((1.0, -1.0), (0.0, 1.0)),
+    "cubic": (
+        (0.0, _A, -2 * _A, _A),
+        (1.0, 0.0, -(_A + 3), _A + 2),
+        (0.0, -_A, 2 * _A + 3, -(_A + 2)),
+        (0.0, 0.0, _A, -_A),
+    ),
+}
+"""For each element that is read, the coefficients of its weight: of 1, f, f^2, f^3; f is the distance to the place."""
+
+_OLD_NAMES = {"bilinear": "linear", "bicubic": "cubic"}
+"""Before opset 20."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings of a node; sizes are those of X's spatial axes."""
+
+    mode: str
+    padding: str
+    aligned: bool
+    batch: int
+    channels: int
+    sizes: tuple[int, ...]
+    places: int
+
+    @property
+    def taps(self) -> int:
+        """Elements that a place reads along an axis."""
+        return len(_POLYNOMIALS[self.mode])
+
+    @property
+    def read(self) -> int:
+        """Elements that a place reads."""
+        return int(self.taps ** len(self.sizes))
+
+    @property
+    def elements(self) -> int:
+        """Elements of a channel."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the places read along one axis, [batch, places, taps] each; where `slope` is None it is not wanted."""
+
+    index: Tensor
+    weight: Tensor
+    slope: Tensor | None
+
+
+@register_vjp("GridSample", since=16)
+def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
+    """See above. dX reads the grid, dGrid also X."""
+    dy, frame = op.only(cotangents), _sampling(op)
+    dx = _input(op.emit("grad_input"), dy, op, frame) if op.need(0) else None
+    grid = _grid(op.emit("grad_grid"), dy, op, frame) if op.need(1) and frame.mode != "nearest" else None
+    return dx, grid
+
+
+def _sampling(op: Primal) -> Sampling:
+    mode, padding = op.attr_text("mode", "linear"), op.attr_text("padding_mode", "zeros")
+    mode = _OLD_NAMES.get(mode, mode)
+    if mode not in _POLYNOMIALS or padding not in {"zeros", "border", "reflection"}:
+        raise ModelError(f"{op.where}: unknown mode {mode!r} or padding_mode {padding!r}")
+    (batch, channels), sizes = op.x.shape[:2], op.x.shape[2:]
+    if len(sizes) not in ({2} if mode == "cubic" else {2, 3}):
+        raise MissingVjpError(
+            f"{op.where}: there is no gradient rule for mode {mode!r} over {len(sizes)} axes, which onnxruntime "
+            "doesn't compute; use two axes" + ("" if mode == "cubic" else " or three")
+        )
+    aligned = bool(op.attr_int("align_corners", 0))
+    return Sampling(mode, padding, aligned, batch, channels, sizes, math.prod(op.y.shape[2:]))
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def _lines(k: OperatorBuilder, grid: Tensor, frame: Sampling, *, slopes: bool) -> list[Line]:
+    """Axis by axis; the grid's components are in the opposite order."""
+    rank = len(frame.sizes)
+    flat = k.reshape(grid, (frame.batch, frame.places, rank))
+    parts = [k.slice(flat, [rank - 1 - axis], [rank - axis], [2]) for axis in range(rank)]
+    return [_line(k, part, size, frame, slopes) for part, size in zip(parts, frame.sizes, strict=True)]
+
+
+def _line(k: OperatorBuilder, part: Tensor, size: int, frame: Sampling, slopes: bool) -> Line:
+    """One axis: `part` [batch, places, 1] is between -1 and 1 inside."""
+    at, sign = _coordinate(k, part, size, frame.aligned), None
+    if frame.mode == "linear" and frame.padding != "zeros":
+        at, sign = _kept_inside(k, at, size, frame)
+    first = k.unary("Round" if frame.mode == "nearest" else "Floor", at)
+    offsets = np.arange(frame.taps) - (1 if frame.mode == "cubic" else 0)
+    where = k.add(first, k.graph.constant(offsets.astype(at.dtype)))
+    table = np.array(_POLYNOMIALS[frame.mode])
+    weight, slope = _polynomial(k, table, at, first), None
+    if slopes:
+        scale = (size - 1 if frame.aligned else size) / 2
+        orders = scale * np.arange(1, table.shape[1], dtype=np.float64)
+        slope = _polynomial(k, np.asarray(table[:, 1:] * orders, np.float64), at, first)
+        slope = slope if sign is None else k.mul(slope, sign)
+    if frame.mode != "linear" and frame.padding == "reflection":
+        return Line(_mirrored(k, k.cast(where, "int64"), size, frame.aligned), weight, slope)
+    inside = _clipped(k, where, size)
+    if frame.padding == "zeros":
+        mask = k.cast(k.compare("Equal", where, inside), where.dtype)
+        weight = k.mul(weight, mask)
+        slope = None if slope is None else k.mul(slope, mask)
+    return Line(k.cast(inside, "int64"), weight, slope)
+
+
+def _coordinate(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> Tensor:
+    """From -1 ... 1 to elements, in onnxruntime's order of operations."""
+    more = k.add(part, k.graph.scalar(1.0, part.dtype))
+    if aligned:
+        return k.mul(k.mul(more, 0.5), size - 1.0)
+    return k.mul(k.sub(k.mul(more, float(size)), k.graph.scalar(1.0, part.dtype)), 0.5)
+
+
+def _polynomial(k: OperatorBuilder, table: NDArray[np.float64], at: Tensor, first: Tensor) -> Tensor:
+    """The polynomials of at - first whose coefficients are the rows of `table`, lowest power first."""
+    powers = [k.graph.constant(column.astype(at.dtype)) for column in table.T]
+    if len(powers) == 1:
+        return k.expand(powers[0], (*at.shape[:-1], len(table)))
+    behind = k.sub(at, first)
+    return reduce(lambda total, power: k.add(k.mul(total, behind), power), reversed(powers[:-1]), powers[-1])
+
+
+def _clipped(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
+    bounds = [k.graph.scalar(bound, where.dtype) for bound in (0.0, size - 1.0)]
+    return k.node("Clip", [where, *bounds], where.shape, where.dtype)
+
+
+def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: Sampling) -> tuple[Tensor, Tensor]:
+    """A coordinate of `linear` as border or mirrors leave it, and its slope: 1, -1, or 0 at the edges and beyond."""
+    low, span = (0.0, size - 1.0) if frame.aligned else (-0.5, float(size))
+    sign: Tensor | None = None
+    if frame.padding == "reflection" and span:
+        behind = k.sub(at, k.graph.scalar(low, at.dtype))
+        far = k.unary("Abs", behind)
+        flips = k.unary("Floor", k.div(far, k.graph.scalar(span, at.dtype)))
+        rest = k.sub(far, k.mul(flips, span))
+        odd = k.sub(flips, k.mul(k.unary("Floor", k.mul(flips, 0.5)), 2.0))
+        # odd: span - rest, even: rest
+        turned = k.add(rest, k.mul(odd, k.sub(k.graph.scalar(span, at.dtype), k.mul(rest, 2.0))))
+        at = k.add(turned, k.graph.scalar(low, at.dtype))
+        below = k.cast(k.compare("Less", behind, 0.0), at.dtype)
+        one = k.graph.scalar(1.0, at.dtype)
+        sign = k.mul(k.sub(one, k.mul(odd, 2.0)), k.sub(one, k.mul(below, 2.0)))
+    inner = k.binary("And", k.compare("Greater", at, 0.0), k.compare("Less", at, size - 1.0), "bool")
+    edges = k.cast(inner, at.dtype)
+    return _clipped(k, at, size), (edges if sign is None else k.mul(sign, edges))
+
+
+def _mirrored(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
+    """Inside, by mirrors on the outermost elements (aligned) or on their outer edges."""
+    period = max(2 * size - 2, 1) if aligned else 2 * size
+    last = period if aligned and size > 1 else period - 1
+    there = k.node("Mod", [where, k.graph.ints([period])], where.shape, "int64")
+    return k.binary("Min", there, k.sub(k.graph.ints([last]), there))
+
+
+def _spread(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
+    """[batch, places, taps] with the taps on an axis of their own: [batch, places, 1, ..., taps, ..., 1]."""
+    batch, places, taps = line.shape
+    return k.reshape(line, (batch, places, *(taps if a == axis else 1 for a in range(rank))))
+
+
+def _index(k: OperatorBuilder, lines: Sequence[Line], frame: Sampling) -> Tensor:
+    """Which elements of a flat channel are read: int64 [batch, places, read]."""
+    rank = len(lines)
+    parts = []
+    for axis, line in enumerate(lines):
+        stride = math.prod(frame.sizes[axis + 1 :])
+        strided = line.index if stride == 1 else k.mul(line.index, k.graph.ints([stride]))
+        parts.append(_spread(k, strided, axis, rank))
+    return k.reshape(reduce(k.add, parts), (frame.batch, frame.places, frame.read))
+
+
+def _product(k: OperatorBuilder, factors: Sequence[Tensor]) -> Tensor:
+    """The products over the axes: [batch, places, taps, ..., taps]."""
+    return reduce(k.mul, [_spread(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
+
+
+def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
+    """x[..., number] of [batch, places, read]."""
+    return k.reshape(k.slice(x, [number], [number + 1], [2]), x.shape[:2])
+
+
+# --- the gradients --------------------------------------------------------------------------------
+
+
+def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: Sampling) -> Tensor:
+    lines = _lines(k, op.input(1), frame, slopes=False)
+    index = k.cast(_index(k, lines, frame), "int32")
+    weights = k.cast(k.reshape(_product(k, [line.weight for line in lines]), index.shape), dy.dtype)
+    flat = k.reshape(dy, (frame.batch, frame.channels, frame.places))
+    total = k.zeros((frame.batch, frame.channels, frame.elements), dy.dtype)
+    for tap in range(frame.read):
+        where, weight = (k.reshape(_tap(k, t, tap), (frame.batch, 1, frame.places)) for t in (index, weights))
+        total = k.scatter_add(total, k.expand(where, flat.shape), k.mul(flat, weight), 2)
+    return k.reshape(total, op.x.shape)
+
+
+def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: Sampling) -> Tensor:
+    batch, channels, places = frame.batch, frame.channels, frame.places
+    lines = _lines(k, op.input(1), frame, slopes=True)
+    index = _index(k, lines, frame)
+    rows = k.transpose(k.reshape(dy, (batch, channels, places)), [0, 2, 1])
+    planes = k.transpose(k.reshape(op.x, (batch, channels, frame.elements)), [0, 2, 1])
+    table = k.reshape(planes, (batch * frame.elements, channels))
+    if batch > 1:
+        images = np.arange(batch, dtype=np.int64).reshape(batch, 1, 1) * frame.elements
+        index = k.add(index, k.graph.constant(images))
+    found = []
+    for tap in range(frame.read):
+        read = k.node("Gather", [table, _tap(k, index, tap)], rows.shape, dy.dtype, axis=0)
+        found.append(k.reduce_sum(k.mul(read, rows), [2]))
+    taps = k.reshape(k.cast(k.concat(found, 2), op.input(1).dtype), (batch, places, *(frame.taps for _ in lines)))
+    parts = []
+    for axis in reversed(range(len(lines))):
+        factors = [line.slope if a == axis and line.slope is not None else line.weight for a, line in enumerate(lines)]
+        slopes = k.reduce_sum(k.mul(taps, _product(k, factors)), range(2, len(taps.shape)))
+        parts.append(k.reshape(slopes, (batch, places, 1)))
+    return k.reshape(k.concat(parts, 2), op.input(1).shape)
