@@ -245,6 +245,50 @@ class GridSample(OpRun):
         return (ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "grid": grid})[0],)
 
 
+class LpPool(OpRun):
+    """Replaces the evaluator's own, which is wrong where ceil_mode adds a window; the shape is onnxruntime's."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph([self.onnx_node], "one", [onnx.helper.make_tensor_value_info(
+                self.onnx_node.input[0], onnx.TensorProto.FLOAT, x.shape)],
+                [onnx.ValueInfoProto(name=self.onnx_node.output[0])]),
+            opset_imports=[onnx.helper.make_opsetid("", self.run_params["opsets"][""])], ir_version=8,
+        )  # fmt: skip
+        feeds = {self.onnx_node.input[0]: x.astype(np.float32)}
+        out = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0].shape[2:]
+        kernel, rank, power = attributes["kernel_shape"], x.ndim - 2, attributes["p"] or 2
+        strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
+        reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, strides, kernel, dilations, strict=True)]
+        before = (attributes["pads"] or [0] * (2 * rank))[:rank]
+        if attributes["auto_pad"] in {"SAME_UPPER", "SAME_LOWER"}:
+            lower = attributes["auto_pad"] == "SAME_LOWER"
+            before = [(max(r - n, 0) + lower) // 2 for r, n in zip(reach, x.shape[2:], strict=True)]
+        wide = np.pad(np.abs(x) ** power, [(0, 0)] * 2 + [
+            (b, max(r - b - n, 0)) for b, r, n in zip(before, reach, x.shape[2:], strict=True)])  # fmt: skip
+        total = np.zeros((*x.shape[:2], *out), x.dtype)
+        for tap in itertools.product(*map(range, kernel)):
+            lines = zip(tap, dilations, out, strides, strict=True)
+            at: tuple[Any, ...] = tuple(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in lines)
+            total += wide[(Ellipsis, *at)]
+        return (np.asarray(np.power(total, 1 / power)),)
+
+
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [ConvTranspose, Erf, Gelu, GlobalMaxPool, GridSample, GRU, LRN, LSTM, MeanVarianceNormalization, Resize, RNN]
+NEW_OPS = [
+    ConvTranspose,
+    Erf,
+    Gelu,
+    GlobalMaxPool,
+    GridSample,
+    GRU,
+    LpPool,
+    LRN,
+    LSTM,
+    MeanVarianceNormalization,
+    Resize,
+    RNN,
+]

@@ -45,10 +45,14 @@ def _pool(op: str) -> Drawn:
         settings = {**_window(draw, rank), "ceil_mode": _int(draw, 0, 1)}
         kernel = settings["kernel_shape"]
         settings["pads"] = [min(p, k // 2) for k, p in zip(kernel * 2, settings["pads"], strict=True)]
+        if op == "LpPool":
+            settings |= {"p": _int(draw, 1, 4), "dilations": [_int(draw, 1, 2) for _ in range(rank)]}
         if op == "AveragePool":
             settings |= {"count_include_pad": _int(draw, 0, 1), "ceil_mode": 0}
         size = tuple(_int(draw, 4, 6) for _ in range(rank))
-        return Spec(op, (distinct(_int(draw, 1, 2), _int(draw, 1, 2), *size),), attributes=settings, opset=19)
+        # a norm has no slope at zero, where those of `distinct` may lie
+        values = normal if op == "LpPool" else distinct
+        return Spec(op, (values(_int(draw, 1, 2), _int(draw, 1, 2), *size),), attributes=settings, opset=19)
 
     return draw_spec
 
@@ -195,7 +199,7 @@ def _loss(op: str) -> Drawn:
 
 NETWORKS: dict[str, Drawn] = {
     **{op: _conv(op) for op in ("Conv", "ConvTranspose")},
-    **{op: _pool(op) for op in ("MaxPool", "AveragePool")},
+    **{op: _pool(op) for op in ("MaxPool", "AveragePool", "LpPool")},
     **{op: _global(op) for op in ("GlobalAveragePool", "GlobalMaxPool")},
     **{op: _row_norm(op) for op in ("LayerNormalization", "RMSNormalization")},
     "MeanVarianceNormalization": _mean_variance,

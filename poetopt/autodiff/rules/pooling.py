@@ -10,6 +10,7 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.geometry import Window, transposed, window
+from poetopt.autodiff.rules.pieces import sign
 from poetopt.graph import Tensor
 
 
@@ -45,6 +46,30 @@ def average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     planes = k.reshape(k.mul(dy, factor), (x.shape[0] * x.shape[1], 1, *frame.out))
     ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
     return (k.reshape(transposed(k, planes, ones, frame), x.shape),)
+
+
+@register_vjp("LpPool", since=2)
+def lp_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = X |X|^(p - 2) times the adjoint of a convolution with ones of dY Y^(1 - p), 0 where a window's norm is.
+
+    Reads X, and Y unless p is 1; two temporaries of X's size.
+    """
+    dy, x, power = op.only(cotangents), op.x, op.attr_int("p", 2)
+    frame = window(op, op.attr_ints("kernel_shape") or ())
+    k = op.emit("grad_input")
+    if power > 1:
+        norm = k.add(op.y, k.cast(k.compare("Equal", op.y, 0.0), dy.dtype))
+        dy = k.div(dy, norm if power == 2 else _raised(k, norm, power - 1))
+    planes = k.reshape(dy, (x.shape[0] * x.shape[1], 1, *frame.out))
+    ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
+    spread = k.reshape(transposed(k, planes, ones, frame), x.shape)
+    if power == 1:
+        return (k.mul(sign(k, x), spread),)
+    return (k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread),)
+
+
+def _raised(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
+    return x if power == 1 else k.binary("Pow", x, k.graph.scalar(float(power), x.dtype))
 
 
 def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
