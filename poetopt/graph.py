@@ -161,6 +161,8 @@ class Graph:
         Version of the default ONNX domain that all nodes are in.
     notes
         What the frontend inferred or changed, one line each, for `poetopt inspect`.
+    unread
+        Outputs of the file that can't be imported, and why; they are none of `outputs`.
     """
 
     name: str
@@ -174,6 +176,7 @@ class Graph:
     source: str = ""
     content_hash: str = ""
     notes: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def storage(self) -> Mapping[str, str]:

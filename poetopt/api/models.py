@@ -52,7 +52,7 @@ class Model:
 
         try:
             graph = differentiate(self.graph, loss=loss, output=output)
-        except ModelError as error:
+        except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
             raise type(error)(f"{self.graph.source}: {error}") from error

@@ -84,12 +84,15 @@ def class_axis(shape: tuple[int, ...]) -> int:
 
 def _chosen(graph: Graph, output: str | None) -> str:
     if output is None:
-        if len(graph.outputs) != 1:
+        if len(graph.outputs) + len(graph.unread) != 1:
+            unread = [f"{name}, which can't be imported" for name in graph.unread]
             raise ModelError(
-                f"{graph.name}: several outputs ({', '.join(graph.outputs)}); "
+                f"{graph.name}: several outputs ({', '.join([*graph.outputs, *unread])}); "
                 "say which one the loss is on with --output"
             )
         return graph.outputs[0]
+    if output in graph.unread:
+        raise ModelError(graph.unread[output])
     if output not in graph.outputs:
         raise OptionError(f"{graph.name}: no output {output!r}; there are {', '.join(graph.outputs)}")
     return output

@@ -29,11 +29,12 @@ def assemble(
     source: str,
     content_hash: str,
     notes: Sequence[str],
+    unread: Mapping[str, str],
 ) -> Graph:
     """The graph that `draft` describes: one operator a node, without what no output needs.
 
     `trained` holds the values of the trained parameters in the order of the file. Parameters that no kept
-    node reads are dropped, inputs that none reads too.
+    node reads are dropped, inputs that none reads too. `unread` has the outputs that were lost, and why.
     """
     nodes = _needed(draft.nodes, outputs)
     if not nodes:
@@ -46,9 +47,9 @@ def assemble(
     if seeded:
         notes.append(f"{seeded} Dropout nodes without a seed were given one each, so that runs can be compared")
     read = {name for node in nodes for name in node.input if name} | set(outputs)
-    unread = [name for name in inputs if name not in read]
-    if unread:
-        notes.append(f"inputs that no operator reads were left out: {', '.join(unread)}")
+    unused = [name for name in inputs if name not in read]
+    if unused:
+        notes.append(f"inputs that no operator reads were left out: {', '.join(unused)}")
     values = {name: array for name, array in (*trained.items(), *draft.constants.items()) if name in read}
     tensors: dict[str, Tensor] = {}
 
@@ -79,6 +80,7 @@ def assemble(
         source=source,
         content_hash=content_hash,
         notes=tuple(notes),
+        unread=dict(unread),
     )
 
 

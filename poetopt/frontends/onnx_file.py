@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.roles import choose_trained, fill_constants, resolve_identities, separate_statistics
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
-from poetopt.frontends.structure import tidy
+from poetopt.frontends.structure import needed, tidy
 from poetopt.frontends.ties import tie_copies
 from poetopt.graph import Graph
 
@@ -60,14 +61,17 @@ def load_onnx(
     content
         What is at the path, where that has been read.
 
-    Raises `ModelError` for anything that is not a valid model, and `UnsupportedOpError` for operators that
-    can't be imported; the message names file, node, operator, opset and the remedy.
+    Outputs that can't be imported are left out while there are others (`Graph.unread`). Raises `ModelError` for
+    anything that is not a valid model, and `UnsupportedOpError` for operators that can't be imported; the message names
+    file, node, operator, opset and the remedy.
     """
     document = read_model(source, content)
+    if reference is not None:
+        document.where = reference
     inline_functions(document)
     inline_branches(document, batch)
     split_sequences(document)
-    tidy(document)
+    unread = tidy(document)
     constants = lift_constants(document)
     content_hash = _content_hash(document)
     notes: list[str] = []
@@ -100,6 +104,10 @@ def load_onnx(
         shown = ", ".join(masks[:3]) + (", ..." if len(masks) > 3 else "")
         notes.append(f"masks added before a Softmax are data ({shown}); --train names them where they are parameters")
     draft, trained = _specialised(document, fixed, roles.trained, declared)
+    unread |= draft.unread
+    for name, reason in unread.items():
+        short = reason.removeprefix(f"{document.where}: ").partition(";")[0]
+        notes.append(f"output {name!r} can't be imported and is left out: {short}")
     if not origin.parameters:
         notes += slices.note(trained)
     notes += expanded.note(draft, trained, {shape[0] for _, shape in fixed.types.values() if shape})
@@ -114,11 +122,12 @@ def load_onnx(
         draft,
         document.proto.graph.name or "graph",
         list(fixed.types),
-        [info.name for info in document.proto.graph.output],
+        [info.name for info in document.proto.graph.output if info.name not in unread],
         trained,
         source=reference if reference is not None else ("" if document.folder is None else document.where),
         content_hash=content_hash,
         notes=notes,
+        unread=unread,
     )
 
 
@@ -152,7 +161,11 @@ def _specialised(
         name: (int(document.weights[name].data_type), array.shape) for name, array in {**trained, **constants}.items()
     }
     where, opset = document.where, document.opset
-    draft = specialise(where, opset, nodes, {**fixed.types, **weights}, constants, declared)
+    types, outputs = {**fixed.types, **weights}, [info.name for info in document.proto.graph.output]
+    draft = specialise(where, opset, nodes, types, constants, declared, outputs=outputs)
+    if draft.unread:
+        nodes = needed(nodes, [name for name in outputs if name not in draft.unread])
+        draft = replace(specialise(where, opset, nodes, types, constants, declared), unread=draft.unread)
     if fixed.changed is None:
         return draft, trained
     old, new = fixed.changed
@@ -168,7 +181,7 @@ def _specialised(
         if after is None or not (is_constant or follows_batch(shape, after[1], old, new)):
             became = "nothing" if after is None else list(after[1])
             raise ModelError(f"{where}: {advice} (tensor {name!r} would change from {list(shape)} to {became})")
-    return changed, trained
+    return replace(changed, unread=draft.unread), trained
 
 
 def _content_hash(document: Document) -> str:

@@ -7,7 +7,7 @@ may be stale (another batch), and inference from the inputs catches what does no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,8 @@ class Draft:
         Untrained weights and folded tensors.
     folded
         How many nodes were folded.
+    unread
+        Outputs of the graph that can't be imported, and why.
     """
 
     where: str
@@ -68,6 +70,7 @@ class Draft:
     constants: dict[str, Array] = field(default_factory=dict)
     folded: int = 0
     removed_dropouts: int = 0
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 def specialise(
@@ -78,6 +81,7 @@ def specialise(
     constants: Mapping[str, Array],
     declared: Mapping[str, Type],
     rebatch: Rebatch | None = None,
+    outputs: Iterable[str] = (),
 ) -> Draft:
     """Infer and fold `nodes` (in topological order, opset `opset`).
 
@@ -87,26 +91,46 @@ def specialise(
         Weights that are not trained.
     declared
         What the file says of other tensors, where it is static.
+    outputs
+        Where one of these can be imported, others needn't be: the nodes that only those need are left out.
 
-    Raises `ModelError` where shapes don't fit each other or are unknown, naming node and tensor.
+    Raises `ModelError` where shapes don't fit each other, `UnsupportedOpError` where they are unknown, naming node and
+    tensor.
     """
     draft = Draft(where, opset, types=dict(types), constants=dict(constants))
+    wanted = list(outputs)
+    lost: dict[str, UnsupportedOpError] = {}
     for original in nodes:
-        node = _plain(draft, original)
-        if rebatch is not None:
-            _rewrite(draft, node, rebatch)
-        shapes = [draft.types[name][1] if name else None for name in node.input]
-        at = describe(where, node, opset)
-        check_attributes(at, node, shapes, draft.constants, opset)
-        if _fold(draft, node, declared):
-            draft.folded += 1
-            continue
-        found = _infer(draft, node, declared)
-        check_window(at, node, shapes, [shape for _, shape in found.values()])
-        draft.types.update(found)
-        _check_view(draft, node)
-        draft.nodes.append(node)
+        error = next((lost[name] for name in original.input if name in lost), None)
+        if error is None:
+            try:
+                _add(draft, original, declared, rebatch)
+                continue
+            except UnsupportedOpError as found:
+                error = found
+        lost.update((name, error) for name in original.output if name)
+        if len(wanted) < 2 or all(name in lost for name in wanted):
+            raise error
+    draft.unread.update((name, str(lost[name])) for name in wanted if name in lost)
     return draft
+
+
+def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatch: Rebatch | None) -> None:
+    """Fold a node, or put it behind the draft's with the types of its outputs."""
+    node = _plain(draft, original)
+    if rebatch is not None:
+        _rewrite(draft, node, rebatch)
+    shapes = [draft.types[name][1] if name else None for name in node.input]
+    at = describe(draft.where, node, draft.opset)
+    check_attributes(at, node, shapes, draft.constants, draft.opset)
+    if _fold(draft, node, declared):
+        draft.folded += 1
+        return
+    found = _infer(draft, node, declared)
+    check_window(at, node, shapes, [shape for _, shape in found.values()])
+    draft.types.update(found)
+    _check_view(draft, node)
+    draft.nodes.append(node)
 
 
 def _plain(draft: Draft, node: NodeProto) -> NodeProto:
@@ -228,7 +252,7 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
         if kind is None:
             if not must:
                 continue
-            raise ModelError(
+            raise UnsupportedOpError(
                 f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}; "
                 "schedules need static shapes, so export the model with them"
             )

@@ -1,6 +1,7 @@
 """Is it a graph at all? Single assignment, no missing inputs, no cycles, only operators that can be trained through.
 
-The result has its nodes in topological order, those that no output needs left out.
+The result has its nodes in topological order, those that no output needs left out, and outputs that need an operator
+which can't be imported: a classifier's label, a list of what was found. Training needs one output.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ def describe(where: str, node: NodeProto, opset: int) -> str:
     return f"{where}: node {name!r} ({repr(op)[1:-1]}, opset {opset})"
 
 
-def tidy(document: Document) -> None:
+def tidy(document: Document) -> dict[str, str]:
     """Check the structure of `document`, sort its nodes, and drop those that lead to no output.
 
-    Raises `ModelError` for duplicate names, missing inputs and cycles, `UnsupportedOpError` for operators
-    that can't be imported.
+    The result has the outputs that were dropped because of operators that can't be imported, and why. Raises
+    `ModelError` for duplicate names, missing inputs and cycles, `UnsupportedOpError` where no output is left.
     """
     graph = document.proto.graph
     for node in graph.node:
         if node.domain == "ai.onnx":
             node.domain = ""
     _check_names(document)
-    ordered = _sorted(document, _needed(document))
+    ordered = _sorted(document, needed(graph.node, [info.name for info in graph.output]))
+    unread: dict[str, str] = {}
+    if ordered:
+        ordered, unread = _importable(document, ordered)
     copies = []
     for node in ordered:
         copy = NodeProto()
@@ -59,7 +63,32 @@ def tidy(document: Document) -> None:
     graph.node.extend(copies)
     if not graph.node:
         raise ModelError(f"{document.where}: no node leads to an output, the graph is empty; export the model again")
-    _check_operators(document)
+    return unread
+
+
+def _importable(document: Document, ordered: Sequence[NodeProto]) -> tuple[list[NodeProto], dict[str, str]]:
+    """The nodes that the outputs need which can be imported, and why others can't.
+
+    Where some can't, they are dropped from `document`, and the inputs that they alone need.
+    """
+    graph = document.proto.graph
+    lost = _check_operators(document, ordered)
+    if not lost:
+        return list(ordered), {}
+    outputs = [info.name for info in graph.output]
+    unread = {name: str(lost[name]) for name in outputs if name in lost}
+    if len(unread) == len(outputs):
+        raise next(iter(lost.values()))
+    left = needed(ordered, [name for name in outputs if name not in unread])
+    read = {name for node in left for name in _reads(node)}
+    before = {name for node in ordered for name in _reads(node)} | unread.keys()
+    for infos, kept in (
+        (graph.output, [info for info in graph.output if info.name not in unread]),
+        (graph.input, [info for info in graph.input if info.name in read or info.name not in before]),
+    ):
+        del infos[:]
+        infos.extend(kept)
+    return left, unread
 
 
 def _check_names(document: Document) -> None:
@@ -105,17 +134,17 @@ def _reads(node: NodeProto) -> list[str]:
     return names
 
 
-def _needed(document: Document) -> list[NodeProto]:
-    graph = document.proto.graph
-    producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    todo = [info.name for info in graph.output]
+def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """Those of `nodes` that `outputs` need, in their order."""
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    todo = list(outputs)
     kept: set[int] = set()
     while todo:
         index = producer.get(todo.pop())
         if index is not None and index not in kept:
             kept.add(index)
-            todo.extend(_reads(graph.node[index]))
-    return [node for index, node in enumerate(graph.node) if index in kept]
+            todo.extend(_reads(nodes[index]))
+    return [node for index, node in enumerate(nodes) if index in kept]
 
 
 def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
@@ -158,46 +187,62 @@ def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
     return [nodes[index] for index in order]
 
 
-def _check_operators(document: Document) -> None:
+def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str, UnsupportedOpError]:
+    """The tensors that can't be had, because of operators that can't be imported. Raises ModelError for damage."""
     opset = document.opset
     context = _context(document, opset)
     # GroupNormalization of opsets 18 to 20 is withdrawn for its later form, whose attributes include its own.
     withdrawn = (
         _context(document, GROUP_NORMALIZATION_BY_CHANNEL) if opset < GROUP_NORMALIZATION_BY_CHANNEL else context
     )
-    for node in document.proto.graph.node:
+    lost: dict[str, UnsupportedOpError] = {}
+    for node in nodes:
         at = describe(document.where, node, opset)
-        op = node.op_type
-        if node.domain:
-            raise UnsupportedOpError(
-                f"{at}: operators of the domain {node.domain!r} can't be differentiated; "
-                "export with standard ONNX operators only"
-            )
-        if op == "If":
-            raise UnsupportedOpError(
-                f"{at}: its condition {next(iter(node.input), '')!r} isn't known before the model runs (shapes don't "
-                "decide it), and a schedule has one sequence of operators; take the choice out of the model (compute "
-                "both and select with torch.where, or keep the branch that is trained) and export it again"
-            )
-        if op in CONTROL_FLOW:
-            raise UnsupportedOpError(
-                f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"
-            )
-        if op in QUANTIZED:
-            raise UnsupportedOpError(f"{at}: a quantized network can't be trained; export the float model")
-        if op in SEQUENCE:
-            raise UnsupportedOpError(f"{at}: sequences and optionals are not supported; export with plain tensors")
-        if not onnx.defs.has(op, opset, ""):
-            newer = f"; opset {onnx.defs.get_schema(op).since_version} has it" if onnx.defs.has(op) else ""
-            known = (schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain)
-            raise UnsupportedOpError(f"{at}: no such operator in this opset{newer}{_closest(op, known)}")
-        for attribute in node.attribute:
-            if attribute.ref_attr_name or attribute.HasField("g") or attribute.graphs:
-                raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference; not supported")
+        error = next((lost[name] for name in _reads(node) if name in lost), None)
         try:
-            onnx.checker.check_node(node, withdrawn if onnx.defs.get_schema(op, opset).deprecated else context)
-        except LIBRARY_ERRORS as error:
-            raise ModelError(f"{at}: {first_line(error)}; export the model again") from error
+            _check_operator(at, node, opset)
+        except UnsupportedOpError as found:
+            error = error or found
+        if error is not None:
+            lost.update((name, error) for name in node.output if name)
+            continue
+        try:
+            old = onnx.defs.get_schema(node.op_type, opset).deprecated
+            onnx.checker.check_node(node, withdrawn if old else context)
+        except LIBRARY_ERRORS as wrong:
+            raise ModelError(f"{at}: {first_line(wrong)}; export the model again") from wrong
+    return lost
+
+
+def _check_operator(at: str, node: NodeProto, opset: int) -> None:
+    """Raises UnsupportedOpError for an operator that can't be imported."""
+    op = node.op_type
+    if node.domain:
+        raise UnsupportedOpError(
+            f"{at}: operators of the domain {node.domain!r} can't be differentiated; "
+            "export with standard ONNX operators only"
+        )
+    if op == "If":
+        raise UnsupportedOpError(
+            f"{at}: its condition {next(iter(node.input), '')!r} isn't known before the model runs (shapes don't "
+            "decide it), and a schedule has one sequence of operators; take the choice out of the model (compute "
+            "both and select with torch.where, or keep the branch that is trained) and export it again"
+        )
+    if op in CONTROL_FLOW:
+        raise UnsupportedOpError(
+            f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"
+        )
+    if op in QUANTIZED:
+        raise UnsupportedOpError(f"{at}: a quantized network can't be trained; export the float model")
+    if op in SEQUENCE:
+        raise UnsupportedOpError(f"{at}: sequences and optionals are not supported; export with plain tensors")
+    if not onnx.defs.has(op, opset, ""):
+        newer = f"; opset {onnx.defs.get_schema(op).since_version} has it" if onnx.defs.has(op) else ""
+        known = (schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain)
+        raise UnsupportedOpError(f"{at}: no such operator in this opset{newer}{_closest(op, known)}")
+    for attribute in node.attribute:
+        if attribute.ref_attr_name or attribute.HasField("g") or attribute.graphs:
+            raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference; not supported")
 
 
 def _context(document: Document, opset: int) -> onnx.checker.C.CheckerContext:

@@ -19,8 +19,6 @@ Value = str | int | float | None
 """What a cell of a row may hold."""
 ERROR = "error"
 """The status of a point whose model or device could not be used at all."""
-UNNAMED = "<model>"
-"""What frontends call a model that isn't read from a file."""
 WHOLE_LIMIT = 0.95
 """A solve that took this share of its time limit was ended by it: another run may come further, or less far."""
 
@@ -31,9 +29,7 @@ def evaluate(point: Point) -> dict[str, Value]:
     try:
         row = _row(point)
     except PoetError as error:
-        # A network of the zoo was never a file: messages have no name for it.
-        reason = str(error).replace(UNNAMED, point.model.name)
-        row = {"status": ERROR, "reason": reason, "solve_s": 0.0}
+        row = {"status": ERROR, "reason": str(error), "solve_s": 0.0}
     solve_s = row["solve_s"]
     assert isinstance(solve_s, float)
     row["limited"] = int(solve_s >= WHOLE_LIMIT * point.settings.time_limit_s)

@@ -77,3 +77,15 @@ def test_plans_go_into_a_folder(run: Runner, problem: Path, tmp_path: Path) -> N
 
 def test_an_unknown_method_is_told_what_there_is(run: Runner, problem: Path) -> None:
     run("compare", problem, "--device", "a72", "--methods", "zzzz").assert_one_message("there are", "poet", code=2)
+
+
+def test_messages_name_the_model_first(run: Runner) -> None:
+    run("inspect", "lenet", "--train", "zzz*").assert_one_message("lenet: --train 'zzz*'", code=2)
+    run("grad", "lenet", "-o", "never.onnx", "--output", "nope").assert_one_message("lenet: no output 'nope'", code=2)
+
+
+def test_an_unknown_output_is_said_with_its_file(run: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "mine.onnx"
+    run("zoo", "lenet", "-o", path)
+    ended = run("inspect", path, "--output", "nope")
+    ended.assert_one_message(f"{path}: ", "no output 'nope'; there are logits", code=2)

@@ -150,7 +150,7 @@ def test_nothing_but_errors(tmp_path: Path, scheduler: str, run: Runner) -> None
     ended = run("sweep", path, "--scheduler", scheduler)
     assert ended.code == 5
     assert "2 error" in ended.out
-    assert "all 2 rows are errors (the first: mine: --train" in ended.err
+    assert "all 2 rows are errors (the first: lenet: --train" in ended.err
     assert "<model>" not in ended.out
 
 
