@@ -21,6 +21,7 @@ from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, reba
 from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.functions import inline_functions
+from poetopt.frontends.leftovers import constants_by_name
 from poetopt.frontends.masks import additive_masks
 from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
@@ -90,7 +91,7 @@ def load_onnx(
     spell_out_pads(document)
     list_statistics(document)
     aliases = resolve_identities(document)
-    constants |= fill_constants(document)
+    constants |= fill_constants(document) | constants_by_name(document)
     notes += separate_statistics(document, aliases)
     origin = origins(document)
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}

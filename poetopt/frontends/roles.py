@@ -1,10 +1,11 @@
 """Which weights are trained, and which are running statistics or constants.
 
 Without `train`, every float initializer is trained that an operator reads where a gradient makes
-sense; running statistics, scalars, operands like Clip's limits or Resize's scales, and first states of recurrent
-layers that are all zero are not. Tensors of Constant (or ConstantOfShape) nodes are trained only as the weight of a
-layer (some exporters store weights so), and not where they do nothing in a normalization (scale 1, bias 0). What the
-file calls a parameter is trained, scalar or not, wherever a gradient exists.
+sense; running statistics, scalars without a module's name, operands like Clip's limits or Resize's scales, first states
+of recurrent layers that are all zero, and what `leftovers` takes for data are not. Tensors of Constant (or
+ConstantOfShape) nodes are trained only as the weight of a layer, where the file stores all weights so, and not where
+they do nothing in a normalization (scale 1, bias 0). What the file calls a parameter is trained, scalar or not,
+wherever a gradient exists.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from poetopt.errors import ModelError
+from poetopt.frontends import leftovers
 from poetopt.frontends.read import Document, array_of, check_size, tensor_array
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -208,6 +210,14 @@ def _all_in_nodes(document: Document, constants: Set[str]) -> bool:
     return all(name in constants for name in read if name in document.weights)
 
 
+def _stored_beside(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
+    """Places of biases in Constant nodes of a layer whose weight is an initializer: parameters as well."""
+    if node.op_type in _NORMALIZATIONS or len(node.input) < 3:
+        return frozenset()
+    weight = any(name in document.weights and name not in constants for name in node.input[:2])
+    return frozenset(range(2, len(node.input))) if weight else frozenset()
+
+
 def _idle(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
     """Places of a scale of ones and a bias of zeros in Constant nodes: the module of this normalization has none."""
     if node.op_type not in _NORMALIZATIONS:
@@ -258,12 +268,21 @@ def choose_trained(
     readers: dict[str, int] = {}
     wanted: set[str] = set()
     states: dict[str, None] = {}
+    scattered: dict[str, None] = {}
+    angles: dict[str, None] = {}
+    replaced: dict[str, None] = {}
     unstored = _all_in_nodes(document, constants)
     for node in document.proto.graph.node:
         skipped = _NOT_TRAINED.get(node.op_type, frozenset())
         weights = _layer_operands(document, node, transposed)
         if not unstored:
             weights -= _idle(document, node, constants)
+            beside = _stored_beside(document, node, constants)
+            for index in sorted(weights - beside):
+                name = node.input[index]
+                if name in constants and name in document.weights and name not in document.fills:
+                    weights -= {index}
+                    replaced[name] = None
         zero = _zero_states(document, node)
         for name in dict.fromkeys(node.input):
             readers[name] = readers.get(name, 0) + 1
@@ -278,11 +297,17 @@ def choose_trained(
                 layer[name] = layer.get(name, False) or index in weights
                 if index in zero:
                     states[name] = None
+                elif node.op_type in leftovers.SCATTERED and index == 0 and _filled(document, name, 0.0):
+                    scattered[name] = None
+                elif node.op_type in leftovers.ANGLES:
+                    angles[name] = None
                 else:
                     wanted.add(name)
     named = learnable & (parameters if train is None else learnable)
     candidates = [name for name in document.weights if readable.get(name) or name in named]
     if train is None:
+        made_up = {name for name in candidates if leftovers.made_up(document, name)}
+        scalars = {} if parameters else _scalars(document)
         trained = tuple(
             name
             for name in candidates
@@ -290,17 +315,37 @@ def choose_trained(
             and (
                 layer[name]
                 or name in parameters
-                or (readable[name] and name in wanted and name not in constants and document.weights[name].dims)
+                or (
+                    readable[name]
+                    and name in wanted
+                    and name not in constants
+                    and name not in made_up
+                    and (document.weights[name].dims or name in scalars)
+                )
             )
         )
         notes = [f"{len(trained)} of {len(readable)} float tensors are trained (inferred; --train to choose)"]
-        single = [n for n in candidates if not document.weights[n].dims and n not in {*constants, *fixed, *trained}]
-        idle = [name for name in states if name not in {*constants, *fixed, *trained}]
+        known = {*constants, *fixed, *trained}
+        single = [n for n in candidates if not document.weights[n].dims and n not in known]
+        idle = [name for name in states if name not in known]
         if idle:
             notes.append(
                 f"first states of recurrent layers that are all zero are data ({', '.join(idle)}); "
                 "--train names them where they are parameters"
             )
+        notes += leftovers.note(
+            {
+                "Constant nodes, while weights are initializers": [
+                    n for n in candidates if n in replaced and n not in {*fixed, *trained}
+                ],
+                leftovers.FOLDED: [n for n in candidates if n in made_up and n in wanted and n not in known],
+                "zeros that are scattered into": [n for n in scattered if n not in {*known, *made_up}],
+                "read by Sin and Cos alone": [n for n in angles if n not in {*known, *made_up, *wanted}],
+            }
+        )
+        if any(name in scalars for name in trained):
+            shown = ", ".join(name for name in trained if name in scalars)
+            notes.append(f"scalars with a module's name are trained ({shown}); --train leaves out what is none")
         if single:
             notes.append(f"scalars are not trained ({', '.join(single)}); --train names them where they are parameters")
     else:
@@ -315,6 +360,16 @@ def choose_trained(
             "(exporters merge initializers of equal value)"
         )
     return Roles(trained, tuple(notes))
+
+
+def _scalars(document: Document) -> dict[str, None]:
+    """Scalars with the name of a module's own tensor, in the order of the file."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in document.proto.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = (name for name in readers if name in document.weights)
+    return {name: None for name in found if leftovers.scalar_of_module(document, name, readers[name])}
 
 
 def _matching(

@@ -191,3 +191,34 @@ def test_a_tied_output_layer_is_one_parameter(training: bool, dynamo: bool) -> N
     (name,) = (name for name in step.trained if step.tensors[name].shape == (40, 32))
     want = module.words.weight.grad.numpy()
     assert np.linalg.norm(found[f"{name}.grad"] - want) <= 1e-5 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_fixed_filter_is_no_parameter_unless_it_is_saved(persistent: bool) -> None:
+    """A buffer that is saved can't be told from a parameter; one that isn't is a Constant node."""
+
+    class Blur(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.register_buffer("taps", torch.rand(4, 1, 3, 3), persistent=persistent)
+
+        def forward(self, x: Any) -> Any:
+            return nn.functional.conv2d(self.conv(x), self.taps, stride=2, groups=4)
+
+    graph = load_onnx(export(Blur(), torch.zeros(2, 3, 8, 8), training=True))
+    assert set(graph.trained) == {"conv.weight", "conv.bias", *(["taps"] if persistent else [])}
+
+
+def test_a_learned_temperature_is_trained() -> None:
+    class Scaled(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.logit_scale = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x: Any) -> Any:
+            return x * self.logit_scale.exp() + 0.5
+
+    module = nn.Sequential(nn.Linear(3, 4), Scaled())
+    graph = load_onnx(export(module, torch.zeros(2, 3), training=True))
+    assert set(graph.trained) == {"0.weight", "0.bias", "1.logit_scale"}

@@ -1,0 +1,66 @@
+"""Data that a file stores as it stores weights, told by what reads it and by its name where the exporter says nothing.
+
+Torch's older exporter writes a buffer that isn't saved as a Constant node, and optimisers (onnxslim, onnxsim,
+onnxruntime) turn such nodes into initializers and fold what depends on them alone. These keep the name of the node's
+output, `/encoder/Sqrt_1_output_0`, while parameters have the module's, `encoder.scale`. A weight that was folded (a
+transpose) has such a name, too: in the place of a layer's weight names say nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from onnx import NodeProto
+
+from poetopt.frontends.read import Document
+
+_OUTPUT = re.compile(r"(^|/)[A-Z]\w*_output_\d+$")
+_CONSTANT = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
+_OF_ONE = re.compile(r"^(val_\d+|ortshared_\w+|const_fold_opt__\d+)$")
+"""Names of numbers that were folded or shared. A parameter of one element may be `onnx::Add_621`, but none of these."""
+_OF_MODULE = re.compile(r"^\w+(\.\w+)*\.[A-Za-z_]\w*$")
+
+SCATTERED = frozenset({"Scatter", "ScatterElements", "ScatterND"})
+"""Operators that write into a copy of their input 0: where that is all zero, it is what `torch.zeros` made."""
+ANGLES = frozenset({"Cos", "Sin"})
+"""Operators of which a table of positions is made; nobody learns what is only ever an angle."""
+FOLDED = "what an optimiser computed of constants, or of parameters"
+
+
+def constants_by_name(document: Document) -> set[str]:
+    """Weights that were the values of Constant nodes before an optimiser, by their names."""
+    return {name for name in document.weights if _CONSTANT.search(name)}
+
+
+def made_up(document: Document, name: str) -> bool:
+    """Whether a tensor has a name that exporters and optimisers give to what they computed; scalars are told apart."""
+    dims = document.weights[name].dims
+    one = math.prod(dims) == 1 and _OF_ONE.match(name) is not None
+    return bool(dims) and (one or _OUTPUT.search(name) is not None)
+
+
+def named_by_exporter(name: str) -> bool:
+    """Whether no module has a tensor of this name: the older exporter's for what it folded, or a node's output."""
+    return "::" in name or _OUTPUT.search(name) is not None
+
+
+def scalar_of_module(document: Document, name: str, readers: Iterable[NodeProto]) -> bool:
+    """Whether a scalar has the name of a module's own tensor, as a temperature has (`clip.logit_scale`).
+
+    Buffers that are saved have such names as well, for tensors of all shapes. One that is written where a mask says so
+    is a number of minus infinity's kind.
+    """
+    if document.weights[name].dims or not _OF_MODULE.match(name):
+        return False
+    return any(node.op_type != "Where" for node in readers)
+
+
+def note(left: Mapping[str, Iterable[str]]) -> list[str]:
+    """What to say of data: kind -> names."""
+    found = [f"{kind} ({', '.join(names)})" for kind, names in left.items() if names]
+    advice = "--train names them where they are parameters"
+    if left.get(FOLDED):
+        advice += ", and the file from before the optimiser has what it computed them of"
+    return [f"taken for data: {'; '.join(found)}; {advice}"] if found else []
