@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from poetopt.frontends.origins import UNFOLDED
 from poetopt.frontends.specialise import Draft
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def note(draft: Draft, trained: Mapping[str, Array], batches: Collection[int]) -
     return [
         f"parameters with the same rows for each element of the batch ({shown}): where the module has one that is "
         "expanded (a class token), the rows are trained apart; export the model with a dynamic batch, and fix it here "
-        "with --batch"
+        f"with --batch, or with {UNFOLDED}"
     ]
 
 

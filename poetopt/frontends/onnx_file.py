@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import ModelError
-from poetopt.frontends import expanded, finite, slices
+from poetopt.frontends import expanded, finite, images, slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
@@ -23,7 +23,7 @@ from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
 from poetopt.frontends.masks import additive_masks
-from poetopt.frontends.origins import origins
+from poetopt.frontends.origins import merged, origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
@@ -72,6 +72,7 @@ def load_onnx(
     inline_functions(document)
     inline_branches(document, batch)
     split_sequences(document)
+    normalized = merged(document)
     unread = tidy(document)
     constants = lift_constants(document)
     content_hash = _content_hash(document)
@@ -93,13 +94,13 @@ def load_onnx(
     aliases = resolve_identities(document)
     constants |= fill_constants(document) | constants_by_name(document)
     notes += separate_statistics(document, aliases)
-    origin = origins(document)
+    origin = origins(document, normalized)
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
     masks = [name for name in additive_masks(document) if name not in origin.parameters]
     roles = choose_trained(document, constants, aliases, train, origin.constants.union(masks), origin.parameters)
-    notes += (*roles.notes, *origin.notes, *ties.notes)
+    notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
     masks = [name for name in masks if name not in {*constants, *origin.constants, *roles.trained}]
     if masks:
         shown = ", ".join(masks[:3]) + (", ..." if len(masks) > 3 else "")
@@ -111,6 +112,7 @@ def load_onnx(
         notes.append(f"output {name!r} can't be imported and is left out: {short}")
     if not origin.parameters:
         notes += slices.note(trained)
+        notes += images.note(images.images(document), trained)
     notes += expanded.note(draft, trained, {shape[0] for _, shape in fixed.types.values() if shape})
     notes += finite.note(trained)
     if fixed.changed:

@@ -2,13 +2,15 @@
 
 It folds what is constant: a transposed weight is stored as `val_13`, a causal mask or the tables of a rotary embedding
 as `val_136` and `cos`. The graph's metadata lists the module's parameters and buffers, and the metadata of a folded
-tensor what it was folded from. So a mask is not taken for a weight, and `--train` knows the module's names.
+tensor what it was folded from. So a mask is not taken for a weight, and `--train` knows the module's names. What was
+computed of parameters can't be undone here; the notes say what to ask of the exporter.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from onnx import NodeProto
@@ -17,12 +19,16 @@ from poetopt.frontends.read import Document
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_RULE = "pkg.onnxscript.rewriter.rule_name"
+_MERGES = "FuseBatchNormInto"
 _ENTRY = re.compile(r"^\s*\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR|BUFFER_MUTATION) target='([^']*)'", re.MULTILINE)
 _FUNCTION = re.compile(
     r"^(?!(val|t|T|mT|numpy_T|permute|transpose|view|reshape|_unsafe_view|unsqueeze|squeeze|flatten|alias|clone|detach"
     r"|contiguous|to|_to_copy|type_as|convert_element_type|lift_fresh_copy|expand)(_default)?(_\d+)?$)[A-Za-z_]\w*$"
 )
 """Names of folded tensors, called after what made them, where that was no mere change of shape or type."""
+UNFOLDED = "torch.onnx.export(..., dynamo=True, optimize=False)"
+"""What keeps parameters as the module has them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,12 @@ class Origins:
         All names of parameters, the file's own among them.
     mixed
         Weights that were folded from a parameter and more: their gradient is that of the result.
+    left
+        Weights that were folded -> parameters that they were folded from, among others, and that the file has as well.
+    merged
+        Weights that BatchNormalization was merged into.
+    gone
+        Parameters of which nothing in the file has the name.
     frozen_statistics
         Whether the module was training with running statistics while no node of the file updates any.
     """
@@ -53,10 +65,12 @@ class Origins:
     parameters: frozenset[str] = frozenset()
     mixed: tuple[str, ...] = ()
     frozen_statistics: bool = False
+    left: dict[str, list[str]] = field(default_factory=dict)
+    merged: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What people should know, one line each."""
+    def notes(self, trained: Collection[str], tied: Collection[str]) -> tuple[str, ...]:
+        """What people should know, one line each; `tied` are the weights that turned out to be copies."""
         found = []
         renamed = [f"{name} as {weight}" for name, weight in self.names.items() if name not in self.functions]
         if renamed:
@@ -66,10 +80,36 @@ class Origins:
             shown = ", ".join(f"{weight} of {name}" for name, weight in self.functions.items())
             found.append(
                 f"the file holds functions of parameters in their place ({shown}); "
-                "a gradient is that of the function's result, which is what can be trained here"
+                "a gradient is that of the function's result, which is what can be trained here; "
+                f"{UNFOLDED} keeps the parameters"
             )
-        if self.mixed:
-            found.append(f"the exporter computed with parameters, their results are trained: {', '.join(self.mixed)}")
+        mixed = [name for name in self.mixed if name in trained]
+        if mixed:
+            found.append(
+                f"the exporter computed with parameters, their results are trained: {', '.join(mixed)}; "
+                f"{UNFOLDED} keeps the parameters"
+            )
+        shares = [
+            f"{weight} of {name}"
+            for weight, names in self.left.items()
+            for name in names
+            if weight not in tied and name in trained
+        ]
+        if shares:
+            shown = ", ".join(shares[:3]) + (", ..." if len(shares) > 3 else "")
+            found.append(
+                f"the exporter computed tensors of parameters that are read elsewhere too ({shown}): the gradient of "
+                f"such a parameter lacks the share through them; {UNFOLDED} keeps it whole"
+            )
+        if self.merged:
+            shown = ", ".join(self.merged[:6]) + (", ..." if len(self.merged) > 6 else "")
+            lost = f" (of its own, {', '.join(self.gone[:4])}{', ...' * (len(self.gone) > 4)} are gone)" * bool(
+                self.gone
+            )
+            found.append(
+                f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what "
+                f"was merged; {UNFOLDED} keeps the layers apart"
+            )
         if self.frozen_statistics:
             found.append(
                 "exported from a module in training mode, but BatchNormalization is in evaluation mode here; to train "
@@ -78,7 +118,16 @@ class Origins:
         return tuple(found)
 
 
-def origins(document: Document) -> Origins:
+def merged(document: Document) -> tuple[str, ...]:
+    """Weights of the nodes that took in a BatchNormalization, while the nodes still have their metadata."""
+    found: dict[str, None] = {}
+    for node in document.proto.graph.node:
+        if any(entry.key == _RULE and _MERGES in entry.value for entry in node.metadata_props):
+            found.update((name, None) for name in node.input if name in document.weights)
+    return tuple(found)
+
+
+def origins(document: Document, merged: tuple[str, ...] = ()) -> Origins:
     """What the metadata says; nothing where there is none, or where it can't be read."""
     graph = document.proto.graph
     signature = next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
@@ -87,17 +136,23 @@ def origins(document: Document) -> Origins:
         targets.setdefault(kind, set()).add(target)
     parameters = targets.get("PARAMETER", set())
     if not parameters:
-        return Origins()
+        return Origins(merged=merged)
     constants = {name for kind in ("BUFFER", "CONSTANT_TENSOR") for name in targets.get(kind, ())} - parameters
     names: dict[str, str] = {}
     copies: dict[str, list[str]] = {}
     functions: dict[str, str] = {}
     mixed: list[str] = []
+    left: dict[str, list[str]] = {}
+    gone = set(parameters) - document.weights.keys()
+    read = {name for node in graph.node for name in node.input}
     for info in graph.value_info:
         sources = next((_listed(entry.value) for entry in info.metadata_props if entry.key == _FOLDED), None)
         if sources is None or info.name not in document.weights or info.name in parameters:
             continue
         held = [source for source in sources if source in parameters]
+        gone.difference_update(held)
+        if info.name in read and read.intersection(held):
+            left[info.name] = [source for source in held if source in read]
         if not held:
             constants.add(info.name)
         elif len(sources) > 1:
@@ -115,7 +170,18 @@ def origins(document: Document) -> Origins:
     mutated = any(name.endswith("running_mean") for name in targets.get("BUFFER_MUTATION", ()))
     trains = any(_trains(node) for node in graph.node)
     held_names = frozenset(parameters | set(names.values()))
-    return Origins(frozenset(constants), names, copies, functions, held_names, tuple(mixed), mutated and not trains)
+    return Origins(
+        frozenset(constants),
+        names,
+        copies,
+        functions,
+        held_names,
+        tuple(mixed),
+        mutated and not trains,
+        left,
+        merged,
+        tuple(sorted(gone)),
+    )
 
 
 def _listed(text: str) -> list[str] | None:

@@ -5,11 +5,12 @@ the output layer's matrix, a layer that is used twice), the file then holds it t
 get its own use's share of the gradient. The copies are found
 
 - by the metadata of PyTorch's newer exporter, which names what a tensor was folded from; the values must agree;
-- by value: a matrix that is another one's transpose, element for element, which no chance brings about. Tensors that
+- by value: a matrix that is another one's transpose, element for element, which no chance brings about; and under a
+  name that an exporter made up (`onnx::Sub_20`) what holds a weight's numbers with another number of axes. Tensors that
   are equal as they stand prove nothing: exporters merge these themselves, or keep apart what the module keeps apart
   (the layers of a fresh Transformer are copies of its first).
 
-A copy becomes a Transpose of the weight (or the weight itself), so that gradients add up.
+A copy becomes a Transpose or a Reshape of the weight (or the weight itself), so that gradients add up.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto, helper, numpy_helper
 
+from poetopt.frontends.leftovers import named_by_exporter
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.roles import FLOATS, unique
 
@@ -61,6 +63,7 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
     usable = {name for node in graph.node for name in node.input} - {info.name for info in graph.output}
     roots: dict[str, str] = {}
     perms: dict[str, tuple[int, ...]] = {}
+    reshaped: dict[str, str] = {}
 
     def tie(copy: str, root: str, perm: tuple[int, ...]) -> None:
         if root in roots:
@@ -75,6 +78,8 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
             order = _order(array_of(document, first), array_of(document, other))
             if order is not None:
                 tie(other, first, order)
+            elif _same_numbers(array_of(document, first), array_of(document, other)):
+                reshaped[other] = first
     folded = {name for source, group in sources.items() for name in group if name != source}
     for root, copy in _transposed_pairs(document, usable - roots.keys()):
         if known and (root in folded) == (copy in folded):
@@ -84,12 +89,45 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
         value = array_of(document, root)
         if _telling(value) and np.array_equal(value.T, array_of(document, copy)):
             tie(copy, root, (1, 0))
+    if not known:
+        reshaped = _reshaped_pairs(document, usable)
+    reshaped = {
+        copy: root for copy, root in reshaped.items() if root not in roots and copy not in {*roots, *roots.values()}
+    }
+    roots |= reshaped
     if not roots:
         return Ties({}, ())
     _replace(document, roots, perms)
     shown = ", ".join(f"{copy} of {root}" for copy, root in list(roots.items())[:3]) + (", ..." * (len(roots) > 3))
     note = f"{len(roots)} tensors are copies of weights ({shown}); each weight is one parameter, its gradient a sum"
     return Ties(roots, (note,))
+
+
+def _same_numbers(root: Array, copy: Array) -> bool:
+    """Whether `copy` is a Reshape of `root` to another number of axes, by so many numbers that it is no chance."""
+    if root.dtype != copy.dtype or root.size != copy.size or root.ndim == copy.ndim:
+        return False
+    flat = root.reshape(-1)
+    return np.array_equal(flat, copy.reshape(-1)) and np.unique(flat).size >= _LEAST_VALUES
+
+
+def _reshaped_pairs(document: Document, names: Iterable[str]) -> dict[str, str]:
+    """Tensors with a name that an exporter made up -> the one weight whose numbers they hold with other axes."""
+    wanted = set(names)
+    sizes: dict[tuple[int, int], list[str]] = {}
+    for name, proto in document.weights.items():
+        size = math.prod(proto.dims)
+        if name in wanted and name not in document.fills and proto.data_type in FLOATS and size >= _LEAST_VALUES:
+            sizes.setdefault((proto.data_type, size), []).append(name)
+    found: dict[str, str] = {}
+    for group in sizes.values():
+        for copy in filter(named_by_exporter, group):
+            axes = len(document.weights[copy].dims)
+            others = [n for n in group if not named_by_exporter(n) and len(document.weights[n].dims) != axes]
+            held = [n for n in others if _same_numbers(array_of(document, n), array_of(document, copy))]
+            if len(held) == 1:
+                found[copy] = held[0]
+    return found
 
 
 def _order(root: Array, copy: Array) -> tuple[int, ...] | None:
@@ -145,10 +183,11 @@ def _lone(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
 
 
 def _replace(document: Document, roots: dict[str, str], perms: dict[str, tuple[int, ...]]) -> None:
-    """Let readers of each copy read the weight itself, or what a Transpose makes of it before the first of them."""
+    """Let readers of each copy read the weight itself, or its Transpose or Reshape, which stands before the first."""
     graph = document.proto.graph
     taken = {*document.weights, *(name for node in graph.node for name in node.output)}
     made: dict[tuple[str, tuple[int, ...]], str] = {}
+    turned: dict[tuple[str, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
     for original in graph.node:
         node = NodeProto()
@@ -156,7 +195,18 @@ def _replace(document: Document, roots: dict[str, str], perms: dict[str, tuple[i
         for index, name in enumerate(node.input):
             if name not in roots:
                 continue
-            root, perm = roots[name], perms[name]
+            root = roots[name]
+            if name not in perms:
+                dims = tuple(int(dim) for dim in document.weights[name].dims)
+                if (root, dims) not in turned:
+                    turned[root, dims] = unique(f"{root}.reshaped", taken)
+                    shape = unique(f"{turned[root, dims]}.shape", taken)
+                    document.weights[shape] = numpy_helper.from_array(np.array(dims, np.int64), shape)
+                    taken |= {turned[root, dims], shape}
+                    kept.append(helper.make_node("Reshape", [root, shape], [turned[root, dims]]))
+                node.input[index] = turned[root, dims]
+                continue
+            perm = perms[name]
             if perm == tuple(range(len(perm))):
                 node.input[index] = root
                 continue

@@ -63,6 +63,56 @@ def test_metadata_that_cannot_be_read_says_nothing(listed: str) -> None:
     assert len(load_onnx(folded(signature="")).trained) == 5
 
 
+def determinant(scalar: bool, source: str = "['scale', 'val_0']") -> onnx.ModelProto:
+    """y = x scale - log, where the exporter computed `log` of `scale` and more."""
+    nodes = [helper.make_node("Mul", ["x", "scale"], ["a"]), helper.make_node("Sub", ["a", "log"], ["y"])]
+    log = np.float32(0.5) if scalar else floats(4, seed=2)
+    model = model_of(nodes, {"x": [2, 4]}, ["y"], {"scale": floats(4), "log": np.asarray(log)})
+    info = helper.make_tensor_value_info("log", onnx.TensorProto.FLOAT, np.shape(log))
+    info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=source)
+    model.graph.value_info.append(info)
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=SIGNATURE)
+    return model
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize("source", ["['scale', 'val_0']", "['scale']"])
+def test_a_parameter_that_is_read_elsewhere_lacks_a_share(scalar: bool, source: str) -> None:
+    graph = load_onnx(determinant(scalar, source))
+    assert graph.trained == (("scale",) if scalar else ("scale", "log"))
+    notes = "\n".join(graph.notes)
+    assert "read elsewhere too (log of scale): the gradient" in notes
+    assert "optimize=False) keeps it whole" in notes
+    # what isn't trained isn't called so
+    assert ("results are trained: log" in notes) is not scalar
+    assert ("scalars are not trained (log)" in notes) is scalar
+    frozen = "\n".join(load_onnx(determinant(False), train="log").notes)
+    assert "read elsewhere" not in frozen
+    assert "results are trained: log; torch.onnx.export(..., dynamo=True, optimize=False)" in frozen
+
+
+def test_a_copy_lacks_no_share() -> None:
+    model = determinant(False, "['scale']")
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(floats(4), "log"))
+    graph = load_onnx(model)
+    assert graph.trained == ("scale",)
+    assert not any("read elsewhere" in note for note in graph.notes)
+
+
+def test_a_normalization_that_was_merged_is_named() -> None:
+    weights = {"conv.weight": floats(2, 3, 3, 3), "conv.bias": floats(2)}
+    merged = helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["y"])
+    merged.metadata_props.add(key="pkg.onnxscript.rewriter.rule_name", value="FuseBatchNormIntoConv")
+    model = model_of([merged], {"x": [1, 3, 5, 5]}, ["y"], weights)
+    names = ("conv.weight", "conv.bias", "bn.weight", "bn.bias")
+    signature = "\n".join(f"p: PARAMETER target='{name}'" for name in names)
+    assert any("merged BatchNormalization into conv.weight, conv.bias: gr" in note for note in load_onnx(model).notes)
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    notes = "\n".join(load_onnx(model).notes)
+    assert "into conv.weight, conv.bias (of its own, bn.bias, bn.weight are gone): gradients" in notes
+    assert "dynamo=True, optimize=False) keeps the layers apart" in notes
+
+
 def chunks(body: str, opset: int = 18) -> onnx.ModelProto:
     """A model on a linear layer's result of length 7, whose shape the file states."""
     model = text_model(f"g (float[2, 4] x) => (float[2, n] y) {{ h = MatMul(x, w)\n{body} }}", opset=opset)

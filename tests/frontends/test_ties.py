@@ -126,3 +126,45 @@ def test_a_function_of_a_parameter_is_not_called_its_other_name() -> None:
     assert "functions of parameters in their place (exp of g.weight)" in notes
     assert "other names" not in notes
     assert load_onnx(tied(floats(4, 9, seed=7), "exp", (("exp", "g.weight"),)), train="g.weight").trained == ("exp",)
+
+
+def distances(copy: np.ndarray[Any, Any], name: str = "onnx::Sub_20", origins: Sequence[tuple[str, str]] = ()) -> Any:
+    """y = softmax(sum (x - c)^2) c, where the difference reads a copy of c with an axis more."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "one"], ["u"]), helper.make_node("Sub", ["u", name], ["s"]),
+        helper.make_node("Mul", ["s", "s"], ["q"]), helper.make_node("ReduceSum", ["q", "two"], ["d"], keepdims=0),
+        helper.make_node("Softmax", ["d"], ["p"]), helper.make_node("MatMul", ["p", "emb.weight"], ["y"]),
+    ]  # fmt: skip
+    weights = {"emb.weight": floats(8, 4), name: copy, "one": np.array([1]), "two": np.array([2])}
+    model = model_of(nodes, {"x": [5, 4]}, ["y"], weights)
+    tell(model, origins)
+    return model
+
+
+@pytest.mark.parametrize("origins", [(), (("unsqueeze", "emb.weight"),)])
+def test_a_copy_with_another_axis_is_the_weight(origins: Sequence[tuple[str, str]]) -> None:
+    name = "unsqueeze" if origins else "onnx::Sub_20"
+    model = distances(floats(8, 4)[None], name, origins)
+    whole = load_onnx(model)
+    assert whole.trained == ("emb.weight",)
+    assert any(f"({name} of emb.weight)" in note for note in whole.notes)
+    other = floats(8, 4)[None].copy()
+    other[0, 2, 3] = np.nextafter(other[0, 2, 3], np.float32(9))
+    apart = load_onnx(distances(other, name))
+    feeds = {"x": floats(5, 4, seed=3)}
+    (want,), (got,) = run(model, feeds), run(model_proto(whole, list(whole.outputs)), feeds)
+    assert np.array_equal(got, want)
+    found, parts = gradients(whole, feeds), gradients(apart, feeds)
+    np.testing.assert_allclose(
+        found["emb.weight.grad"], parts["emb.weight.grad"] + parts[f"{name}.grad"][0], rtol=1e-3, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("copy", "name"), [(floats(8, 4)[None], "other.weight"), (np.ones((1, 8, 4), np.float32), "onnx::Sub_20")]
+)
+def test_names_of_modules_and_common_values_tie_no_other_axes(copy: np.ndarray[Any, Any], name: str) -> None:
+    model = distances(copy, name)
+    if copy.min() == 1:
+        model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((8, 4), np.float32), "emb.weight"))
+    assert set(load_onnx(model).trained) == {"emb.weight", name}

@@ -222,3 +222,14 @@ def test_a_learned_temperature_is_trained() -> None:
     module = nn.Sequential(nn.Linear(3, 4), Scaled())
     graph = load_onnx(export(module, torch.zeros(2, 3), training=True))
     assert set(graph.trained) == {"0.weight", "0.bias", "1.logit_scale"}
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_convolution_with_its_normalization_merged_is_said(optimize: bool) -> None:
+    pytest.importorskip("onnxscript")
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    nn.init.normal_(module[1].weight)
+    graph = load_onnx(export(module, torch.zeros(1, 3, 8, 8), dynamo=True, optimize=optimize, external_data=False))
+    assert ("1.weight" in graph.trained) is not optimize
+    assert any("merged BatchNormalization into 0.weight, 0.bias" in note for note in graph.notes) is optimize
+    same_outputs(graph, module, floats(1, 3, 8, 8))
