@@ -8,20 +8,15 @@ on its weights, is left, to be refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError
-from poetopt.frontends.batch import fix_inputs, rebatched
+from poetopt.frontends.ahead import Ahead, ahead
 from poetopt.frontends.proto import constant_tensor, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
-from poetopt.frontends.roles import FLOATS, unique
-from poetopt.frontends.specialise import Type, specialise
-from poetopt.frontends.structure import CONTROL_FLOW
+from poetopt.frontends.roles import unique
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -35,7 +30,7 @@ def inline_branches(document: Document, batch: int | None) -> None:
     graph = document.proto.graph
     if not any(node.op_type == "If" for node in graph.node):
         return
-    reckoning: list[_Known] | None = None
+    reckoning: list[Ahead] | None = None
     left: set[str] = set()
     while True:
         place, node = next(
@@ -46,11 +41,8 @@ def inline_branches(document: Document, batch: int | None) -> None:
         taken = _literal(document, node.input[0])
         if taken is None:
             if reckoning is None:
-                fixed = fix_inputs(document, batch)
-                reckoning = [_Known(dict(fixed.types))]
-                if fixed.changed is not None:
-                    reckoning.append(_Known(dict(rebatched(fixed))))
-            answers = [known.condition(document, node.input[0]) for known in reckoning]
+                reckoning = ahead(document, batch)
+            answers = [_condition(document, known, node.input[0]) for known in reckoning]
             agreed = set(answers) - {None}
             taken = answers[0] if len(agreed) == 1 else None
         branch = next((a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch")), None)
@@ -99,57 +91,11 @@ def _constants(nodes: Iterable[NodeProto]) -> dict[str, Array]:
     return found
 
 
-@dataclass
-class _Known:
-    """What is known of the tensors before an If, for one batch: types of all that were asked for, and constants."""
-
-    types: dict[str, Type]
-    constants: dict[str, Array] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
-
-    def condition(self, document: Document, name: str) -> bool | None:
-        """The value of `name` where shapes alone decide it, else None."""
-        nodes = self._behind(document, name)
-        if nodes is None:
-            return None
-        for node in nodes:
-            for weight in node.input:
-                if weight in document.weights and weight not in self.types:
-                    proto = document.weights[weight]
-                    self.types[weight] = (int(proto.data_type), tuple(map(int, proto.dims)))
-                    if proto.data_type not in FLOATS:
-                        self.constants[weight] = array_of(document, weight)
-        try:
-            draft = specialise(document.where, document.opset, nodes, self.types, self.constants, {})
-        except (ModelError, *LIBRARY_ERRORS):
-            return None
-        self.types, self.constants = draft.types, draft.constants
-        self.done.update(output for node in nodes for output in node.output)
-        return _one(self.constants[name]) if name in self.constants else None
-
-    def _behind(self, document: Document, name: str) -> list[NodeProto] | None:
-        """The nodes that `name` needs and that weren't asked for before, in an order that can be run."""
-        producer = {output: node for node in document.proto.graph.node for output in node.output if output}
-        order: list[NodeProto] = []
-        seen: set[str] = set()
-        todo = [(name, False)]
-        while todo:
-            wanted, ready = todo.pop()
-            node = producer.get(wanted)
-            if node is None or wanted in self.done:
-                continue
-            if ready:
-                order.append(node)
-                continue
-            first = next(filter(None, node.output))
-            if first in seen:
-                continue
-            if node.op_type in CONTROL_FLOW or not onnx.defs.has(node.op_type, document.opset, node.domain):
-                return None
-            seen.add(first)
-            todo.append((first, True))
-            todo.extend((read, False) for read in reversed(node.input) if read)
-        return order
+def _condition(document: Document, known: Ahead, name: str) -> bool | None:
+    """The value of `name` where shapes alone decide it, else None."""
+    producers = {output: node for node in document.proto.graph.node for output in node.output if output}
+    found = known.constants.get(name) if known.reach(document, producers, name) else None
+    return None if found is None else _one(found)
 
 
 def _spliced(document: Document, others: Sequence[NodeProto], node: NodeProto, branch: GraphProto) -> list[NodeProto]:

@@ -71,7 +71,7 @@ def load_onnx(
         document.where = reference
     inline_functions(document)
     inline_branches(document, batch)
-    split_sequences(document)
+    split_sequences(document, batch)
     normalized = merged(document)
     unread = tidy(document)
     constants = lift_constants(document)

@@ -1,26 +1,33 @@
 """Sequences that only carry the pieces of a split tensor become a Split: PyTorch's newer exporter writes chunks so.
 
-`SplitToSequence(x, size)` with `SequenceAt(pieces, 2)` is `Split(x, sizes)`, where the file says how long x is; without
+`SplitToSequence(x, size)` with `SequenceAt(pieces, 2)` is `Split(x, sizes)`, where shapes say how long x is; without
 a size and without its axis kept each piece is a Gather. Any other use of sequences is left, to be refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from poetopt.frontends.ahead import Ahead, ahead
 from poetopt.frontends.proto import constant_tensor
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import attribute_int, unique
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 _PIECES = 4096
 """More pieces than that are no chunks."""
 
 
-def split_sequences(document: Document) -> None:
-    """Replace what can be replaced in `document`."""
+def split_sequences(document: Document, batch: int | None) -> None:
+    """Replace what can be replaced in `document`.
+
+    Raises `ModelError` where a length depends on a batch that neither the file nor `batch` gives.
+    """
     graph = document.proto.graph
     if not any(node.op_type == "SplitToSequence" for node in graph.node):
         return
@@ -31,15 +38,18 @@ def split_sequences(document: Document) -> None:
     results = {info.name for info in graph.output}
     made: dict[str, list[NodeProto]] = {}
     gone: set[str] = set()
+    sizes = _Sizes(document, batch, {name: node for node in graph.node for name in node.output if name})
     for node in graph.node:
         if node.op_type != "SplitToSequence" or not node.input or not node.output or node.output[0] in results:
             continue
         picks = readers.get(node.output[0], [])
         plain = all(p.op_type == "SequenceAt" and len(p.input) == 2 and len(p.output) == 1 for p in picks)
-        found = _replacement(document, node, picks) if plain else None
+        found = _replacement(document, sizes, node, picks) if plain else None
         if found:
             made[node.output[0]] = found
             gone.update(pick.output[0] for pick in picks)
+            # a tensor that is made of these pieces may be split in its turn
+            sizes.producers.update((name, part) for part in found for name in part.output)
     kept: list[NodeProto] = []
     for node in graph.node:
         replaced = made.get(node.output[0]) if node.output else None
@@ -48,21 +58,57 @@ def split_sequences(document: Document) -> None:
     graph.node.extend(kept)
 
 
+@dataclass
+class _Sizes:
+    """Integers and lengths: those that the file states, and those that follow from its shapes, found when asked for."""
+
+    document: Document
+    batch: int | None
+    producers: dict[str, NodeProto]
+    known: list[Ahead] = field(default_factory=list)
+
+    def ints(self, name: str) -> Ints | None:
+        """The integers in `name`."""
+        stored = _ints(self.document, name)
+        if stored is not None or not self._reach(name):
+            return stored
+        found = [known.constants.get(name) for known in self.known]
+        first = found[0]
+        if first is None or first.dtype.kind != "i" or any(f is None or not np.array_equal(first, f) for f in found):
+            return None
+        return np.asarray(first, np.int64)
+
+    def length(self, name: str, axis: int) -> int | None:
+        """How long `name` is along `axis`."""
+        stated = _length(self.document, name, axis)
+        if stated is not None or not self._reach(name):
+            return stated
+        shapes = [known.types[name][1] if name in known.types else () for known in self.known]
+        found = {shape[axis] if -len(shape) <= axis < len(shape) else 0 for shape in shapes}
+        return (found.pop() or None) if len(found) == 1 else None
+
+    def _reach(self, name: str) -> bool:
+        self.known = self.known or ahead(self.document, self.batch)
+        return all(known.reach(self.document, self.producers, name) for known in self.known)
+
+
 def _copy(node: NodeProto) -> NodeProto:
     copy = NodeProto()
     copy.CopyFrom(node)
     return copy
 
 
-def _replacement(document: Document, node: NodeProto, picks: Iterable[NodeProto]) -> list[NodeProto] | None:
+def _replacement(
+    document: Document, sizes_of: _Sizes, node: NodeProto, picks: Iterable[NodeProto]
+) -> list[NodeProto] | None:
     """Nodes that write what `picks` take out of the pieces of `node`."""
     axis = attribute_int(node, "axis", 0)
-    places = {pick.output[0]: _ints(document, pick.input[1]) for pick in picks}
+    places = {pick.output[0]: sizes_of.ints(pick.input[1]) for pick in picks}
     if any(place is None or place.size != 1 for place in places.values()):
         return None
     at = {name: int(place.reshape(())) for name, place in places.items() if place is not None}
     x = node.input[0]
-    given = _ints(document, node.input[1]) if len(node.input) > 1 and node.input[1] else None
+    given = sizes_of.ints(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     if given is None:
         if len(node.input) > 1 and node.input[1]:
             return None
@@ -74,7 +120,7 @@ def _replacement(document: Document, node: NodeProto, picks: Iterable[NodeProto]
                 for name, k in at.items()
             ]
         given = np.array(1, np.int64)
-    length = _length(document, x, axis)
+    length = None if given.ndim else sizes_of.length(x, axis)
     if given.ndim:
         sizes = [int(size) for size in given]
     elif length is None or int(given) < 1:
@@ -101,7 +147,7 @@ def _taken(document: Document) -> set[str]:
     return {name for node in document.proto.graph.node for name in node.output} | document.weights.keys()
 
 
-def _ints(document: Document, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
+def _ints(document: Document, name: str) -> Ints | None:
     """The integers of an initializer or a Constant node."""
     if name in document.weights:
         if document.weights[name].data_type not in {TensorProto.INT64, TensorProto.INT32}:
@@ -128,7 +174,7 @@ def _length(document: Document, name: str, axis: int) -> int | None:
     return None
 
 
-def _stored(document: Document, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+def _stored(document: Document, name: str, array: Ints) -> str:
     """The name of a new initializer of this value."""
     chosen = unique(name, _taken(document))
     document.weights[chosen] = numpy_helper.from_array(array, chosen)

@@ -156,3 +156,44 @@ def test_chunks_become_a_split(body: str, ops: str, opset: int) -> None:
 def test_other_sequences_are_refused(body: str) -> None:
     with pytest.raises((UnsupportedOpError, ModelError), match="sequences and optionals are not supported"):
         load_onnx(chunks(body))
+
+
+def unstated(body: str, first: int | str = 2) -> onnx.ModelProto:
+    """As `chunks`, in a file that doesn't state the shape of what is split; the batch is `first`."""
+    model = chunks(body)
+    del model.graph.value_info[:]
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    if isinstance(first, str):
+        dim.dim_param = first
+    return model
+
+
+@pytest.mark.parametrize("body", [
+    "s = SplitToSequence<axis = -1>(h, size)\na = SequenceAt(s, zero)\nb = SequenceAt(s, two)\ny = Mul(a, b)",
+    # pieces that are split in their turn
+    "s = SplitToSequence<axis = 1>(h, size)\na = SequenceAt(s, zero)\nt = SplitToSequence<axis = 1>(a, two)\n"
+    "y = SequenceAt(t, last)",
+    # a size and a place that shapes give
+    "d = Shape<start = 0, end = 1>(h)\nn = Squeeze(d)\ns = SplitToSequence<axis = 1>(h, n)\ny = SequenceAt(s, n)",
+])  # fmt: skip
+@pytest.mark.parametrize("first", [2, "n"])
+def test_lengths_are_inferred_where_the_file_states_none(body: str, first: int | str) -> None:
+    model = unstated(body, first)
+    graph = load_onnx(model, batch=2)
+    assert {operator.kind for operator in graph.operators} <= {"MatMul", "Split", "Mul"}
+    x = floats(2, 4, seed=5)
+    (want,), (got,) = run(model, {"x": x}), run(model_proto(graph, list(graph.outputs)), {"x": x})
+    assert np.array_equal(got, want)
+
+
+def test_another_batch_leaves_lengths_that_do_not_depend_on_it() -> None:
+    body = "s = SplitToSequence<axis = 1>(h, size)\ny = SequenceAt(s, two)"
+    graph = load_onnx(unstated(body), batch=5)
+    assert graph.tensors["y"].shape == (5, 1)
+    with pytest.raises(UnsupportedOpError, match="sequences and optionals"):
+        load_onnx(unstated(body.replace("axis = 1", "axis = 0").replace("two", "zero")), batch=5)
+
+
+def test_a_length_of_an_open_batch_is_asked_for() -> None:
+    with pytest.raises(ModelError, match="give its size with --batch"):
+        load_onnx(unstated("s = SplitToSequence<axis = 0>(h, two)\ny = SequenceAt(s, zero)", "n"))
