@@ -37,6 +37,7 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | RNN | a step and unit: 2 (inputs + hidden) + 2, and the activation |
 | Resize | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = scaled axes |
 | GridSample | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = sampled axes |
+| DFT | 5 a complex number of y and doubling of the longest axis |
 | moving data (`MOVES`) | 0 |
 | anything else | n: one an element |
 
@@ -341,6 +342,11 @@ def _scatter(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return math.prod(inputs[2]) if node.attributes.get("reduction", "none") != "none" else 0
 
 
+def _dft(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # the axis may be an input, and so unknown here
+    return 5 * -(-n // 2) * (max(inputs[0][:-1], default=1) - 1).bit_length()
+
+
 _TAPS = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 
 
@@ -388,4 +394,5 @@ _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "ScatterND": _scatter,
     "Resize": _resize,
     "GridSample": _resize,
+    "DFT": _dft,
 }

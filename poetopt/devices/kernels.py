@@ -25,6 +25,7 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | RNN | one direction's Y, and all of Y where nobody asks for it | inputs times weights |
 | Dropout without its mask | 1 an element | *heap*: the mask |
 | Resize | a position along each axis: 8 (nearest), 16 or 24 (linear), 256 (cubic) | *heap*: positions, weights |
+| DFT | complex numbers: n (onesided 2 n) for a power of two, else 5 x the one from 2 n - 1 on | a line's factors |
 | anything else | 0 | |
 
 Each block counts in multiples of `BLOCK`.
@@ -227,6 +228,24 @@ def _resize(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
 
 
+def _dft(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+    # the axis may be an input: the one that changes, else any of them
+    pairs = list(zip(_shape(inputs, 0)[:-1], outputs[0].shape[:-1], strict=True))
+    pairs = [(a, b) for a, b in pairs if a != b] or pairs
+    onesided = bool(_integer(node, "onesided", 0))
+    if onesided and not _integer(node, "inverse", 0):
+        lengths = [a if a // 2 + 1 == b else 2 * b - 1 for a, b in pairs]
+    else:
+        lengths = [b for _, b in pairs]
+    size = 2 * outputs[0].nbytes // max(outputs[0].size, 1)
+    return max((_round(size * _line(n, onesided)) for n in lengths), default=0)
+
+
+def _line(length: int, onesided: bool) -> int:
+    # a power of two has n factors, and the whole spectrum where half of it is written; else a convolution is made of it
+    return (1 + onesided) * length if length & (length - 1) == 0 else 5 * (1 << (2 * length - 2).bit_length())
+
+
 def _matmul(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     # one descriptor a product; a product with a matrix is one, with a vector one for each row
     right = len(_shape(inputs, 1))
@@ -263,4 +282,5 @@ _RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
     "Dropout": _dropout,
     "Resize": _resize,
     "MatMul": _matmul,
+    "DFT": _dft,
 }

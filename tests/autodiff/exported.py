@@ -160,6 +160,19 @@ class Sampled(nn.Module):
         return self.classify(largest.flatten(1))
 
 
+class Spectral(nn.Module):
+    """Rows correlated with themselves by way of their spectra, and the magnitudes of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.classify = nn.Linear(9, 8), nn.Linear(13, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        spectrum = torch.fft.rfft(self.first(x), dim=-1)
+        rows = torch.fft.irfft(spectrum * spectrum.conj(), n=8, dim=-1)
+        return self.classify(torch.cat([rows, spectrum.abs()], -1))
+
+
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
     """Each network with a batch, seeded."""
     torch.manual_seed(0)
@@ -173,6 +186,7 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         "decoder": (Decoder(), ids),
         "mixed": (Mixed(), torch.randn(2, 3, 8, 8)),
         "sampled": (Sampled(), torch.randn(2, 3, 8, 8)),
+        "spectral": (Spectral(), torch.randn(3, 9)),
     }
 
 

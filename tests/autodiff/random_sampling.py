@@ -52,4 +52,20 @@ def _grid_sample(draw: Draw) -> Spec:
                 attributes={"mode": mode, "padding_mode": padding, "align_corners": aligned})  # fmt: skip
 
 
-SAMPLING: dict[str, Drawn] = {"Col2Im": _col2im, "GridSample": _grid_sample}
+def _dft(draw: Draw) -> Spec:
+    inverse, onesided, opset = _int(draw, 0, 1), _int(draw, 0, 1), draw(st.sampled_from([17, 20]))
+    dims = [_int(draw, 1, 4) for _ in range(_int(draw, 1, 3))]
+    axis, length = _int(draw, 0, len(dims) - 1), _int(draw, 2, 9)
+    if inverse and onesided:
+        dims[axis], parts = length // 2 + 1, 2
+    else:
+        dims[axis], parts = _int(draw, 1, 9), 1 if onesided else _int(draw, 1, 2)
+    at = axis - draw(st.sampled_from([0, len(dims) + 1]))
+    settings = {"inverse": inverse, "onesided": onesided}
+    inputs: tuple[Any, ...] = (normal(*dims, parts), np.array(length))
+    if opset == 20:
+        return Spec("DFT", (*inputs, np.array(at)), attributes=settings, opset=opset)
+    return Spec("DFT", inputs, attributes={**settings, "axis": at}, opset=opset)
+
+
+SAMPLING: dict[str, Drawn] = {"Col2Im": _col2im, "DFT": _dft, "GridSample": _grid_sample}

@@ -15,6 +15,12 @@ def _f() -> Any:
     return f
 
 
+def _t() -> Any:
+    import torch
+
+    return torch
+
+
 def places(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
     """A grid, a third of which lies outside."""
     return np.asarray(np.random.default_rng([seed, *shape]).uniform(-1.6, 1.6, shape))
@@ -34,6 +40,25 @@ def _sampled(x: Any, grid: Any, mode: str, padding: str, aligned: int) -> Any:
     return _f().grid_sample(x, grid, MODES[mode], padding, bool(aligned))
 
 
+def _fourier(x: Any, length: int | None, axis: int, inverse: int, onesided: int) -> Any:
+    """Complex numbers in the last axis, as ONNX has them."""
+    fft = _t().fft
+    if inverse and onesided:
+        return fft.irfft(_t().view_as_complex(x), length, axis)[..., None]
+    z = _t().view_as_complex(x) if x.shape[-1] == 2 else x[..., 0]
+    found = fft.rfft(z, length, axis) if onesided else (fft.ifft if inverse else fft.fft)(z, length, axis)
+    return _t().view_as_real(found.resolve_conj())
+
+
+FOURIERS: tuple[tuple[tuple[int, ...], int | None, int, int, int], ...] = (
+    ((2, 5, 3, 1), None, 1, 0, 0), ((2, 5, 3, 2), None, 2, 0, 0), ((4, 6, 2), 8, 1, 0, 0), ((4, 6, 2), 5, 1, 0, 0),
+    ((2, 5, 3, 2), None, 1, 1, 0), ((4, 6, 2), 7, 0, 1, 0), ((4, 6, 1), 5, 1, 1, 0),
+    ((2, 5, 3, 1), None, 1, 0, 1), ((2, 8, 1), None, 1, 0, 1), ((2, 8, 1), 6, 1, 0, 1), ((2, 5, 1), 8, 1, 0, 1),
+    ((2, 5, 2), None, 1, 1, 1), ((2, 3, 5, 2), 9, 2, 1, 1), ((2, 4, 2), 6, 1, 1, 1),
+)  # fmt: skip
+"""Shape, length, axis, inverse, onesided."""
+
+
 ROWS: tuple[Spec, ...] = (
     Spec("Col2Im", (normal(2, 3 * 6, 4 * 5), ints(7, 6), ints(2, 3)),
          torch=lambda x, *_: _f().fold(x, (9, 7), (2, 3), stride=(2, 1), dilation=(2, 1))[..., 1:8, 1:],
@@ -42,6 +67,20 @@ ROWS: tuple[Spec, ...] = (
          attributes={"strides": [2, 2]}, label="apart"),
     Spec("Col2Im", (normal(2, 3 * 3, 4), ints(7), ints(3)), attributes={"strides": [2], "pads": [1, 1]}, label="line"),
     Spec("Col2Im", (normal(1, 2 * 8, 12), ints(3, 3, 4), ints(2, 2, 2)), label="3d"),
+    *(
+        Spec("DFT", (normal(*shape), None if length is None else np.array(length), np.array(axis)),
+             torch=lambda x, n, a, i=inverse, o=onesided: _fourier(x, None if n is None else int(n), int(a), i, o),
+             attributes={"inverse": inverse, "onesided": onesided}, opset=20,
+             label=f"{'x'.join(map(str, shape))}-{length}-{axis}-{inverse}-{onesided}")
+        for shape, length, axis, inverse, onesided in FOURIERS
+    ),
+    *(
+        Spec("DFT", (normal(2, 5, 4, 2), *length), torch=lambda x, *_: _fourier(x, 7, 2, 1, 0) if _ else
+             _fourier(x, None, 1, 0, 0), attributes={"axis": -2, "inverse": 1} if length else {}, opset=17,
+             label=f"attribute-{len(length)}")
+        for length in ((), (np.array(7),))
+    ),
+    Spec("DFT", (normal(3, 4, 2),), torch=lambda x: _fourier(x, None, 1, 0, 0), opset=20, label="default"),
     Spec("LpPool", (normal(2, 3, 7, 6),), torch=lambda x: _f().lp_pool2d(x, 2, (3, 2), (2, 1)),
          attributes={"kernel_shape": [3, 2], "strides": [2, 1]}),
     Spec("LpPool", (normal(1, 2, 8),), torch=lambda x: _f().lp_pool1d(x, 4, 3, 2),

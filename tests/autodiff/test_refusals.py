@@ -93,3 +93,12 @@ def test_sampling_that_onnxruntime_does_not_compute_is_refused() -> None:
     model = load_onnx(model_of(nodes, {"x": [1, 1, 3, 3, 3]}, ["y"], grid, opset=20), train="w")
     with pytest.raises(MissingVjpError, match=r"node 'g' .*: .* mode 'cubic' over 3 axes, .*; use two axes$"):
         differentiate(model, loss="mse")
+
+
+def test_a_spectrum_of_another_length_than_its_signal_is_refused() -> None:
+    values = {"w": np.ones((2, 4, 2), np.float32), "length": np.array(9)}
+    nodes = [make_node("Mul", ["w", "x"], ["h"]),
+             make_node("DFT", ["h", "length"], ["y"], name="back", axis=1, inverse=1, onesided=1)]  # fmt: skip
+    message = r"node 'back' .*: there is no gradient rule for 9 real numbers of 4 frequencies, .* up to 5 complex ones"
+    with pytest.raises(MissingVjpError, match=message):
+        differentiate(load_onnx(model_of(nodes, {"x": [2, 4, 2]}, ["y"], values, opset=17), train="w"), loss="mse")

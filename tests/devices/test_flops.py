@@ -138,6 +138,7 @@ def test_elementwise_is_a_constant_an_element(shape: tuple[int, ...]) -> None:
         ("Resize", [(1, 1, 4, 6)], {"mode": "linear"}, 24 * 8),
         ("GridSample", [(1, 1, 4, 6), (1, 3, 4, 2)], {}, 24 * 8),
         ("GridSample", [(1, 1, 4, 6), (1, 3, 4, 2)], {"mode": "bicubic"}, 24 * 32),
+        ("DFT", [(3, 4, 2)], {}, 5 * 12 * 2),
         ("SomethingNew", [(7,)], {}, 24),
     ],
 )

@@ -184,6 +184,17 @@ CASES = [
     ),
     Case("Gather", [*floats((30_000, 256)), ((4096,), L, 30_000)], [((4096, 256), F)]),
     Case("RMSNormalization", floats((4096, 512), (512,)), [((4096, 512), F)]),
+    Case("GridSample", floats(BIG, (8, 64, 64, 2)), [(BIG, F)], {"mode": "cubic"}),
+    Case("LpPool", floats(BIG), [((8, 64, 32, 32), F)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    Case("DFT", [*floats((2, 2**18, 1)), ((), L, -(2**18)), ((), L, -1)], [((2, 2**18, 2), F)]),
+    Case("DFT", [*floats((2, 150_000, 2)), ((), L, -150_000), ((), L, -1)], [((2, 150_000, 2), F)], {"inverse": 1}),
+    Case("DFT", [*floats((1, 2**18, 1)), ((), L, -(2**18)), ((), L, -1)], [((1, 2**17 + 1, 2), F)], {"onesided": 1}),
+    Case(
+        "DFT",
+        [*floats((1, 90_001, 2)), ((), L, -180_001), ((), L, -1)],
+        [((1, 180_001, 1), F)],
+        {"onesided": 1, "inverse": 1},
+    ),
 ]
 
 
@@ -229,6 +240,8 @@ def test_the_large_ones_are_not_all_slack() -> None:
         (Case("Max", floats((1,), (64,), (8, 64)), [((8, 64), F)]), 256),
         (Case("Min", floats((1,), (64,), (8, 1), (8, 64)), [((8, 64), F)]), 256 + 2048),
         (Case("MatMul", floats((9, 5), (5,)), [((9,), F)]), 896),
+        (Case("DFT", floats((16, 4, 1)), [((16, 4, 2), F)]), 128),
+        (Case("DFT", floats((3, 1)), [((3, 2), F)]), 5 * 8 * 8),
         (Case("SomethingNew", floats((9, 5)), [((9,), F)]), 0),
     ],
 )

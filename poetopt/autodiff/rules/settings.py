@@ -6,6 +6,7 @@ for _op, _inputs in {
     "CastLike": (1,),
     "Col2Im": (1, 2),
     "CumSum": (1,),
+    "DFT": (1, 2),
     "GRU": (4,),
     "GatherElements": (1,),
     "GatherND": (1,),
