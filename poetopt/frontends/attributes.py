@@ -39,6 +39,7 @@ _AXES: Mapping[str, int] = dict.fromkeys((
 _AT_LEAST: Mapping[str, Mapping[str, int]] = {
     "Attention": {"kv_num_heads": 0, "q_num_heads": 0},
     "AveragePool": {"dilations": 1, "kernel_shape": 1, "strides": 1},
+    "Col2Im": {"dilations": 1, "pads": 0, "strides": 1},
     "Conv": {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1},
     "ConvTranspose": {"dilations": 1, "group": 1, "kernel_shape": 1, "output_padding": 0, "strides": 1},
     "DepthToSpace": {"blocksize": 1},
@@ -59,6 +60,8 @@ _AT_LEAST: Mapping[str, Mapping[str, int]] = {
 _ONE_OF: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "BatchNormalization": {"training_mode": (0, 1)},
     "CumSum": {"exclusive": (0, 1), "reverse": (0, 1)},
+    "DFT": {"inverse": (0, 1), "onesided": (0, 1)},
+    "GridSample": {"align_corners": (0, 1)},
     "GroupNormalization": {"stash_type": (1, 10, 11, 16)},
     "GRU": {"layout": (0, 1), "linear_before_reset": (0, 1)},
     "LpNormalization": {"p": (1, 2)},
