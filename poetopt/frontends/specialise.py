@@ -37,6 +37,10 @@ _READ_BY_INFERENCE = 4096
 _LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 """Operators that ONNX defines by a function alone, without shape inference."""
 
+_POOLS, _POOLS_AS_COMPUTED = frozenset({"AveragePool", "LpPool", "MaxPool"}), 22
+"""From this opset on ONNX says what torch and onnxruntime do in all: a window that would begin in the padding behind
+isn't there, in ceil mode either."""
+
 
 @dataclass(frozen=True)
 class Rebatch:
@@ -297,9 +301,12 @@ def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
     if node.op_type in _LIKE_FIRST_INPUT:
         return {node.output[0]: _proto(draft, node.input[0])}
-    schema = onnx.defs.get_schema(node.op_type, draft.opset, node.domain)
+    opset = draft.opset
+    if node.op_type in _POOLS and attribute_int(node, "ceil_mode", 0):
+        opset = max(opset, _POOLS_AS_COMPUTED)
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     types = {name: _proto(draft, name) for name in node.input if name}
-    imports = [helper.make_opsetid("", draft.opset)]
+    imports = [helper.make_opsetid("", opset)]
     return onnx.shape_inference.infer_node_outputs(
         schema, node, types, _small(draft, node), opset_imports=imports, ir_version=8
     )

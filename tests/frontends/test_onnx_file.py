@@ -127,6 +127,14 @@ OLD_FORMS = {
     "AveragePool": (
         11, "[1,2,5,5]", "[1,2,3,3] y", "y = AveragePool <kernel_shape = [2,2], strides = [2,2], ceil_mode = 1> (x)"
     ),
+    "AveragePool, no window in the padding": (
+        11, "[1,2,5,5]", "[1,2,N,N] y",
+        "y = AveragePool <kernel_shape = [2,2], strides = [3,3], pads = [1,1,1,1], ceil_mode = 1> (x)"
+    ),
+    "MaxPool, no window in the padding": (
+        17, "[1,2,5,5]", "[1,2,N,N] y",
+        "y = MaxPool <kernel_shape = [2,2], strides = [3,3], pads = [1,1,1,1], ceil_mode = 1> (x)"
+    ),
     "Unsqueeze": (11, "[2,3]", "[2,1,3] y", "y = Unsqueeze <axes = [1]> (x)"),
     "LRN": (9, "[2,4,3,3]", "[2,4,3,3] y", "y = LRN <size = 3> (x)"),
     "MaxPool": (8, "[1,2,5,5]", "[1,2,2,2] y", "y = MaxPool <kernel_shape = [2,2], strides = [2,2]> (x)"),
