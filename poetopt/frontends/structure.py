@@ -28,6 +28,9 @@ SEQUENCE = frozenset({
     "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
 })  # fmt: skip
 
+RUNTIME_OWN = frozenset({"SimplifiedLayerNormalization"})
+"""Operators that onnxruntime's optimization writes into the default domain, which doesn't have them."""
+
 
 def describe(where: str, node: NodeProto, opset: int) -> str:
     """How messages refer to a node: file, name, op, opset."""
@@ -217,6 +220,12 @@ def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str
 def _check_operator(at: str, node: NodeProto, opset: int) -> None:
     """Raises UnsupportedOpError for an operator that can't be imported."""
     op = node.op_type
+    if node.domain.startswith("com.microsoft") or (not node.domain and op in RUNTIME_OWN):
+        raise UnsupportedOpError(
+            f"{at}: onnxruntime's own operator, which can't be differentiated; where its optimization wrote it "
+            "('extended' or 'all'), give the file from before or optimise at 'basic', else export with standard ONNX "
+            "operators"
+        )
     if node.domain:
         raise UnsupportedOpError(
             f"{at}: operators of the domain {node.domain!r} can't be differentiated; "

@@ -184,8 +184,16 @@ class TestStructure:
 
 class TestOperators:
     def test_another_domain(self) -> None:
-        node = helper.make_node("FusedConv", ["x"], ["y"], "fused", domain="com.microsoft")
-        with pytest.raises(UnsupportedOpError, match=r"'fused' \(com.microsoft.FusedConv, opset 18\).*standard"):
+        node = helper.make_node("FusedConv", ["x"], ["y"], "fused", domain="com.mine")
+        with pytest.raises(UnsupportedOpError, match=r"'fused' \(com.mine.FusedConv, opset 18\).*standard"):
+            load_onnx(model_of([node], {"x": [1]}, ["y"]))
+
+    @pytest.mark.parametrize(("op", "domain"), [("FusedConv", "com.microsoft"), ("SimplifiedLayerNormalization", "")])
+    def test_what_onnxruntime_optimised(self, op: str, domain: str) -> None:
+        node = helper.make_node(op, ["x"], ["y"], "fused", domain=domain)
+        with pytest.raises(
+            UnsupportedOpError, match=rf"'fused' .*{op}, opset 18\).*give the file from before .*'basic'"
+        ):
             load_onnx(model_of([node], {"x": [1]}, ["y"]))
 
     def test_an_unknown_operator(self) -> None:
