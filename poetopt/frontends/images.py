@@ -48,14 +48,14 @@ def images(document: Document) -> dict[str, tuple[str, str]]:
         made_up = [name for name in group if named_by_exporter(name)]
         if not own or not made_up:
             continue
-        heads = np.stack([_values(document, name)[:_LEAST_VALUES] for name in own])
+        heads = np.stack([_values(document, name, _LEAST_VALUES) for name in own])
         with np.errstate(all="ignore"):
             expected = {text: function(heads) for text, function in _FUNCTIONS.items()}
         for name in made_up:
-            value = _values(document, name)
+            head = _values(document, name, _LEAST_VALUES)
             for text, rows in expected.items():
-                for place in np.flatnonzero(_close(rows, value[:_LEAST_VALUES]).all(axis=1)):
-                    weight = _values(document, own[place])
+                for place in np.flatnonzero(_close(rows, head).all(axis=1)):
+                    value, weight = _values(document, name), _values(document, own[place])
                     with np.errstate(all="ignore"):
                         equal = _close(_FUNCTIONS[text](weight), value).all()
                     if equal and np.unique(weight).size >= _LEAST_VALUES:
@@ -63,8 +63,9 @@ def images(document: Document) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _values(document: Document, name: str) -> Values:
-    return np.asarray(array_of(document, name), np.float64).reshape(-1)
+def _values(document: Document, name: str, count: int | None = None) -> Values:
+    """The first `count` numbers of a weight, or all of them."""
+    return np.asarray(array_of(document, name).reshape(-1)[:count], np.float64)
 
 
 def _close(left: Values, right: Values) -> NDArray[np.bool_]:
