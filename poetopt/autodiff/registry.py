@@ -185,6 +185,9 @@ _OUTSIDE: list[frozenset[Rule]] = []
 def register_vjp(op_type: str, *, since: int, domain: str = "") -> Callable[[RuleT], RuleT]:
     """Make the decorated function the rule of `op_type` from opset `since` on, until a later one takes over.
 
+    domain
+        ONNX's own, or that of what several nodes amount to (`Operator.meaning`); files have no others.
+
     Raises `ModelError` where the same op, domain and `since` has a rule already.
     """
 

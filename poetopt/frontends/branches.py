@@ -14,7 +14,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.frontends.ahead import Ahead, ahead
-from poetopt.frontends.proto import constant_tensor, subgraphs
+from poetopt.frontends.proto import constant_tensor, copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import unique
 
@@ -49,20 +49,14 @@ def inline_branches(document: Document, batch: int | None) -> None:
         if taken is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
             left.add(node.output[0])
             continue
-        before, after = ([_copy(n) for n in part] for part in (graph.node[:place], graph.node[place + 1 :]))
-        spliced = _spliced(document, [*before, *after], _copy(node), branch)
+        before, after = ([copied(n) for n in part] for part in (graph.node[:place], graph.node[place + 1 :]))
+        spliced = _spliced(document, [*before, *after], copied(node), branch)
         del graph.node[:]
         graph.node.extend([*before, *spliced, *after])
 
 
 def _is_if(node: NodeProto) -> bool:
     return node.op_type == "If" and node.domain in ("", "ai.onnx") and bool(node.output) and len(node.input) == 1
-
-
-def _copy(node: NodeProto) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _one(array: Array) -> bool | None:
@@ -124,7 +118,7 @@ def _spliced(document: Document, others: Sequence[NodeProto], node: NodeProto, b
         weight.CopyFrom(proto)
         weight.name = rename[proto.name]
         document.weights[weight.name] = weight
-    nodes = [_copy(n) for n in (*branch.node, *ends)]
+    nodes = [copied(n) for n in (*branch.node, *ends)]
     for inner in nodes[: len(branch.node)]:
         inner.output[:] = [rename.get(name, name) for name in inner.output]
     for inner in nodes:

@@ -148,6 +148,13 @@ def from_node_proto(proto: NodeProto) -> Node:
     )
 
 
+def copied(node: NodeProto) -> NodeProto:
+    """A node of its own, which outlives the graph that `node` is in."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
 def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds: branches and bodies."""
     for attribute in node.attribute:

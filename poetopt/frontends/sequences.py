@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.frontends.ahead import Ahead, ahead
-from poetopt.frontends.proto import constant_tensor
+from poetopt.frontends.proto import constant_tensor, copied
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.roles import attribute_int, unique
 
@@ -53,7 +53,7 @@ def split_sequences(document: Document, batch: int | None) -> None:
     kept: list[NodeProto] = []
     for node in graph.node:
         replaced = made.get(node.output[0]) if node.output else None
-        kept += replaced if replaced is not None else [] if node.output and node.output[0] in gone else [_copy(node)]
+        kept += replaced if replaced is not None else [] if node.output and node.output[0] in gone else [copied(node)]
     del graph.node[:]
     graph.node.extend(kept)
 
@@ -90,12 +90,6 @@ class _Sizes:
     def _reach(self, name: str) -> bool:
         self.known = self.known or ahead(self.document, self.batch)
         return all(known.reach(self.document, self.producers, name) for known in self.known)
-
-
-def _copy(node: NodeProto) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    return copy
 
 
 def _replacement(
