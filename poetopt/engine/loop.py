@@ -98,12 +98,14 @@ def search(
     chosen = formulation_of(options.formulation)
     run = Run(problem, options, listener)
     backend(options.backend)  # says at once where there is none
-    store_all = store_all_bytes(problem)
+    with run.timed("layout"):
+        store_all = store_all_bytes(problem)
     run.scope = "store-all"
     try:
-        if chosen.judged:
-            run.offer(Schedule(), "store-all")
-        run.incumbent.settle()
+        with run.timed("layout"):
+            if chosen.judged:
+                run.offer(Schedule(), "store-all")
+            run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupt()
     if run.incumbent.best is not None:
@@ -132,12 +134,14 @@ def search(
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     run.scope, run.bound = proof.scope, proof.bound
+    begin = time.monotonic()
     try:
         if not run.interrupted:  # seconds, for large ones
             run.incumbent.hide_transfers(quick=time.monotonic() > run.latest)
         run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupt()
+    run.timing["layout"] = run.timing.get("layout", 0.0) + time.monotonic() - begin
     best = run.incumbent.best
     if best is None:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN

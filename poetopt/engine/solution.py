@@ -174,7 +174,7 @@ class Solution:
     ram_bound_bytes, deadline_bound_s
         Proven lower bounds on the RAM and the time of any schedule.
     timing
-        Seconds by phase: heuristics, build, relaxation, neighbourhoods, search.
+        Seconds by phase: layout, heuristics, build, relaxation, neighbourhoods, search.
     reason
         For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
     why
