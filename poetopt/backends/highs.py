@@ -29,7 +29,7 @@ from poetopt.backends.matrix import Matrix
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.closest import closest
-from poetopt.errors import OptionError
+from poetopt.errors import OptionError, OutputError
 from poetopt.formulations.rows import Count, Row
 
 RESERVED = {
@@ -102,8 +102,13 @@ class HighsSession(MatrixSession):
             path = Path(self._log)
 
             def write(event: Any) -> None:
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(event.message)
+                try:
+                    with path.open("a", encoding="utf-8") as file:
+                        file.write(event.message)
+                except OSError as error:
+                    raise OutputError(
+                        f"--log {path}: can't be written ({error.strerror}); give another path"
+                    ) from error
 
             solver.setOptionValue("log_to_console", False)
             solver.setOptionValue("output_flag", True)
