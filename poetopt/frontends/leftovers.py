@@ -20,6 +20,8 @@ _OUTPUT = re.compile(r"(^|/)[A-Z]\w*_output_\d+$")
 _CONSTANT = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
 _OF_ONE = re.compile(r"^(val_\d+|ortshared_\w+|const_fold_opt__\d+)$")
 """Names of numbers that were folded or shared. A parameter of one element may be `onnx::Add_621`, but none of these."""
+_OF_NODE = re.compile(r"^(val|(new_)?(zeros|full)(_like)?)(_\d+)?$")
+"""Names that torch's newer exporter gives to what it made ahead, where an optimiser has dropped what says so."""
 _OF_MODULE = re.compile(r"^\w+(\.\w+)*\.[A-Za-z_]\w*$")
 
 SCATTERED = frozenset({"Scatter", "ScatterElements", "ScatterND"})
@@ -44,6 +46,11 @@ def made_up(document: Document, name: str) -> bool:
 def named_by_exporter(name: str) -> bool:
     """Whether no module has a tensor of this name: the older exporter's for what it folded, or a node's output."""
     return "::" in name or _OUTPUT.search(name) is not None
+
+
+def anonymous(name: str) -> bool:
+    """Whether the name is an exporter's, so that it may be of anything; a module's own tensor has its own name."""
+    return named_by_exporter(name) or _OF_NODE.match(name) is not None
 
 
 def scalar_of_module(document: Document, name: str, readers: Iterable[NodeProto]) -> bool:

@@ -297,6 +297,8 @@ def choose_trained(
                 layer[name] = layer.get(name, False) or index in weights
                 if index in zero:
                     states[name] = None
+                elif not leftovers.anonymous(name):
+                    wanted.add(name)
                 elif node.op_type in leftovers.SCATTERED and index == 0 and _filled(document, name, 0.0):
                     scattered[name] = None
                 elif node.op_type in leftovers.ANGLES:

@@ -92,29 +92,37 @@ def test_a_slope_of_one_element_is_trained_by_its_place() -> None:
 
 
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
-def test_zeros_that_are_scattered_into_are_data(op: str) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node(op, ["zeros", "at", "h"], ["y"])]
+@pytest.mark.parametrize("name", ["zeros", "new_zeros_1", "onnx::ScatterElements_7"])
+def test_zeros_that_are_scattered_into_are_data(op: str, name: str) -> None:
+    """A memory that begins with zeros has a module's name."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node(op, [name, "at", "h"], ["y"])]
     at = np.zeros((2, 4), np.int64) if op == "ScatterElements" else np.array([[0], [3]], np.int64)
-    weights: dict[str, Array] = {"w": floats(3, 4), "zeros": np.zeros((5, 4), np.float32), "at": at}
+    weights: dict[str, Array] = {"w": floats(3, 4), name: np.zeros((5, 4), np.float32), "at": at}
     graph = load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"], weights))
     assert graph.trained == ("w",)
-    assert noted(graph, "zeros that are scattered into (zeros)")
-    weights["zeros"] = floats(5, 4)
-    assert set(load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"], weights)).trained) == {"w", "zeros"}
+    assert noted(graph, f"zeros that are scattered into ({name})")
+    weights[name] = floats(5, 4)
+    assert set(load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"], weights)).trained) == {"w", name}
+    own = [nodes[0], helper.make_node(op, ["memory", "at", "h"], ["y"])]
+    weights["memory"] = np.zeros((5, 4), np.float32)
+    assert set(load_onnx(model_of(own, {"x": [2, 3]}, ["y"], weights)).trained) == {"w", "memory"}
 
 
-def test_what_is_only_an_angle_is_data() -> None:
+@pytest.mark.parametrize(
+    ("name", "trained"), [("onnx::Cos_3", False), ("val_12", False), ("phi", True), ("r.phi", True)]
+)
+def test_what_is_only_an_angle_is_data_unless_it_has_a_name(name: str, trained: bool) -> None:
     nodes = [
-        helper.make_node("Cos", ["t"], ["c"]), helper.make_node("Sin", ["t"], ["s"]),
+        helper.make_node("Cos", [name], ["c"]), helper.make_node("Sin", [name], ["s"]),
         helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "c"], ["m"]),
         helper.make_node("Mul", ["m", "s"], ["y"]),
     ]  # fmt: skip
-    weights = {"w": floats(3, 4), "t": floats(2, 4)}
+    weights = {"w": floats(3, 4), name: floats(2, 4)}
     graph = load_onnx(model_of(nodes, {"x": [2, 3]}, ["y"], weights))
-    assert graph.trained == ("w",)
-    assert noted(graph, "read by Sin and Cos alone (t)")
-    more = [*nodes[:-1], helper.make_node("Mul", ["m", "s"], ["p"]), helper.make_node("Mul", ["p", "t"], ["y"])]
-    assert set(load_onnx(model_of(more, {"x": [2, 3]}, ["y"], weights)).trained) == {"w", "t"}
+    assert set(graph.trained) == {"w", *([name] if trained else [])}
+    assert noted(graph, f"read by Sin and Cos alone ({name})") is not trained
+    more = [*nodes[:-1], helper.make_node("Mul", ["m", "s"], ["p"]), helper.make_node("Mul", ["p", name], ["y"])]
+    assert set(load_onnx(model_of(more, {"x": [2, 3]}, ["y"], weights)).trained) == {"w", name}
 
 
 def test_a_scalar_with_the_name_of_a_module_is_trained() -> None:
