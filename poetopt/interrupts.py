@@ -27,11 +27,15 @@ SAME_S = 0.5
 
 
 class _Mark:  # no dataclass: what they need to be made takes longer than all else here
-    """first: the signal that came first. at_s: when. held: whether it only leaves its mark, as an answer is in hand."""
+    """first: the signal that came first. at_s: when. held: whether it only leaves its mark, as an answer is in hand.
+
+    terminals: which of stdout and stderr were one at the start.
+    """
 
     first: signal.Signals | None = None
     at_s: float = 0.0
     held: bool = False
+    terminals: tuple[int, ...] = ()
 
 
 _mark = _Mark()
@@ -39,6 +43,7 @@ _mark = _Mark()
 
 def install() -> None:
     """Make the others what Ctrl-C is, and all leave a mark; a parent that ignores one of them wants it ignored."""
+    _mark.terminals = tuple(number for number in (1, 2) if os.isatty(number))
     for number in CODES:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _came)
@@ -46,6 +51,8 @@ def install() -> None:
 
 def _came(number: int, frame: FrameType | None) -> None:
     now_s = time.monotonic()
+    if number == getattr(signal, "SIGHUP", None):
+        _leave_terminal()
     if _mark.first is None:
         _mark.first, _mark.at_s = signal.Signals(number), now_s
         if _mark.held:
@@ -53,6 +60,14 @@ def _came(number: int, frame: FrameType | None) -> None:
     elif now_s - _mark.at_s < SAME_S:
         return  # it would cut off the way to the best so far
     raise KeyboardInterrupt
+
+
+def _leave_terminal() -> None:
+    """It is gone, and each line for it would be an error: what is told from here on is told to nobody."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in _mark.terminals:
+        os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def came() -> signal.Signals | None:

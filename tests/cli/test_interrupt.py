@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+import poetopt as po
 from poetopt.frontends import zoo
 from tests.cli.support import Runner, chain, write_problem
+from tests.cli.test_commands import PROGRAM
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
@@ -230,3 +234,20 @@ def test_a_terminated_solve_gives_the_best_so_far_as_at_ctrl_c(tmp_path: Path) -
     ended = terminated(tmp_path, "through_scopes", *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "plan.json"]
+
+
+def test_a_terminal_that_hangs_up_leaves_the_best_plan(tmp_path: Path) -> None:
+    """As SIGTERM does, though nothing can be told any more."""
+    plan = tmp_path / "plan.json"
+    ours, theirs = pty.openpty()
+    command = (*PROGRAM, "solve", "resnet18-cifar", "--device", "m4", "--ram", "35%", "--gap", "0", "-o", str(plan))
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, start_new_session=True) as process:
+        os.close(theirs)
+        shown = b""
+        while b"overhead" not in shown:  # there is a plan
+            shown += os.read(ours, 10_000)
+        process.send_signal(signal.SIGHUP)
+        os.close(ours)
+        assert process.wait(60) == 0
+    assert po.load_plan(plan).report["status"] in ("feasible", "within-gap", "optimal")
