@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import pytest
 
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.measure import alternate, peak_beside_bytes
+from poetopt.backends.ort import measure
+from poetopt.backends.ort.measure import alternate, beside_each_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from tests.backends.support import problem
 
@@ -50,6 +52,28 @@ def test_the_peak_of_the_worst_act(acts: list[tuple[int, ...]], expected: int) -
     if peak is None:
         pytest.skip("this platform doesn't say what is resident")
     assert expected - 2 * PAGE <= peak <= expected + 4 * PAGE
+
+
+def keeping(size: int, kept: list[object]) -> Callable[[], object]:
+    """Take a block that stays."""
+    return lambda: kept.append(np.ones(size, np.uint8))
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["faults counted", "faults not counted"])
+def test_what_stays_is_there_beside_what_comes_later(counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not counts:
+        monkeypatch.setattr(measure, "_fault_counter", lambda: count(step=1 << 62).__next__)
+    kept: list[object] = []
+    sizes = (0, 200_000, 5_000_000, 5_000_000, 50_000)
+    acts = [allocating(size) for size in sizes]
+    acts.insert(3, keeping(3_000_000, kept))
+    expected = (0, 200_000, 5_000_000, 3_000_000, 8_000_000, 3_050_000)
+    each = beside_each_bytes(acts, kept.clear)
+    peak = peak_beside_bytes(acts, kept.clear, expected=0)
+    if each is None or peak is None:
+        pytest.skip("this platform doesn't say what is resident")
+    for found, size in zip((*each, peak), (*expected, max(expected)), strict=True):
+        assert size - 2 * PAGE <= found <= size + 6 * PAGE
 
 
 def test_each_step_is_prepared_and_run_in_turns() -> None:

@@ -4,15 +4,20 @@ Bytes are counted by the operating system, so that nobody's allocation is missed
 asked to keep what is freed instead of giving it back, so that every page it touched is still resident after
 it; then it gives all back before the next. What is resident more than at the start of the step, at most,
 is the peak, in units of a page. It takes glibc and Linux.
+
+To count what is resident takes milliseconds, more than most nodes. A page becomes resident by a fault, and how many
+faults there were is known at once; so it is counted only where a node with that many pages could matter.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import count
 from statistics import median
 
 from poetopt.backends.ort.clock import Clock
@@ -46,21 +51,26 @@ def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None
     expected
         What is above this is measured again, up to `MOST` passes: it may be the neighbourhood's doing.
     """
-    found = beside_each_bytes(acts, prepare, expected=expected)
+    found = _least(_passes(acts, prepare, each=False), expected)
     return None if found is None else max(found, default=0)
 
 
-def beside_each_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None = None) -> tuple[int, ...] | None:
-    """The same for each node: the bytes that it allocates beyond what is allocated already.
+def beside_each_bytes(acts: Sequence[Act], prepare: Act) -> tuple[int, ...] | None:
+    """The same for each node: the bytes that it allocates beyond what is allocated already."""
+    return _least(_passes(acts, prepare, each=True), None)
 
-    The least of several passes counts for each node, for whatever else happens in the process can only add: a few
-    bytes that stay pin a whole page, and pages that were given back are counted again.
+
+def _least(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:
+    """What is counted for each node: the least of several passes; None if there are none.
+
+    Whatever else happens in the process can only add: a few bytes that stay pin a whole page, and pages that were given
+    back are counted again.
     """
     start = time.perf_counter()
     least: tuple[int, ...] | None = None
     alike, before = 0, -1
-    with closing(_passes(acts, prepare)) as passes:
-        for count, found in enumerate(passes, 1):
+    with closing(passes):
+        for number, found in enumerate(passes, 1):
             least = found if least is None else tuple(map(min, least, found))
             peak = max(least, default=0)
             alike, before = alike + 1 if peak == before else 1, peak
@@ -68,30 +78,65 @@ def beside_each_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None
             if expected is None:
                 done = alike >= LEAST or gone > SECONDS
             elif peak <= expected:
-                done = count >= LEAST or gone > SECONDS
+                done = number >= LEAST or gone > SECONDS
             else:
-                done = count >= MOST or gone > MOST_SECONDS
+                done = number >= MOST or gone > MOST_SECONDS
             if done:
                 break
     return least
 
 
-def _passes(acts: Sequence[Act], prepare: Act) -> Generator[tuple[int, ...], None, None]:
-    """For each pass, without end, the bytes resident after each act beyond those before the first."""
+def _passes(acts: Sequence[Act], prepare: Act, *, each: bool) -> Generator[tuple[int, ...], None, None]:
+    """For each pass, without end, the bytes resident after each act beyond those before the first.
+
+    Unless `each` is asked for, what can't be the most of all is only bounded, from above.
+    """
     with _keeping_malloc() as trim, paused(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
             return
+        faulted = _fault_counter()
         while True:
             # Room for the figures is made before they are taken.
             extra = [0] * len(acts)
             prepare()
             trim()
             before = resident.bytes() or 0
+            bound = most = 0
             for k, act in enumerate(acts):
+                faults = faulted()
                 act()
+                bound += faulted() - faults
+                if bound <= most:
+                    extra[k] = bound
+                    trim()
+                    continue
                 extra[k] = max(0, (resident.bytes() or 0) - before)
+                most = 0 if each else max(most, extra[k])
                 trim()
+                # What was there before the step may be given back in it.
+                held = resident.bytes() or 0
+                before = min(before, held)
+                bound = held - before
             yield tuple(extra)
+
+
+def _fault_counter() -> Callable[[], int]:
+    """What counts the bytes of all pages that became resident so far; where the system doesn't, a step of the counter
+    is more than any memory."""
+    from resource import RUSAGE_SELF, getpagesize, getrusage
+
+    page = getpagesize()
+
+    def faulted() -> int:
+        return getrusage(RUSAGE_SELF).ru_minflt * page
+
+    pages = 64
+    with mmap.mmap(-1, pages * page) as fresh:
+        before = faulted()
+        for place in range(0, len(fresh), page):
+            fresh[place] = 1
+        counts = faulted() - before >= pages * page
+    return faulted if counts else count(step=1 << 62).__next__
 
 
 def alternate(
