@@ -166,3 +166,15 @@ class Problem:
         """A lower bound on the RAM of any schedule: the largest working set or all inputs, and the reserve."""
         sets = (self.working_set_bytes(i) for i in range(len(self.operators)))
         return max(max(sets, default=0), self.nbytes(self.inputs)) + self.reserve_bytes
+
+
+def check_problem(given: object) -> None:
+    """Raise TypeError for what isn't a Problem, and say what makes one."""
+    if isinstance(given, Problem):
+        return
+    made = {"Model": ".differentiate().cost(device)", "Training": ".cost(device)", "TrainingFile": ".cost(device)"}
+    kind = type(given).__name__
+    raise TypeError(
+        f"a Problem is needed here, not {'an' if kind[0] in 'AEIOU' else 'a'} {kind}: "
+        + (f"call its {made[kind]}" if kind in made else 'as of po.load(model).differentiate().cost("a72")')
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -192,3 +193,30 @@ def test_plans_of_problem_files_are_not_executed(problem: po.Problem, tmp_path: 
     report.save(tmp_path / "plan.json")
     with pytest.raises(PlanError, match="problem file"):
         po.load_plan(tmp_path / "plan.json")
+
+
+def test_a_plan_by_its_path(model: Path, tmp_path: Path) -> None:
+    plan = saved(model, tmp_path)
+    loaded = po.load_plan(plan)
+    assert po.simulate(plan) == po.simulate(loaded)
+    execution = po.execute(str(plan))
+    assert execution.bit_identical
+    assert execution.budget_bytes == loaded.ram_bytes
+    assert po.train(plan, 2, 0.1).bit_identical
+
+
+@pytest.mark.parametrize(
+    "use", [po.solve, po.compare, po.pareto, po.store_all_peak_bytes, po.formulations.retention.build]
+)
+def test_what_is_no_problem_yet_says_what_is_missing(use: Callable[..., object]) -> None:
+    given = {"ram_bytes": 1} if use == po.formulations.retention.build else {}
+    model = po.load("lenet")
+    for wrong, missing in [
+        ("lenet", r"not a str: as of po\.load\(model\)"),
+        (model, r"a Model: call its \.differentiate\(\)\.cost\(device\)"),
+        (model.differentiate(), r"a Training: call its \.cost\(device\)"),
+    ]:
+        with pytest.raises(TypeError, match=missing):
+            use(wrong, **given)
+    with pytest.raises(TypeError, match="not Model"):
+        po.execute(model)  # type: ignore[arg-type]

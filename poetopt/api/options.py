@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from poetopt.errors import OptionError
+from poetopt.problem import check_problem
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ def asked(
     solver_options: Mapping[str, str] | None = None,
     log: str | os.PathLike[str] | None = None,
 ) -> Options:
-    """What `solve` takes, as the engine does: every text read, and checked. Raises OptionError."""
+    """What `solve` takes, as the engine does: every text read, and checked. Raises OptionError, TypeError."""
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options
 
+    check_problem(problem)
     if deadline_model not in tuple(DeadlineModel):
         raise OptionError(f"--deadline-model {deadline_model}: must be {' or '.join(DeadlineModel)}")
     if not 0 <= threads <= MOST_THREADS:
@@ -74,6 +76,7 @@ def store_all_peak_bytes(problem: Problem) -> int:
     """The least budget in bytes of ordinary training, which keeps what it will still read: what a RAM share is of."""
     from poetopt.plan.storeall import store_all_bytes
 
+    check_problem(problem)
     return store_all_bytes(problem)
 
 

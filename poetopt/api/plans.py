@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    plan: Plan | PlanFile | Report, *, ram_bytes: int | None = None, deadline_s: float | None = None
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    *,
+    ram_bytes: int | None = None,
+    deadline_s: float | None = None,
 ) -> Simulation:
-    """Bytes, joules and seconds of a plan, exactly. Raises PlanError for one that is not valid or breaks a budget."""
+    """Bytes, joules and seconds of a plan, or of the one in a file, exactly.
+
+    Raises PlanError for one that is not valid or breaks a budget.
+    """
     from poetopt.plan.simulate import simulate as run
 
-    return run(_plan(plan), ram_bytes=ram_bytes, deadline_s=deadline_s)
+    return run(_plan(_read(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
 
 
 def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None) -> PlanFile:
@@ -75,7 +81,7 @@ def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | Non
 
 
 def execute(
-    plan: Plan | PlanFile | Report,
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
     *,
     data: str | os.PathLike[str] | Mapping[str, object] | None = None,
     dump: str | os.PathLike[str] | None = None,
@@ -85,6 +91,8 @@ def execute(
 ) -> Execution:
     """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
 
+    plan
+        A plan, what `solve` or `load_plan` gave, or a plan file's path.
     data
         A batch: arrays by input name, or an `.npz` file of them. By default a random one, drawn with `seed`.
     dump
@@ -102,14 +110,15 @@ def execute(
     from poetopt.backends.ort import execute as run
     from poetopt.backends.ort import save_results
 
-    execution = run(_plan(plan), ram_bytes=_budget(plan), data=data, seed=seed, workdir=workdir, threads=threads)
+    found = _read(plan)
+    execution = run(_plan(found), ram_bytes=_budget(found), data=data, seed=seed, workdir=workdir, threads=threads)
     if dump is not None:
         save_results(execution, dump)
     return execution
 
 
 def train(
-    plan: Plan | PlanFile | Report,
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
     steps: int,
     lr: float,
     *,
@@ -136,12 +145,13 @@ def train(
     from poetopt.backends.ort import train as run
     from poetopt.backends.ort.training import save_training
 
+    found = _read(plan)
     ended = run(
-        _plan(plan),
+        _plan(found),
         steps,
         lr,
         momentum=momentum,
-        ram_bytes=_budget(plan),
+        ram_bytes=_budget(found),
         data=data,
         seed=seed,
         workdir=workdir,
@@ -201,6 +211,10 @@ def _patterns(value: object) -> str | list[str] | None:
     return [str(entry) for entry in value] if isinstance(value, list) else value if isinstance(value, str) else None
 
 
+def _read(plan: Plan | PlanFile | Report | str | os.PathLike[str]) -> Plan | PlanFile | Report:
+    return load_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
+
+
 def _budget(plan: Plan | PlanFile | Report) -> int | None:
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
@@ -213,6 +227,8 @@ def _budget(plan: Plan | PlanFile | Report) -> int | None:
 def _plan(plan: Plan | PlanFile | Report) -> Plan:
     from poetopt.plan.instructions import Plan
 
+    if not isinstance(plan, Plan) and not hasattr(plan, "plan"):
+        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}")
     found = plan if isinstance(plan, Plan) else plan.plan
     if found is None:
         raise PlanError("the report has no plan: the problem was not solved")

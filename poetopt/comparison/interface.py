@@ -17,7 +17,7 @@ from poetopt.comparison.pareto import pareto as trace
 from poetopt.comparison.refine import Told as ToldPoint
 from poetopt.errors import OptionError
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_problem
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
 
 POINT_S = 20.0
@@ -50,6 +50,7 @@ def compare(
 
     Raises OptionError for an unknown method or a budget that can't be understood.
     """
+    check_problem(problem)
     if isinstance(ram, str):
         budgets = parse_budgets(ram)
     else:
@@ -131,6 +132,7 @@ def pareto(
     Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
     to the other front.
     """
+    check_problem(problem)
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
     limit = parse_time(time_limit, option="--time-limit")

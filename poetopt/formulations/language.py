@@ -37,7 +37,7 @@ from poetopt.formulations.callbacks import answer, checked, fill, told_once
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.garbage import building
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_problem
 from poetopt.schedule import Leaning, Schedule
 
 if TYPE_CHECKING:
@@ -288,6 +288,7 @@ class Formulation:
 
         Raises TimeUpError inside of `clock.ending`.
         """
+        check_problem(problem)
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
         space = self.space(problem, limits, scope, paging and problem.paging, remat)

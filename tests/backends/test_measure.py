@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort import measure
+from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.measure import alternate, beside_each_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from tests.backends.support import problem
