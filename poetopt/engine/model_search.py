@@ -27,6 +27,8 @@ WAIT_S = 1.0
 """A search whose best point breaks rows that come late goes on for so long at least."""
 IMPROVE_GAP = 0.03
 """Where the relaxation leaves no more than this open, the whole is searched at once."""
+NEAR_GAP = 0.01
+"""Where it leaves no more than this, the optimum is looked for near the relaxation first, in an inner scope or not."""
 IMPROVE_SHARE = 0.3
 """Share of the remaining time that neighbourhoods of the incumbent may take before the whole is searched."""
 CUTOFF_MARGIN = 1e-7
@@ -142,12 +144,16 @@ class ModelSearch:
         run, session = self.run, self.session
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
         wide = self.beyond is None and not run.closed(max(run.gap, IMPROVE_GAP))
-        if wide or self.patient:
+        near = wide or (not self.rare and run.closed(NEAR_GAP))
+        if near or self.patient:
             with run.timed("neighbourhoods"):
                 until = time.monotonic() + IMPROVE_SHARE * max(run.remaining_s, 0.0)
                 if self.exact and not self.patient:
                     near_relaxation(run, self.chosen, self.model, session, until)
-                improve(run, self.chosen, self.model, session, until)
+                if wide or self.patient:
+                    improve(run, self.chosen, self.model, session, until)
+            if self._closed():
+                return Ending.FINISHED
         with run.timed("search"):
             return self._integer()
 
