@@ -178,7 +178,7 @@ def claimed(problem: Problem, pofo: Row, name: str, settings: Settings) -> Row:
     memory, time_ = CLAIMS[name]
     ram_bytes = int(memory * pofo.peak_bytes)
     asked = replace(settings, deadline_s=time_ * pofo.makespan_s)
-    row = row_of_solution(name, ram_bytes, problem, solve(problem, ram_bytes, asked))
+    row = row_of_solution(name, ram_bytes, solve(problem, ram_bytes, asked))
     return replace(row, ram_budget_bytes=pofo.ram_budget_bytes)
 
 

@@ -182,7 +182,7 @@ class _Run:
 
     def _exact(self, found: Baseline, ram_bytes: int) -> Row:
         solution = self._solution(found, ram_bytes)
-        row = row_of_solution(found.name, ram_bytes, self.problem, solution)
+        row = row_of_solution(found.name, ram_bytes, solution)
         if found.name == "poet":
             row = self._adopted(row, ram_bytes, solution)
         elif solution.plan is not None:

@@ -8,7 +8,6 @@ from typing import TypedDict
 from poetopt.engine.solution import OPTIMAL_GAP, Solution, Status
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.problem import Problem
 
 FAILED = "failed"
 """The status of a heuristic that found no plan though one may exist, and of a solve that proved too little."""
@@ -67,7 +66,7 @@ def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> Row:
     return Row(method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **_figures(found))
 
 
-def row_of_solution(method: str, ram_bytes: int, problem: Problem, solution: Solution) -> Row:
+def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Row:
     """Of a method with a proof; its plan is simulated again, at the budget."""
     if solution.plan is None:
         impossible = solution.status is Status.INFEASIBLE

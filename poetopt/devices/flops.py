@@ -130,11 +130,6 @@ def flops(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
     return sum(node.flops for node in work(operator, tensors))
 
 
-def bytes_moved(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that an operator's nodes read and write."""
-    return sum(node.nbytes for node in work(operator, tensors))
-
-
 def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     """The tensor that a node names, or a `ModelError` that says which node of which operator does."""
     try:

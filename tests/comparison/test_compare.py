@@ -121,7 +121,7 @@ def test_a_deadline_under_one_pass_is_impossible_for_every_method(ram: int) -> N
 def test_a_proof_within_a_scope_is_not_called_infeasible(scope: str, status: str) -> None:
     options = Options(ram_bytes=4, paging=False)
     empty = Solution(status=Status.INFEASIBLE, scope=scope, options=options, reason="no schedule exists")
-    row = row_of_solution("checkmate", 4, chain(3), empty)
+    row = row_of_solution("checkmate", 4, empty)
     assert (row.status, row.scope) == (status, scope)
     assert (f"no schedule in scope {scope}, by proof" in row.reason) == (status == "failed")
 
