@@ -33,7 +33,7 @@ def inspect(
 ) -> int:
     """Show what a model consists of and what training it takes, without solving anything."""
     import poetopt as po
-    from poetopt.report.inspection import inspect as look
+    from poetopt.api.inspection import inspect as look
 
     check_outputs([model], {"--json": json})
     found = look(po.load(model, batch=batch, train=patterns(train)), device=device, loss=loss, output=output)

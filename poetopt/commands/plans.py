@@ -70,7 +70,7 @@ def verify(
     json: JsonOption = None,
 ) -> int:
     """Check a plan again, and with --bound its proof, trusting neither the solver nor the file."""
-    from poetopt.report.verification import verify as check
+    from poetopt.api.verification import verify as check
     from poetopt.units import parse_time
 
     check_outputs([plan, model], {"--json": json})

@@ -1,0 +1,51 @@
+"""`inspect`: what a model consists of, and what training it takes, without solving anything."""
+
+from __future__ import annotations
+
+from poetopt.api.models import SAME_BYTES, Model, TrainingFile
+from poetopt.autodiff import unsupported
+from poetopt.devices import device as device_of
+from poetopt.devices.cost import resident_breakdown, type_notes
+from poetopt.errors import ModelError
+from poetopt.frontends.summary import summary
+from poetopt.report.inspection import Inspection
+from poetopt.report.needs import needs
+
+
+def inspect(
+    model: Model | TrainingFile, *, device: str | None = None, loss: str = "auto", output: str | None = None
+) -> Inspection:
+    """Look at a model: contents, what has no gradient rule, and what training it takes.
+
+    device
+        Name or file of a device to compare with; for a problem file one of its own (default: its first).
+
+    Raises DeviceError for an unknown device. A model that can't be trained is told in the result.
+    """
+    if isinstance(model, TrainingFile):
+        problem = model.cost(device or next(iter(model.file.costs)))
+        return Inspection(
+            contents={
+                "name": problem.name,
+                "source": problem.model_ref,
+                "content_hash": problem.model_hash,
+                "notes": list(problem.notes),
+            },
+            needs=needs(problem),
+            device=device,
+        )
+    found = device_of(device or SAME_BYTES)
+    contents = summary(model.graph)
+    missing = tuple(unsupported(model.graph))
+    try:
+        training = model.differentiate(loss=loss, output=output)
+    except ModelError as error:
+        return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
+    return Inspection(
+        contents={**contents, "notes": [*training.graph.notes, *type_notes(training.graph)]},
+        unsupported=missing,
+        loss=training.graph.loss_kind,
+        needs=needs(training.cost(found)),
+        resident=resident_breakdown(training.graph),
+        device=device,
+    )
