@@ -34,9 +34,9 @@ def sweep(
     json: JsonOption = None,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
-    from poetopt.report.sweep import sweep_csv, sweep_lines
     from poetopt.sweep.evaluate import ERROR
     from poetopt.sweep.run import sweep as run
+    from poetopt.sweep.text import sweep_csv, sweep_lines
 
     check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
     with _told() as told:
@@ -67,7 +67,7 @@ def _told() -> Iterator[Callable[[State], None]]:
         return
     from rich.console import Console
 
-    from poetopt.report.sweep import progress_line
+    from poetopt.sweep.text import progress_line
 
     with Console(stderr=True).status("reading the sweep", spinner="dots") as status:
         yield lambda state: status.update(progress_line(state))

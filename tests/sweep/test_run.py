@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from poetopt.errors import OptionError
-from poetopt.report.sweep import progress_line
 from poetopt.sweep.run import State, sweep
+from poetopt.sweep.text import progress_line
 from tests.cli.support import Runner, runner
 from tests.sweep.support import FILE, fixed, undisturbed, write_sweep
 
