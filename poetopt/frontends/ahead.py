@@ -15,8 +15,8 @@ from onnx import NodeProto
 
 from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
+from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
-from poetopt.frontends.roles import FLOATS
 from poetopt.frontends.specialise import Type, specialise
 from poetopt.frontends.structure import CONTROL_FLOW
 

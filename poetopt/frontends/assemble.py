@@ -9,10 +9,10 @@ from onnx import NodeProto, helper
 
 from poetopt.errors import ModelError
 from poetopt.frontends.fold import RANDOM
-from poetopt.frontends.proto import dtype_name, elem_type, from_node_proto
+from poetopt.frontends.proto import attribute_int, dtype_name, elem_type, from_node_proto
 from poetopt.frontends.read import Document
-from poetopt.frontends.roles import attribute_int, unique
 from poetopt.frontends.specialise import Draft
+from poetopt.frontends.unique import unique
 from poetopt.graph import VIEW_OPS, Graph, Operator, Role, Tensor
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from poetopt.frontends.ahead import Ahead, ahead
 from poetopt.frontends.proto import constant_tensor, copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
-from poetopt.frontends.roles import unique
+from poetopt.frontends.unique import unique
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 from poetopt.errors import UnsupportedOpError
 from poetopt.frontends.proto import constant_tensor
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
-from poetopt.frontends.roles import unique
 from poetopt.frontends.structure import describe, first_line
+from poetopt.frontends.unique import unique
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.frontends.leftovers import named_by_exporter
+from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.roles import FLOATS
 
 Values = NDArray[np.float64]
 

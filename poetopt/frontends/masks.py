@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.roles import FLOATS
 
 _LOST = -16.64
 """Below it, exp is less than half of float32's rounding of 1 (2^-24)."""

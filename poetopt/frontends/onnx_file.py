@@ -27,11 +27,12 @@ from poetopt.frontends.origins import merged, origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
-from poetopt.frontends.roles import choose_trained, fill_constants, resolve_identities, separate_statistics
+from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
 from poetopt.frontends.structure import needed, tidy
 from poetopt.frontends.ties import tie_copies
+from poetopt.frontends.weights import fill_constants, resolve_identities, separate_statistics
 from poetopt.graph import Graph
 
 if TYPE_CHECKING:

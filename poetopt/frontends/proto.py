@@ -155,6 +155,11 @@ def copied(node: NodeProto) -> NodeProto:
     return copy
 
 
+def attribute_int(node: NodeProto, name: str, default: int) -> int:
+    """An integer attribute of `node`."""
+    return next((int(a.i) for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)
+
+
 def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds: branches and bodies."""
     for attribute in node.attribute:

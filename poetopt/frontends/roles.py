@@ -12,66 +12,26 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
-from onnx import AttributeProto, NodeProto, TensorProto
+from onnx import NodeProto
 
 from poetopt.errors import ModelError
 from poetopt.frontends import leftovers
-from poetopt.frontends.read import Document, array_of, check_size, tensor_array
-
-FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-
-_NOT_TRAINED: Mapping[str, frozenset[int]] = {
-    "Attention": frozenset({3}),
-    "BatchNormalization": frozenset({3, 4}),
-    "Clip": frozenset({1, 2}),
-    "ConstantOfShape": frozenset({0}),
-    "Dropout": frozenset({1, 2}),
-    "Equal": frozenset({0, 1}),
-    "Greater": frozenset({0, 1}),
-    "GreaterOrEqual": frozenset({0, 1}),
-    "Less": frozenset({0, 1}),
-    "LessOrEqual": frozenset({0, 1}),
-    "NonMaxSuppression": frozenset(range(5)),
-    "OneHot": frozenset({2}),
-    "Pad": frozenset({2}),
-    "Range": frozenset({0, 1, 2}),
-    "Resize": frozenset({1, 2, 3}),
-    "RotaryEmbedding": frozenset({1, 2}),
-    "Shape": frozenset({0}),
-    "Size": frozenset({0}),
-    "SoftmaxCrossEntropyLoss": frozenset({2}),
-    "NegativeLogLikelihoodLoss": frozenset({2}),
-    "Upsample": frozenset({1}),
-}
-"""Operands (by index) that are settings or statistics rather than weights."""
-
-_LEARNABLE: Mapping[str, frozenset[int]] = {"Attention": frozenset({3})}
-"""Those of them that have a gradient all the same: trained where the file or `--train` says so."""
-
-_WEIGHTS: Mapping[str, frozenset[int]] = {
-    "BatchNormalization": frozenset({1, 2}),
-    "Conv": frozenset({1, 2}),
-    "ConvTranspose": frozenset({1, 2}),
-    "Gemm": frozenset({0, 1, 2}),
-    "GroupNormalization": frozenset({1, 2}),
-    "GRU": frozenset({1, 2, 3}),
-    "LayerNormalization": frozenset({1, 2}),
-    "LSTM": frozenset({1, 2, 3}),
-    "MatMul": frozenset({0, 1}),
-    "PRelu": frozenset({1}),
-    "RMSNormalization": frozenset({1}),
-    "RNN": frozenset({1, 2, 3}),
-}
-"""Operands (by index) that are always a layer's weights."""
-
-_FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
-"""Operands (by index) that are data where they are all zero, and weights where someone gave them values."""
-
-_NORMALIZATIONS = frozenset({"BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization"})
-"""Operators that must have a scale (input 1), so that exporters write one where the module has none."""
+from poetopt.frontends.operands import (
+    FLOATS,
+    LEARNABLE,
+    NOT_TRAINED,
+    all_in_nodes,
+    filled,
+    idle,
+    layer_operands,
+    stored_beside,
+    transposes,
+    zero_states,
+)
+from poetopt.frontends.read import Document
 
 
 @dataclass(frozen=True)
@@ -82,163 +42,40 @@ class Roles:
     notes: tuple[str, ...]
 
 
-def resolve_identities(document: Document) -> dict[str, str]:
-    """Let readers of an Identity of a weight read the weight; the result maps the vanished names to the weights'.
+@dataclass
+class _Uses:
+    """What the operators that read the weights tell of them, by name; names in a dict are in the order of the file.
 
-    Exporters write such nodes where they merged initializers of equal value: the readers share one parameter.
+    readers
+        How many operators read it.
+    readable
+        Of a float weight, whether some operator reads it where a gradient makes sense.
+    layer
+        Of a float weight, whether it stands where a layer has its weights.
+    learnable
+        Settings that have a gradient all the same.
+    settings
+        Which operand a setting without a gradient is, in words.
+    wanted
+        Read in a place that tells nothing against a parameter.
+    states
+        First states of recurrent layers that are all zero.
+    scattered, angles
+        Under an exporter's name: zeros that are scattered into, and what Sin or Cos reads.
+    replaced
+        Values of Constant nodes in the place of a layer's weight, where the file keeps weights elsewhere.
     """
-    graph = document.proto.graph
-    outputs = {info.name for info in graph.output}
-    aliases: dict[str, str] = {}
-    kept: list[NodeProto] = []
-    for node in graph.node:
-        names = [aliases.get(name, name) for name in node.input]
-        if node.op_type == "Identity" and names[0] in document.weights and node.output[0] not in outputs:
-            aliases[node.output[0]] = names[0]
-            continue
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        if node.op_type != "BatchNormalization":
-            copy.input[:] = names
-        else:  # The statistics keep their own name for `separate_statistics`.
-            copy.input[:] = [*names[:3], *node.input[3:]]
-        kept.append(copy)
-    del graph.node[:]
-    graph.node.extend(kept)
-    return aliases
 
-
-def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
-    """Give running statistics a tensor of their own where a merged initializer serves another purpose too.
-
-    A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
-    what is equal. But a statistic changes with each step, and no gradient flows to it. Returns notes.
-    """
-    graph = document.proto.graph
-    uses: dict[str, int] = {}
-    for node in graph.node:
-        for name in node.input:
-            root = aliases.get(name, name)
-            uses[root] = uses.get(root, 0) + 1
-    taken = {*document.weights, *(name for node in graph.node for name in node.output), *aliases}
-    taken.update(info.name for info in graph.input)
-    separated = 0
-    for node in graph.node:
-        if node.op_type != "BatchNormalization":
-            continue
-        for index, suffix in ((3, "running_mean"), (4, "running_var")):
-            name = node.input[index]
-            root = aliases.get(name, name)
-            if root not in document.weights or uses[root] == 1:
-                node.input[index] = root
-                continue
-            own = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", taken)
-            if own not in document.weights:
-                proto = TensorProto()
-                proto.CopyFrom(document.weights[root])
-                proto.name = own
-                document.weights[own] = proto
-                taken.add(own)
-                separated += 1
-            node.input[index] = own
-            uses[root] -= 1
-    if separated:
-        return [f"{separated} running statistics that the file merges with equal weights were given their own tensors"]
-    return []
-
-
-def unique(name: str, taken: Iterable[str]) -> str:
-    """`name`, with a number appended where it is taken."""
-    taken = taken if isinstance(taken, (set, frozenset, dict)) else set(taken)
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
-
-
-def fill_constants(document: Document) -> set[str]:
-    """Turn ConstantOfShape nodes that fill a layer's weight into weights; the result has their names.
-
-    Files without their weights (benchmark networks) are written so. The array is made when it is read.
-    """
-    graph = document.proto.graph
-    transposed = _transposed(document)
-    wanted = {node.input[i] for node in graph.node for i in _layer_operands(document, node, transposed)}
-    kept: list[NodeProto] = []
-    filled: set[str] = set()
-    for node in graph.node:
-        name = node.output[0]
-        if node.op_type != "ConstantOfShape" or name not in wanted or node.input[0] not in document.weights:
-            copy = NodeProto()
-            copy.CopyFrom(node)
-            kept.append(copy)
-            continue
-        dims = tuple(int(dim) for dim in array_of(document, node.input[0]).reshape(-1))
-        value = next((a.t for a in node.attribute if a.name == "value"), None)
-        fill = value or TensorProto(data_type=TensorProto.FLOAT, float_data=[0.0], dims=[1])
-        check_size(f"{document.where}: tensor {name!r}", dims, fill.data_type)
-        document.weights[name] = TensorProto(name=name, data_type=fill.data_type, dims=dims)
-        document.fills[name] = tensor_array(f"{document.where}: tensor {name!r}", fill)
-        filled.add(name)
-    del graph.node[:]
-    graph.node.extend(kept)
-    return filled
-
-
-def _transposed(document: Document) -> dict[str, str]:
-    """What each Transpose writes -> what it reads."""
-    return {n.output[0]: n.input[0] for n in document.proto.graph.node if n.op_type == "Transpose"}
-
-
-def _layer_operands(document: Document, node: NodeProto, transposed: Mapping[str, str]) -> frozenset[int]:
-    """Places of a layer's weights among the inputs of `node`.
-
-    What stands before a weight in a product is data, if constant data: the first state of an unrolled recurrent cell.
-    """
-    places = frozenset(i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input))
-    if node.op_type in ("Gemm", "MatMul") and len(node.input) > 1:
-        right = transposed.get(node.input[1], node.input[1])
-        return places - {0} if right in document.weights else places
-    return places
-
-
-def _all_in_nodes(document: Document, constants: Set[str]) -> bool:
-    """Whether the file keeps the weights of its layers in Constant nodes, all of them."""
-    read = (node.input[i] for node in document.proto.graph.node for i in _WEIGHTS.get(node.op_type, ())
-            if i < len(node.input))  # fmt: skip
-    return all(name in constants for name in read if name in document.weights)
-
-
-def _stored_beside(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
-    """Places of biases in Constant nodes of a layer whose weight is an initializer: parameters as well."""
-    if node.op_type in _NORMALIZATIONS or len(node.input) < 3:
-        return frozenset()
-    weight = any(name in document.weights and name not in constants for name in node.input[:2])
-    return frozenset(range(2, len(node.input))) if weight else frozenset()
-
-
-def _idle(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
-    """Places of a scale of ones and a bias of zeros in Constant nodes: the module of this normalization has none."""
-    if node.op_type not in _NORMALIZATIONS:
-        return frozenset()
-    return frozenset(
-        place
-        for place, value in ((1, 1.0), (2, 0.0))
-        if place < len(node.input) and node.input[place] in constants and _filled(document, node.input[place], value)
-    )
-
-
-def _zero_states(document: Document, node: NodeProto) -> frozenset[int]:
-    """Places of first states that are all zero."""
-    places = _FIRST_STATES.get(node.op_type, frozenset())
-    return frozenset(i for i in places if i < len(node.input) and _filled(document, node.input[i], 0.0))
-
-
-def _filled(document: Document, name: str, value: float) -> bool:
-    """Whether `name` is a float weight whose every element is `value`."""
-    proto = document.weights.get(name)
-    return proto is not None and proto.data_type in FLOATS and bool((array_of(document, name) == value).all())
+    readers: dict[str, int] = field(default_factory=dict)
+    readable: dict[str, bool] = field(default_factory=dict)
+    layer: dict[str, bool] = field(default_factory=dict)
+    learnable: set[str] = field(default_factory=set)
+    settings: dict[str, str] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)
+    states: dict[str, None] = field(default_factory=dict)
+    scattered: dict[str, None] = field(default_factory=dict)
+    angles: dict[str, None] = field(default_factory=dict)
+    replaced: dict[str, None] = field(default_factory=dict)
 
 
 def choose_trained(
@@ -260,101 +97,16 @@ def choose_trained(
     parameters
         Names of weights that the exporter calls parameters.
     """
-    readable: dict[str, bool] = {}
-    settings: dict[str, str] = {}
-    learnable: set[str] = set()
-    transposed = _transposed(document)
-    layer: dict[str, bool] = {}
-    readers: dict[str, int] = {}
-    wanted: set[str] = set()
-    states: dict[str, None] = {}
-    scattered: dict[str, None] = {}
-    angles: dict[str, None] = {}
-    replaced: dict[str, None] = {}
-    unstored = _all_in_nodes(document, constants)
-    for node in document.proto.graph.node:
-        skipped = _NOT_TRAINED.get(node.op_type, frozenset())
-        weights = _layer_operands(document, node, transposed)
-        if not unstored:
-            weights -= _idle(document, node, constants)
-            beside = _stored_beside(document, node, constants)
-            for index in sorted(weights - beside):
-                name = node.input[index]
-                if name in constants and name in document.weights and name not in document.fills:
-                    weights -= {index}
-                    replaced[name] = None
-        zero = _zero_states(document, node)
-        for name in dict.fromkeys(node.input):
-            readers[name] = readers.get(name, 0) + 1
-        for index, name in enumerate(node.input):
-            proto = document.weights.get(name)
-            if proto is not None and proto.data_type in FLOATS:
-                readable[name] = readable.get(name, False) or index not in skipped
-                if index in _LEARNABLE.get(node.op_type, ()):
-                    learnable.add(name)
-                elif index in skipped:
-                    settings[name] = f"input {index} of {node.op_type} ({node.name or node.output[0]!r})"
-                layer[name] = layer.get(name, False) or index in weights
-                if index in zero:
-                    states[name] = None
-                elif not leftovers.anonymous(name):
-                    wanted.add(name)
-                elif node.op_type in leftovers.SCATTERED and index == 0 and _filled(document, name, 0.0):
-                    scattered[name] = None
-                elif node.op_type in leftovers.ANGLES:
-                    angles[name] = None
-                else:
-                    wanted.add(name)
-    named = learnable & (parameters if train is None else learnable)
-    candidates = [name for name in document.weights if readable.get(name) or name in named]
+    uses = _uses(document, constants)
+    named = uses.learnable & (parameters if train is None else uses.learnable)
+    candidates = [name for name in document.weights if uses.readable.get(name) or name in named]
     if train is None:
-        made_up = {name for name in candidates if leftovers.made_up(document, name)}
-        scalars = {} if parameters else _scalars(document)
-        trained = tuple(
-            name
-            for name in candidates
-            if name not in fixed
-            and (
-                layer[name]
-                or name in parameters
-                or (
-                    readable[name]
-                    and name in wanted
-                    and name not in constants
-                    and name not in made_up
-                    and (document.weights[name].dims or name in scalars)
-                )
-            )
-        )
-        notes = [f"{len(trained)} of {len(readable)} float tensors are trained (inferred; --train to choose)"]
-        known = {*constants, *fixed, *trained}
-        single = [n for n in candidates if not document.weights[n].dims and n not in known]
-        idle = [name for name in states if name not in known]
-        if idle:
-            notes.append(
-                f"first states of recurrent layers that are all zero are data ({', '.join(idle)}); "
-                "--train names them where they are parameters"
-            )
-        notes += leftovers.note(
-            {
-                "Constant nodes, while weights are initializers": [
-                    n for n in candidates if n in replaced and n not in {*fixed, *trained}
-                ],
-                leftovers.FOLDED: [n for n in candidates if n in made_up and n in wanted and n not in known],
-                "zeros that are scattered into": [n for n in scattered if n not in {*known, *made_up}],
-                "read by Sin and Cos alone": [n for n in angles if n not in {*known, *made_up, *wanted}],
-            }
-        )
-        if any(name in scalars for name in trained):
-            shown = ", ".join(name for name in trained if name in scalars)
-            notes.append(f"scalars with a module's name are trained ({shown}); --train leaves out what is none")
-        if single:
-            notes.append(f"scalars are not trained ({', '.join(single)}); --train names them where they are parameters")
+        trained, notes = _inferred(document, uses, candidates, constants, fixed, parameters)
     else:
-        hidden = {name for name in learnable if not readable.get(name)}
-        trained = _matching(document.where, candidates, aliases, train, settings, hidden)
-        notes = [f"{len(trained)} of {len(readable)} float tensors are trained (--train)"]
-    shared = [name for name in trained if readers[name] > 1]
+        hidden = {name for name in uses.learnable if not uses.readable.get(name)}
+        trained = _matching(document.where, candidates, aliases, train, uses.settings, hidden)
+        notes = [f"{len(trained)} of {len(uses.readable)} float tensors are trained (--train)"]
+    shared = [name for name in trained if uses.readers[name] > 1]
     if shared:
         shown = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
         notes.append(
@@ -362,6 +114,112 @@ def choose_trained(
             "(exporters merge initializers of equal value)"
         )
     return Roles(trained, tuple(notes))
+
+
+def _uses(document: Document, constants: Set[str]) -> _Uses:
+    """Who reads the weights, and as what."""
+    found = _Uses()
+    transposed = transposes(document)
+    unstored = all_in_nodes(document, constants)
+    for node in document.proto.graph.node:
+        weights = layer_operands(document, node, transposed)
+        if not unstored:
+            weights -= idle(document, node, constants)
+            replaced = _replaced(document, node, weights - stored_beside(document, node, constants), constants)
+            weights -= replaced
+            found.replaced.update(dict.fromkeys(node.input[index] for index in sorted(replaced)))
+        for name in dict.fromkeys(node.input):
+            found.readers[name] = found.readers.get(name, 0) + 1
+        states = zero_states(document, node)
+        for index, name in enumerate(node.input):
+            proto = document.weights.get(name)
+            if proto is not None and proto.data_type in FLOATS:
+                _note_use(found, document, node, index, in_layer=index in weights, zero_state=index in states)
+    return found
+
+
+def _replaced(document: Document, node: NodeProto, places: Set[int], constants: Set[str]) -> frozenset[int]:
+    """Those of a layer's places in which a Constant node's value stands instead of a weight."""
+    names = {index: node.input[index] for index in places}
+    return frozenset(
+        index
+        for index, name in names.items()
+        if name in constants and name in document.weights and name not in document.fills
+    )
+
+
+def _note_use(
+    found: _Uses, document: Document, node: NodeProto, index: int, *, in_layer: bool, zero_state: bool
+) -> None:
+    """Note what it tells of a float weight that it is input `index` of `node`."""
+    name = node.input[index]
+    setting = index in NOT_TRAINED.get(node.op_type, ())
+    found.readable[name] = found.readable.get(name, False) or not setting
+    found.layer[name] = found.layer.get(name, False) or in_layer
+    if index in LEARNABLE.get(node.op_type, ()):
+        found.learnable.add(name)
+    elif setting:
+        found.settings[name] = f"input {index} of {node.op_type} ({node.name or node.output[0]!r})"
+    if zero_state:
+        found.states[name] = None
+    elif not leftovers.anonymous(name):
+        found.wanted.add(name)
+    elif node.op_type in leftovers.SCATTERED and index == 0 and filled(document, name, 0.0):
+        found.scattered[name] = None
+    elif node.op_type in leftovers.ANGLES:
+        found.angles[name] = None
+    else:
+        found.wanted.add(name)
+
+
+def _inferred(
+    document: Document,
+    uses: _Uses,
+    candidates: Sequence[str],
+    constants: Set[str],
+    fixed: Set[str],
+    parameters: Set[str],
+) -> tuple[tuple[str, ...], list[str]]:
+    """The candidates that their uses and names suggest to train, and notes on these and on the rest."""
+    made_up = {name for name in candidates if leftovers.made_up(document, name)}
+    scalars = {} if parameters else _scalars(document)
+
+    def suggested(name: str) -> bool:
+        told_against = name in constants or name in made_up or name not in uses.wanted
+        return uses.readable[name] and not told_against and bool(document.weights[name].dims or name in scalars)
+
+    trained = tuple(
+        name for name in candidates if name not in fixed and (uses.layer[name] or name in parameters or suggested(name))
+    )
+    notes = [f"{len(trained)} of {len(uses.readable)} float tensors are trained (inferred; --train to choose)"]
+    known = {*constants, *fixed, *trained}
+    states = [name for name in uses.states if name not in known]
+    if states:
+        notes.append(
+            f"first states of recurrent layers that are all zero are data ({', '.join(states)}); "
+            "--train names them where they are parameters"
+        )
+    notes += leftovers.note(
+        {
+            "Constant nodes, while weights are initializers": [
+                name for name in candidates if name in uses.replaced and name not in {*fixed, *trained}
+            ],
+            leftovers.FOLDED: [
+                name for name in candidates if name in made_up and name in uses.wanted and name not in known
+            ],
+            "zeros that are scattered into": [name for name in uses.scattered if name not in known | made_up],
+            "read by Sin and Cos alone": [name for name in uses.angles if name not in known | made_up | uses.wanted],
+        }
+    )
+    trained_scalars = [name for name in trained if name in scalars]
+    if trained_scalars:
+        shown = ", ".join(trained_scalars)
+        notes.append(f"scalars with a module's name are trained ({shown}); --train leaves out what is none")
+    left_scalars = [name for name in candidates if not document.weights[name].dims and name not in known]
+    if left_scalars:
+        shown = ", ".join(left_scalars)
+        notes.append(f"scalars are not trained ({shown}); --train names them where they are parameters")
+    return trained, notes
 
 
 def _scalars(document: Document) -> dict[str, None]:
@@ -406,8 +264,3 @@ def _matching(
             raise ModelError(f"{where}: --train {pattern!r} matches no weight; {hint}")
         chosen |= found
     return tuple(name for name in candidates if name in chosen)
-
-
-def attribute_int(node: NodeProto, name: str, default: int) -> int:
-    """An integer attribute of `node`."""
-    return next((int(a.i) for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)

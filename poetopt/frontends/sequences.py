@@ -13,9 +13,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.frontends.ahead import Ahead, ahead
-from poetopt.frontends.proto import constant_tensor, copied
+from poetopt.frontends.proto import attribute_int, constant_tensor, copied
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
-from poetopt.frontends.roles import attribute_int, unique
+from poetopt.frontends.unique import unique
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 

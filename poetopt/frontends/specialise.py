@@ -19,9 +19,8 @@ from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import check_attributes, check_window
 from poetopt.frontends.batch import Shape
 from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
-from poetopt.frontends.proto import dtype_name, elem_type
+from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
-from poetopt.frontends.roles import attribute_int
 from poetopt.frontends.structure import describe, first_line
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
 

@@ -25,8 +25,9 @@ import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
 from poetopt.frontends.leftovers import named_by_exporter
+from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.roles import FLOATS, unique
+from poetopt.frontends.unique import unique
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

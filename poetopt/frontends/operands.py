@@ -1,0 +1,116 @@
+"""What the operands of operators are: weights of a layer, settings, statistics, first states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from onnx import NodeProto, TensorProto
+
+from poetopt.frontends.read import Document, array_of
+
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+NOT_TRAINED: Mapping[str, frozenset[int]] = {
+    "Attention": frozenset({3}),
+    "BatchNormalization": frozenset({3, 4}),
+    "Clip": frozenset({1, 2}),
+    "ConstantOfShape": frozenset({0}),
+    "Dropout": frozenset({1, 2}),
+    "Equal": frozenset({0, 1}),
+    "Greater": frozenset({0, 1}),
+    "GreaterOrEqual": frozenset({0, 1}),
+    "Less": frozenset({0, 1}),
+    "LessOrEqual": frozenset({0, 1}),
+    "NonMaxSuppression": frozenset(range(5)),
+    "OneHot": frozenset({2}),
+    "Pad": frozenset({2}),
+    "Range": frozenset({0, 1, 2}),
+    "Resize": frozenset({1, 2, 3}),
+    "RotaryEmbedding": frozenset({1, 2}),
+    "Shape": frozenset({0}),
+    "Size": frozenset({0}),
+    "SoftmaxCrossEntropyLoss": frozenset({2}),
+    "NegativeLogLikelihoodLoss": frozenset({2}),
+    "Upsample": frozenset({1}),
+}
+"""Operands (by index) that are settings or statistics rather than weights."""
+
+LEARNABLE: Mapping[str, frozenset[int]] = {"Attention": frozenset({3})}
+"""Those of them that have a gradient all the same: trained where the file or `--train` says so."""
+
+_WEIGHTS: Mapping[str, frozenset[int]] = {
+    "BatchNormalization": frozenset({1, 2}),
+    "Conv": frozenset({1, 2}),
+    "ConvTranspose": frozenset({1, 2}),
+    "Gemm": frozenset({0, 1, 2}),
+    "GroupNormalization": frozenset({1, 2}),
+    "GRU": frozenset({1, 2, 3}),
+    "LayerNormalization": frozenset({1, 2}),
+    "LSTM": frozenset({1, 2, 3}),
+    "MatMul": frozenset({0, 1}),
+    "PRelu": frozenset({1}),
+    "RMSNormalization": frozenset({1}),
+    "RNN": frozenset({1, 2, 3}),
+}
+"""Operands (by index) that are always a layer's weights."""
+
+_FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
+"""Operands (by index) that are data where they are all zero, and weights where someone gave them values."""
+
+_NORMALIZATIONS = frozenset({"BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization"})
+"""Operators that must have a scale (input 1), so that exporters write one where the module has none."""
+
+
+def transposes(document: Document) -> dict[str, str]:
+    """What each Transpose writes -> what it reads."""
+    return {n.output[0]: n.input[0] for n in document.proto.graph.node if n.op_type == "Transpose"}
+
+
+def layer_operands(document: Document, node: NodeProto, transposed: Mapping[str, str]) -> frozenset[int]:
+    """Places of a layer's weights among the inputs of `node`.
+
+    What stands before a weight in a product is data, if constant data: the first state of an unrolled recurrent cell.
+    """
+    places = frozenset(i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input))
+    if node.op_type in ("Gemm", "MatMul") and len(node.input) > 1:
+        right = transposed.get(node.input[1], node.input[1])
+        return places - {0} if right in document.weights else places
+    return places
+
+
+def all_in_nodes(document: Document, constants: Set[str]) -> bool:
+    """Whether the file keeps the weights of its layers in Constant nodes, all of them."""
+    read = (node.input[i] for node in document.proto.graph.node for i in _WEIGHTS.get(node.op_type, ())
+            if i < len(node.input))  # fmt: skip
+    return all(name in constants for name in read if name in document.weights)
+
+
+def stored_beside(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
+    """Places of biases in Constant nodes of a layer whose weight is an initializer: parameters as well."""
+    if node.op_type in _NORMALIZATIONS or len(node.input) < 3:
+        return frozenset()
+    weight = any(name in document.weights and name not in constants for name in node.input[:2])
+    return frozenset(range(2, len(node.input))) if weight else frozenset()
+
+
+def idle(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
+    """Places of a scale of ones and a bias of zeros in Constant nodes: the module of this normalization has none."""
+    if node.op_type not in _NORMALIZATIONS:
+        return frozenset()
+    return frozenset(
+        place
+        for place, value in ((1, 1.0), (2, 0.0))
+        if place < len(node.input) and node.input[place] in constants and filled(document, node.input[place], value)
+    )
+
+
+def zero_states(document: Document, node: NodeProto) -> frozenset[int]:
+    """Places of first states that are all zero."""
+    places = _FIRST_STATES.get(node.op_type, frozenset())
+    return frozenset(i for i in places if i < len(node.input) and filled(document, node.input[i], 0.0))
+
+
+def filled(document: Document, name: str, value: float) -> bool:
+    """Whether `name` is a float weight whose every element is `value`."""
+    proto = document.weights.get(name)
+    return proto is not None and proto.data_type in FLOATS and bool((array_of(document, name) == value).all())
