@@ -9,7 +9,7 @@ from onnx import NodeProto, helper
 
 from poetopt.errors import ModelError
 from poetopt.frontends.fold import RANDOM
-from poetopt.frontends.proto import attribute_int, dtype_name, elem_type, from_node_proto
+from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type, from_node_proto
 from poetopt.frontends.read import Document
 from poetopt.frontends.specialise import Draft
 from poetopt.frontends.unique import unique
@@ -155,8 +155,7 @@ def _operator_names(nodes: Sequence[NodeProto]) -> list[str]:
 
 
 def _operator(node: NodeProto, name: str) -> Operator:
-    plain = NodeProto()
-    plain.CopyFrom(node)
+    plain = copied(node)
     plain.name = name
     return Operator(
         name=name,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from poetopt.errors import UnsupportedOpError
-from poetopt.frontends.proto import constant_tensor
+from poetopt.frontends.proto import constant_tensor, copied
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
 from poetopt.frontends.structure import describe, first_line
 from poetopt.frontends.unique import unique
@@ -52,11 +52,7 @@ def lift_constants(document: Document) -> set[str]:
         check_size(describe(document.where, node, document.opset), tuple(own.dims), own.data_type)
         document.weights[own.name] = own
         lifted.add(own.name)
-    copies = []
-    for node in kept:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
+    copies = [copied(node) for node in kept]
     del graph.node[:]
     graph.node.extend(copies)
     return lifted
@@ -124,8 +120,7 @@ def _keep_old_resize(document: Document) -> None:
     """
     kept: list[onnx.NodeProto] = []
     for original in document.proto.graph.node:
-        node = onnx.NodeProto()
-        node.CopyFrom(original)
+        node = copied(original)
         kept.append(node)
         if node.op_type != "Resize" or any(a.name == "coordinate_transformation_mode" for a in node.attribute):
             continue
@@ -150,8 +145,7 @@ def _scales(document: Document, node: onnx.NodeProto) -> NDArray[np.float32]:
 
 def _shrink_first(document: Document, node: onnx.NodeProto, scales: NDArray[np.float32]) -> onnx.NodeProto:
     """A Resize of the axes that shrink; `node` is left with those that grow."""
-    first = onnx.NodeProto()
-    first.CopyFrom(node)
+    first = copied(node)
     first.attribute.append(helper.make_attribute("nearest_mode", "ceil"))
     first.name = f"{node.name or node.output[0]}.shrink"
     taken = {*document.weights, *(name for n in document.proto.graph.node for name in n.output)}

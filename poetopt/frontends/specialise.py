@@ -19,7 +19,7 @@ from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import check_attributes, check_window
 from poetopt.frontends.batch import Shape
 from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
-from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
+from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.structure import describe, first_line
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
@@ -138,8 +138,7 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
 
 def _plain(draft: Draft, node: NodeProto) -> NodeProto:
     """A copy of `node`; Dropout that drops nothing becomes Identity."""
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     if node.op_type != "Dropout":
         return copy
     at = describe(draft.where, node, draft.opset)

@@ -15,7 +15,7 @@ from onnx import NodeProto
 
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import GROUP_NORMALIZATION_BY_CHANNEL
-from poetopt.frontends.proto import subgraphs
+from poetopt.frontends.proto import copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
@@ -57,8 +57,7 @@ def tidy(document: Document) -> dict[str, str]:
         ordered, unread = _importable(document, ordered)
     copies = []
     for node in ordered:
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = copied(node)
         copy.ClearField("doc_string")
         del copy.metadata_props[:]
         copies.append(copy)

@@ -26,6 +26,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from poetopt.frontends.leftovers import named_by_exporter
 from poetopt.frontends.operands import FLOATS
+from poetopt.frontends.proto import copied
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.unique import unique
 
@@ -191,8 +192,7 @@ def _replace(document: Document, roots: dict[str, str], perms: dict[str, tuple[i
     turned: dict[tuple[str, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
     for original in graph.node:
-        node = NodeProto()
-        node.CopyFrom(original)
+        node = copied(original)
         for index, name in enumerate(node.input):
             if name not in roots:
                 continue
