@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyomo.environ import Var
 
-from poetopt.backends import highs, highs_nodes, highs_pool
+from poetopt.backends import highs, highs_nodes, highs_pool, highs_relaxation
 from poetopt.backends.highs_pool import RowPool
 from poetopt.backends.highs_rows import HighsRows
 from poetopt.backends.solver import Outcome, Session
@@ -29,7 +29,7 @@ NEAR = 1e-6
 
 @pytest.fixture(autouse=True)
 def all_partly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(highs, "LARGE", 0)
+    monkeypatch.setattr(highs_relaxation, "LARGE", 0)
 
 
 def _to_the_end(session: Session) -> list[float]:
