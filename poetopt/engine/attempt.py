@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +14,7 @@ from poetopt.engine.model import model_of, session_of
 from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.run import Run
-from poetopt.engine.solution import DeadlineModel
+from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.engine.tighten import Tightening, Tighter
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.language import Formulation
@@ -96,22 +98,20 @@ def _attempt(
     """Build and search one model, which is `tighter` than what was asked."""
     exact = tighter.exact
     run.incumbent.forget()
-    with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s):
-        options = run.options
-        deadline_s = None if options.deadline_s is None else options.deadline_s - tighter.slower
-        asked = replace(options, ram_bytes=options.ram_bytes - tighter.shrink, deadline_s=deadline_s)
-        beyond = None
-        try:
+    beyond = None
+    try:
+        with _building(run):
+            asked = _tightened(run.options, tighter)
             model = model_of(chosen, run.problem, asked, scope, hidden_share=tighter.hidden_share)
             if exact and inner is not None and chosen.beyond is not None:  # what was proven was proven of these limits
                 beyond = chosen.beyond(model, inner.asked, inner.sources)
             if inner is not None and beyond is not None and not beyond.variables:
                 return _nothing_beyond(run, inner)
-            session = session_of(model, options, scale=_scale(run, chosen))
-        except InfeasibleError:
-            return Ending.INFEASIBLE
-        except TimeUpError:
-            return Ending.STOPPED
+            session = session_of(model, run.options, scale=_scale(run, chosen))
+    except InfeasibleError:
+        return Ending.INFEASIBLE
+    except TimeUpError:
+        return Ending.STOPPED
     rare = False
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
@@ -131,13 +131,26 @@ def _attempt(
 
 def _look(run: Run, chosen: Formulation, scope: str) -> None:
     """Cut the relaxation of a scope for the schedules that it leads to."""
-    with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s):
-        try:
+    try:
+        with _building(run):
             model = model_of(chosen, run.problem, run.options, scope)
             session = session_of(model, run.options, scale=_scale(run, chosen))
-        except (InfeasibleError, TimeUpError):
-            return
+    except (InfeasibleError, TimeUpError):
+        return
     ModelSearch(run, chosen, model, session, None, exact=False, patient=False).look()
+
+
+@contextmanager
+def _building(run: Run) -> Iterator[None]:
+    """Count the time as that of building, and end it where the scope's is up. Raises TimeUpError then."""
+    with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s):
+        yield
+
+
+def _tightened(options: Options, tighter: Tighter) -> Options:
+    """What was asked, less what a tighter model lacks of it."""
+    deadline_s = None if options.deadline_s is None else options.deadline_s - tighter.slower
+    return replace(options, ram_bytes=options.ram_bytes - tighter.shrink, deadline_s=deadline_s)
 
 
 def _scale(run: Run, chosen: Formulation) -> float:
