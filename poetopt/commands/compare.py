@@ -35,7 +35,10 @@ PictureOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]
 GapOption = Annotated[
-    str, typer.Option("--gap", metavar="PERCENT", help="Stop a solve when the overhead is proven to be so close.")
+    str,
+    typer.Option(
+        "--gap", metavar="PERCENT", help="Stop a solve when its overhead is proven to be this close to the least."
+    ),
 ]
 
 
@@ -53,7 +56,9 @@ def compare(
     output: OutputOption = None,
     time_limit: Annotated[
         str,
-        typer.Option(metavar="TIME", help="For one solve of a method with a proof; POET also has what others left."),
+        typer.Option(
+            metavar="TIME", help="For one solve, of methods with a proof; POET also gets what the others left."
+        ),
     ] = "12s",
     gap: GapOption = "0.1%",
     threads: ThreadsOption = 0,

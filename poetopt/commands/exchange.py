@@ -35,7 +35,7 @@ from poetopt.commands.options import (
 from poetopt.console import check_outputs, say, write_json, write_text
 
 ScopeOption = Annotated[
-    str, typer.Option("--scope", metavar="depth:D|forward|full", help="The space of the model; auto is depth:8.")
+    str, typer.Option("--scope", metavar="depth:D|forward|full", help="Which schedules the model has; auto is depth:8.")
 ]
 
 
@@ -56,7 +56,7 @@ def export(
         typer.Option(metavar="SOLUTION", help="A solution that import-solution refused: add the rows that it breaks."),
     ] = None,
     time_limit: Annotated[
-        str, typer.Option(metavar="TIME", help="For the cuts that are written with the model.")
+        str, typer.Option(metavar="TIME", help="Time for finding cuts, which are written with the model.")
     ] = "20s",
     ram: RamOption = None,
     deadline: DeadlineOption = None,
@@ -107,7 +107,9 @@ def import_solution(
     model: ModelArgument,
     solution: Annotated[
         str,
-        typer.Argument(metavar="SOLUTION", help="Of HiGHS, Gurobi, CBC, SCIP, CPLEX, AMPL, or plain."),
+        typer.Argument(
+            metavar="SOLUTION", help="A solution of HiGHS, Gurobi, CBC, SCIP, CPLEX or AMPL, or lines `name value`."
+        ),
     ],
     device: DeviceOption,
     out: PlanOutOption = None,

@@ -46,7 +46,9 @@ OutputOption = Annotated[
 GranularityOption = Annotated[
     str,
     typer.Option(
-        "--granularity", metavar="operator|block", help="What is scheduled as one; block: chains of cheap operators."
+        "--granularity",
+        metavar="operator|block",
+        help="The unit of scheduling; block: a chain of cheap operators is one.",
     ),
 ]
 DeadlineOption = Annotated[
@@ -55,7 +57,10 @@ DeadlineOption = Annotated[
 ThreadsOption = Annotated[
     int,
     typer.Option(
-        "--threads", metavar="N", help="Of the solver; 0: it chooses, and a search of ours runs beside it.", min=0
+        "--threads",
+        metavar="N",
+        help="Threads of the solver; 0: it chooses. Unless 1, a search of ours runs beside.",
+        min=0,
     ),
 ]
 BackendOption = Annotated[
@@ -77,7 +82,8 @@ RamOption = Annotated[
     ),
 ]
 StepsOption = Annotated[
-    int, typer.Option("--steps", metavar="N", help="Training steps that the deadline is for.", min=1)
+    int,
+    typer.Option("--steps", metavar="N", help="How many training steps an absolute deadline or limit is for.", min=1),
 ]
 DeadlineModelOption = Annotated[
     str,
@@ -89,7 +95,9 @@ DeadlineModelOption = Annotated[
 ]
 FormulationOption = Annotated[
     str,
-    typer.Option("--formulation", metavar="NAME", help="The mathematics: retention, poet (`poetopt formulations`)."),
+    typer.Option(
+        "--formulation", metavar="NAME", help="Which model is solved: retention, poet (`poetopt formulations`)."
+    ),
 ]
 NoPagingOption = Annotated[bool, typer.Option("--no-paging", help="Recompute only.")]
 NoRematOption = Annotated[bool, typer.Option("--no-remat", help="Page only.")]
@@ -98,11 +106,12 @@ ProfileOption = Annotated[
     typer.Option("--profile", metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates."),
 ]
 StaticPowerOption = Annotated[
-    str | None, typer.Option(metavar="WATTS", help="Idle power: the energy minimised counts it for the whole step.")
+    str | None,
+    typer.Option(metavar="WATTS", help="Idle power; it counts for the whole step in the energy that is minimised."),
 ]
 EnergyLimitOption = Annotated[
     str | None,
-    typer.Option(metavar="JOULES|FACTOR", help="Minimise time instead, within so much energy a step: 3J, 1.05x."),
+    typer.Option(metavar="JOULES|FACTOR", help="Minimise time, not energy, within so much energy a step: 3J, 1.05x."),
 ]
 FlashWearOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Write at most so much to storage a step: 10MB.")

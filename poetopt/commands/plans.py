@@ -26,8 +26,8 @@ def run(
         int | None, typer.Option(metavar="N", help="Train: take so many steps of gradient descent.", min=1)
     ] = None,
     lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
-    momentum: Annotated[float, typer.Option(metavar="M", help="With --steps: of the descent.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the random batch.", min=0)] = 0,
+    momentum: Annotated[float, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random batch.", min=0)] = 0,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
     ] = None,
@@ -62,7 +62,7 @@ def run(
 def verify(
     plan: PlanArgument,
     bound: Annotated[bool, typer.Option("--bound", help="Prove its bound again, in exact arithmetic.")] = False,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="For the bound.")] = "60s",
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Time for proving the bound.")] = "60s",
     model: Annotated[
         str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
     ] = None,

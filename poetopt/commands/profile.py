@@ -25,7 +25,7 @@ def profile(
     out: Annotated[
         str,
         typer.Option(
-            "-o", "--out", metavar="FILE.toml", help="Write it there; one of the same machine is merged; - is stdout."
+            "-o", "--out", metavar="FILE.toml", help="Write it there, merged into one of the same machine; - is stdout."
         ),
     ] = "profile.toml",
     from_csv: Annotated[

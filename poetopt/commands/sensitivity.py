@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
 
 SensitivityOption = Annotated[
-    bool, typer.Option("--sensitivity", help="Tell what the plan loses where the device's figures are off by 4x.")
+    bool, typer.Option("--sensitivity", help="Tell what the plan loses where the device's figures are off by up to 4x.")
 ]
 SensitivityPlotOption = Annotated[
     str | None, typer.Option(metavar="PICTURE", help="Draw that: .png, .svg or .pdf (with --sensitivity or without).")

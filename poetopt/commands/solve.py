@@ -64,15 +64,17 @@ def solve(
     flash_wear: FlashWearOption = None,
     blocks: WithOption = None,
     backend: BackendOption = "highs",
-    scope: Annotated[str, typer.Option(metavar="auto|depth:D|forward|full", help="The space of the proof.")] = "auto",
+    scope: Annotated[
+        str, typer.Option(metavar="auto|depth:D|forward|full", help="Which schedules the proof covers.")
+    ] = "auto",
     no_paging: NoPagingOption = False,
     no_remat: NoRematOption = False,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop the search after that.")] = "60s",
     gap: Annotated[
-        str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be so close.")
+        str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be this close to the least.")
     ] = "0.1%",
     order: Annotated[
-        str, typer.Option(metavar="given|search", help="Of the operators; search: look for a better one.")
+        str, typer.Option(metavar="given|search", help="Order of the operators; search: look for a better one.")
     ] = "given",
     threads: ThreadsOption = 0,
     solver_option: SolverOption = None,

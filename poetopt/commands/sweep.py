@@ -21,15 +21,22 @@ def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="Models, devices, budgets, deadlines and methods.")],
     out: Annotated[
         str | None,
-        typer.Option("-o", "--out", metavar="FILE.sqlite", help="The results; default: beside the sweep. It resumes."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE.sqlite",
+            help="The results, which a later run adds to; default: beside the sweep.",
+        ),
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option(metavar="tcp://HOST:PORT", help="A dask scheduler; default: processes here.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="So many processes here; default: one a processor.", min=1)
+        int | None, typer.Option(metavar="N", help="How many processes here; default: one a processor.", min=1)
     ] = None,
-    retries: Annotated[int, typer.Option(metavar="N", help="Of a point whose worker died.", min=0)] = 1,
+    retries: Annotated[
+        int, typer.Option(metavar="N", help="How often a point is run again whose worker died.", min=0)
+    ] = 1,
     csv: CsvOption = None,
     json: JsonOption = None,
 ) -> int:
