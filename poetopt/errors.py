@@ -66,7 +66,7 @@ class NoScheduleError(PoetError):
 
 
 class TimeUpError(PoetError):
-    """The time limit passed within something of which a part is of no use."""
+    """The time limit passed inside a step whose partial result is of no use, such as building a model."""
 
     exit_code: ClassVar[int] = 4
 

@@ -55,7 +55,7 @@ def load(point: EntryPoint, what: str, kind: type[PoetError]) -> object:
 
 
 def loaded(point: EntryPoint) -> object:
-    """What an entry point holds; raises what its module does. What fails in its package later was asked for by it."""
+    """What an entry point holds; raises whatever its module raises. Its package fails in its name from then on."""
     found: object = point.load()
     _loaded.pop(point, None)
     _loaded[point] = None
@@ -85,9 +85,9 @@ def culprit(trace: TracebackType | None) -> EntryPoint | None:
 
 
 def registered(modules: Sequence[str]) -> EntryPoint | None:
-    """The entry point of the package that the last of the modules is of which is of any.
+    """The entry point behind the last of the modules that belongs to a registered package; None where none does.
 
-    A package with several: the one that was asked for last, else that of this very module.
+    Where the package has several entry points: the one that was asked for last, else that of this very module.
     """
     if all(_top(module) == "poetopt" for module in modules):
         return None

@@ -48,7 +48,9 @@ def export(
     scope
         As in `solve`, but that `auto` is `depth:8`.
 
-    The other options are those of `solve`. Raises OptionError, InfeasibleError, BackendUnavailableError.
+    The other options are those of `solve`. Raises OptionError for an option that can't be understood, InfeasibleError
+    where even the relaxation has no solution, PlanError for an `also` that doesn't fit the model,
+    BackendUnavailableError where the backend isn't installed.
     """
     from poetopt.engine.exchange import export as write
 
@@ -111,7 +113,7 @@ def import_solution(
 
 
 def add_late_rows(model: Any, *, formulation: str | Formulation | ModuleType = "retention") -> int:
-    """Add the rows that the solution in a Pyomo model breaks and that come late; how many there were.
+    """Add the late rows that the solution in a Pyomo model breaks, and return how many there were.
 
         model = po.formulations.retention.build(problem, ram_bytes=10_000_000, scope="depth:4")
         solver.solve(model)

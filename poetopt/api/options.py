@@ -42,7 +42,7 @@ def asked(
     solver_options: Mapping[str, str] | None = None,
     log: str | os.PathLike[str] | None = None,
 ) -> Options:
-    """What `solve` takes, as the engine does: every text read, and checked. Raises OptionError, TypeError."""
+    """The engine's `Options` of what `solve` takes: every text is read and checked. Raises OptionError, TypeError."""
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options
@@ -73,7 +73,10 @@ def asked(
 
 
 def store_all_peak_bytes(problem: Problem) -> int:
-    """The least budget in bytes of ordinary training, which keeps what it will still read: what a RAM share is of."""
+    """The least budget, in bytes, of ordinary training, which keeps each tensor until its last use.
+
+    A share such as `"40%"` of RAM is of this figure.
+    """
     from poetopt.plan.storeall import store_all_bytes
 
     check_problem(problem)

@@ -101,7 +101,7 @@ def execute(
     workdir
         Where the paging file lies meanwhile; by default the system's temporary folder.
     threads
-        Of each kernel. What kernels allocate is only planned for one.
+        How many each kernel uses. A plan reserves what kernels allocate with one; with more the budget may be missed.
 
     The budget is the one of the report or plan file; of a bare plan, its own peak. What the checks found is in
     the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, ModelError for data that

@@ -49,7 +49,7 @@ def solve(
     deadline
         Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
     steps
-        Training steps that an absolute deadline is for; totals that blocks are asked for (joules, bytes) as well.
+        How many training steps an absolute deadline is for, and totals that blocks are given (joules, bytes).
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
     formulation
@@ -63,13 +63,13 @@ def solve(
     paging, remat
         False forbids it.
     time_limit, gap
-        When to stop: after so many seconds, or with an overhead proven to be that close to the least.
+        When to stop: after this many seconds, or with an overhead proven to be that close to the least.
     order
         `given`, or `search`: look for an order of the operators that costs less. The report's problem is then in
         that order, and the proof is of it alone.
     threads
-        Of the solver; 0 lets it choose. Unless it is 1, a search of ours runs beside the solver's in one thread more;
-        with 1, a solve that isn't ended by its time limit gives the same plan every time.
+        How many the solver uses; 0 lets it choose. Unless it is 1, a search of ours runs beside the solver's, in one
+        thread more; with 1, a solve that isn't ended by its time limit gives the same plan every time.
     solver_options
         The solver's own options, by its own names: `{"mip_heuristic_effort": "0.2"}`.
     log
@@ -78,8 +78,9 @@ def solve(
         Called with each `Progress`.
 
     Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
-    found in time, OptionError for an option that can't be understood, BackendUnavailableError. An interrupt (Ctrl-C)
-    gives the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
+    found in time, OptionError for an option that can't be understood, BackendUnavailableError for a solver that isn't
+    installed. An interrupt (Ctrl-C) gives the best plan so far, or the proof that there is none; KeyboardInterrupt
+    where it comes before either.
     """
     from poetopt import interrupts
     from poetopt.engine.loop import solve as search

@@ -7,7 +7,7 @@ import numpy as np
 from poetopt.arena.instance import Instance, Layout
 
 EXACT_BUFFERS = 12
-"""Up to so many buffers the search is complete, unless it takes more than EXACT_NODES nodes."""
+"""Up to this many buffers the search is complete, unless it takes more than EXACT_NODES nodes."""
 EXACT_NODES = 30_000
 
 

@@ -13,12 +13,12 @@ from poetopt import interrupts
 TURN_S = 0.1
 """How often the clock is looked at."""
 GRACE_S = 0.3
-"""A solver that was told of an interrupt is waited for so long: some of its steps, and our judging of a point that it
+"""A solver that was told of an interrupt is waited for this long: some of its steps, and our judging of a point that it
 found, take many seconds and can't be stopped."""
 
 
 class _Job:
-    """`work`, which is done once however often it is handed over: an interrupt in doing that leaves unknown whether.
+    """`work`, done at most once however often it is handed over: an interrupt meanwhile leaves unknown whether it was.
 
     turn
         Held while it works: an interrupt as the thread begins may leave an executor with a second one.

@@ -43,7 +43,7 @@ RESERVED = {
     "printingoptions": "--log",
 }
 GRACE_S = 3.0
-"""So long CBC may take to end after it has been asked to, before it is killed."""
+"""How long CBC may take to end after it has been asked to, before it is killed."""
 BOUND = re.compile(r"best possible (\S+)|^Lower bound:\s+(\S+)|^Continuous objective value is (\S+)")
 UNKNOWN_OPTION = re.compile(r"^No match for (\S+) - \?")
 

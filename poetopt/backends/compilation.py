@@ -19,7 +19,7 @@ from poetopt.garbage import building
 
 NUMBERS = {int, float}
 ROWS = 1000
-"""The clock is looked at once in so many."""
+"""The clock is looked at once in this many rows."""
 
 
 class _Rows(LinearRepnVisitor):  # type: ignore[misc]

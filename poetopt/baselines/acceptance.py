@@ -16,7 +16,7 @@ from poetopt.schedule import Schedule
 from poetopt.units import show_limit
 
 LAYOUTS = 12
-"""So many of the cheapest candidates are laid out before the method gives up."""
+"""How many of the cheapest candidates are laid out before the method gives up."""
 
 
 @dataclass(frozen=True, kw_only=True)

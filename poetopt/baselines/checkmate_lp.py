@@ -46,10 +46,10 @@ STEPS = (
 )
 """Scope of the relaxation, and shares of the budget at which it is solved; a further step where no rounding fits."""
 CERTAIN = 2
-"""So many relaxations are solved however long they take."""
+"""How many relaxations are solved however long they take."""
 THRESHOLDS = tuple(step / 20 for step in range(1, 20))
 DRAWS = 40
-"""So many random roundings of either kind."""
+"""How many random roundings of either kind are tried."""
 INTEGRAL = 1e-6
 """Of S*, what counts as 0 or 1: solvers' tolerance."""
 RELAXATION_S = 15.0

@@ -37,7 +37,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 SLOTS = 24
-"""At most so many numbers of slots are tried."""
+"""At most this many numbers of slots are tried."""
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:

@@ -41,7 +41,7 @@ LEVELS = 14
 BUDGETS = (1.0, 1.15, 0.9, 1.3, 0.8)
 """Shares of the budget that the programme is solved for."""
 BLOCKS = 40
-"""A checkpointed block takes at most so many segments."""
+"""A checkpointed block takes at most this many segments."""
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:

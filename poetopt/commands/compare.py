@@ -120,7 +120,7 @@ def pareto(
     ram: Annotated[
         str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")
     ] = None,
-    points: Annotated[int, typer.Option(metavar="N", help="At most so many points.", min=2, max=1000)] = 14,
+    points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
     deadline: DeadlineOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,

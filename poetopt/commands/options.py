@@ -111,10 +111,10 @@ StaticPowerOption = Annotated[
 ]
 EnergyLimitOption = Annotated[
     str | None,
-    typer.Option(metavar="JOULES|FACTOR", help="Minimise time, not energy, within so much energy a step: 3J, 1.05x."),
+    typer.Option(metavar="JOULES|FACTOR", help="Minimise time, not energy, within this energy a step: 3J, 1.05x."),
 ]
 FlashWearOption = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Write at most so much to storage a step: 10MB.")
+    str | None, typer.Option(metavar="SIZE", help="Write at most this much to storage a step: 10MB.")
 ]
 WithOption = Annotated[
     list[str] | None,

@@ -29,7 +29,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 STARTS = 6
-"""So many of the best plans are offered to a solve."""
+"""How many of the best plans are offered to a solve."""
 BETTER = 1e-9
 """Relative: overheads are sums of floats."""
 

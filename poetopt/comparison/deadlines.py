@@ -86,7 +86,7 @@ def deadline_front(
     """The front of a problem at a budget.
 
     points
-        At most so many deadlines.
+        At most this many deadlines.
     settings
         Time limit and gap of one solve; its deadline is not looked at.
     time_limit_s

@@ -13,7 +13,7 @@ from poetopt.plan.instructions import Action, Plan
 SAME = 1e-9
 """Relative: sums of the same joules in another order."""
 SHOWN = 3
-"""So many moves are named."""
+"""How many moves are named."""
 WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow"
 """The move of a plan that is better than the bound without another one."""
 

@@ -40,7 +40,8 @@ def compare(
     ram
         Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
     methods
-        Names with commas between them, a `Baseline`, or a sequence of both; `"all"`, also beside others, is all.
+        Names separated by commas, a `Baseline`, or a sequence of both; `"all"` stands for every method, also beside
+        others.
     deadline
         Seconds, a time, or a multiple of one pass, that all plans keep.
     time_limit, gap, threads
@@ -121,11 +122,11 @@ def pareto(
     ram
         The budget that a front against the deadline is at.
     points
-        At most so many of them.
+        At most this many of them.
     deadline
         Of a front against RAM, as in `compare`.
     time_limit
-        No new point is taken up after so many seconds.
+        No new point is taken up after this many seconds.
     gap, threads
         Of one solve.
 

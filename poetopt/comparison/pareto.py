@@ -77,7 +77,7 @@ def pareto(
     """The front of a problem.
 
     points
-        At most so many budgets.
+        At most this many budgets.
     settings
         Deadline; time limit and gap of one solve.
     time_limit_s

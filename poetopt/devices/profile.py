@@ -24,7 +24,7 @@ from poetopt.problem import Problem, ProblemOperator
 
 VERSION = 1
 SHOWN = 8
-"""So many operators that a profile lacks are named."""
+"""How many operators that a profile lacks are named."""
 AND_STORAGE = ", and the storage"
 NO_WAITING = ("no waiting for processors", "the processors were free")
 """What `load` says of a machine that nothing else kept busy, now and in older profiles."""

@@ -17,7 +17,7 @@ from poetopt.graph import Graph, Operator, Role, Tensor
 
 HASH_DIGITS = 12
 SMALL_CONSTANT = 64
-"""Integer constants of at most so many elements say what is computed; larger ones are data."""
+"""Integer constants of at most this many elements say what is computed; larger ones are data."""
 
 
 def signature(operator: Operator, graph: Graph) -> str:

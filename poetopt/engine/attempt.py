@@ -21,7 +21,7 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name
 
 ATTEMPTS = 8
-"""So many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
+"""How many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TIGHTER_SHARE = 0.5
 """Share of the remaining time that tightening may take where there is a plan already."""
 SETTLED_DEPTH = 8

@@ -33,7 +33,7 @@ GRACE_S = 0.3
 LEAD = 0.3
 """The tree leads where it has closed this share of what the search's bound leaves open."""
 FRUITLESS_S = 5.0
-"""A search that is behind goes on for so long, and for twice the time that it took to find what it found."""
+"""A search that is behind goes on for this long, and for twice the time that it took to find what it found."""
 
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
 """The threads for all trees of this process: HiGHS keeps its scheduler per thread."""

@@ -19,7 +19,7 @@ from poetopt.formulations.rows import Count, PointLike
 SAME = 1e-6
 """Values nearer to each other than this are one value, and one that is so near to a whole number is whole."""
 MOST_COUNTS = 150
-"""At most so many counts become columns of a tree: each is a long row."""
+"""At most this many counts become columns of a tree: each is a long row."""
 
 Columns = NDArray[np.int64]
 

@@ -37,10 +37,10 @@ FORMATS = (".mps", ".lp", ".nl")
 DEPTH = "depth:8"
 """The scope of a file where `auto` is asked for: a file has one."""
 TOLERANCE = 1e-5
-"""Solvers write about eight digits: a value may be so far from whole, and a row broken by so much of its size."""
+"""Solvers write about eight digits: a value may be this far from whole, and a row broken by this share of its size."""
 REMEDY = "give more --ram or a longer --deadline; `poetopt solve` says what would be feasible"
 SHOWN = 3
-"""So many names are given as examples in a message."""
+"""How many names are given as examples in a message."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ TARGETS = (1.0, 0.98)
 SHARE = 0.15, 0.1
 """Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
 PATIENCE, MOST = 0.4, 1.0
-"""Once a relaxation is cut, its last point is perturbed for so much of the time that cutting took, again after each
-schedule that is better, and for so much of it at most."""
+"""Once a relaxation is cut, its last point is perturbed for this share of the time that cutting took, again after each
+schedule that is better, and for this share of it at most."""
 WANDER, WANDER_S = 0.1, 1.0
 """Share of a tree's time in which points of its nodes are perturbed, and seconds for each."""
 
@@ -118,7 +118,7 @@ class Guide:
         self._wandered_s += time.monotonic() - begin
 
     def _perturb_for(self, patience_s: float, most_s: float) -> None:
-        """Perturb what is aimed at for so long, again after each schedule that is better; `most_s` in all."""
+        """Perturb what is aimed at for a while, again after each schedule that is better; `most_s` in all."""
         run, latest = self.run, time.monotonic() + most_s
         until = time.monotonic() + patience_s
         while time.monotonic() < until and run.remaining_s > 0 and not run.closed(run.gap):

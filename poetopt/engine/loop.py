@@ -25,7 +25,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 OVER_SHARE, OVER_S = 0.1, 1.0
-"""What is looked for beside a schedule ends by this share of the time limit, and so many seconds, after it."""
+"""What is looked for beside a schedule ends by this share of the time limit, and this many seconds, after it."""
 
 
 def solve(

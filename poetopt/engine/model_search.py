@@ -24,7 +24,7 @@ from poetopt.formulations.rows import Floats, PointLike, Row
 CUT_SHARE = (0.5, 0.8)
 """Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
 WAIT_S = 1.0
-"""A search whose best point breaks rows that come late goes on for so long at least."""
+"""A search whose best point breaks rows that come late goes on for this long at least."""
 IMPROVE_GAP = 0.03
 """Where the relaxation leaves no more than this open, the whole is searched at once."""
 NEAR_GAP = 0.01
@@ -34,8 +34,8 @@ IMPROVE_SHARE = 0.3
 CUTOFF_MARGIN = 1e-7
 """Solutions have to be better than the best one by this fraction."""
 AHEAD_GAP, AHEAD_S, AHEAD_SHARE = 0.01, 1.5, 0.1
-"""Where more than this is open after cutting that took so many seconds, with its replays, the search is dear: a deeper
-scope's relaxation is looked at first, which may take this share of the remaining time, and as much for replays."""
+"""Where more than AHEAD_GAP is open after cutting that took AHEAD_S seconds, replays included, the search is dear: a
+deeper scope's relaxation is looked at first. That may take AHEAD_SHARE of the remaining time, and replays as much."""
 LATE = 3
 """Searches whose best point is late before the model is tightened: rows alone don't tell what the planner can order."""
 

@@ -18,13 +18,13 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Floats
 
 WINDOWS = (6, 4)
-"""The decided stages are divided into so many windows, which overlap by half; first the narrower ones."""
+"""The decided stages are divided into this many windows, which overlap by half; first the narrower ones."""
 CORES = (0.1, 0.3)
 """How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent."""
 CORE_S = 6.0
-"""At most so many seconds for each."""
+"""At most this many seconds for each."""
 WINDOW_S = 4.0
-"""At most so many seconds a window."""
+"""At most this many seconds a window."""
 
 
 def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session, until: float) -> None:

@@ -36,9 +36,9 @@ ANOTHER = 0.3
 WORSE = 0.01
 """A step is taken that is worse by the third power of a random number times this share."""
 PATIENCE = 150
-"""After so many steps without a better schedule all deviations are drawn anew."""
+"""After this many steps without a better schedule all deviations are drawn anew."""
 MOST_KNOWN = 200_000
-"""So many values of schedules are remembered, by their hashes."""
+"""How many values of schedules are remembered, by their hashes."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 ENDING_SHARE = 0.1
-"""At most so much of the time limit is set aside for what comes after the search."""
+"""At most this share of the time limit is set aside for what comes after the search."""
 ENDING_S = 1e-5
 """Seconds of it for each pair of operators: 2 where there are 457 of them, and 10 where there are 1,000."""
 

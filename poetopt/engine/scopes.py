@@ -30,7 +30,7 @@ WARM_UP_GAP = 0.05
 WARM_UP_TIME = 0.18
 """Share of what was left when it began: after one that took more, the next would leave too little for the one asked."""
 FINER, FINEST = 6.0, 5e-3
-"""A warm-up is searched to so many times less than the gap that is asked for, but to no less than FINEST: what its
+"""A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: what its
 schedule costs too much is open in all scopes that come after it."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""

@@ -21,7 +21,7 @@ QUICK_SHARE = 0.1
 HEURISTICS_SHARE = 0.25
 """Share of the time limit after which no further target is tried, where there is a schedule."""
 GRACE_S = 1.0
-"""They may go on for so long beyond it: a schedule is worth that however short the limit."""
+"""They may go on for this long beyond it: a schedule is worth that however short the limit."""
 PLAIN = ((False, True, 0.4), (True, False, 0.08))
 """Solutions of plainer problems: whether they page, whether they recompute, and the share of the time left for each."""
 

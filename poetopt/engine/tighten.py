@@ -8,9 +8,9 @@ from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Ending
 
 SHRINK = 400
-"""The first such time with this fraction of the budget less, then with twice as much each time."""
+"""The budget is first made smaller by this fraction of it, then by twice as much each time."""
 CLOSE = 0.02
-"""Shares of what may hide are not told apart below this."""
+"""Shares of what may hide that differ by less than this count as one."""
 
 
 @dataclass(frozen=True)

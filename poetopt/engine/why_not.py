@@ -27,7 +27,7 @@ TRIAL_S = 2.5
 LEAST_GAP = 0.01
 """How close a trial comes to the least of what a block limits, in time."""
 NAMED = 3
-"""So many kept tensors are named."""
+"""How many kept tensors are named."""
 
 
 @dataclass(frozen=True)

@@ -79,12 +79,12 @@ class Block:
         Names of blocks that must stand before it.
     separator
         Optional: (block, point) -> the rows that the point violates, none that it keeps. Asked at points of relaxations
-        and at solutions; at these only `core` rows count.
+        and at solutions; at solutions only `core` rows count.
     revive
         Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
     counts
-        Optional: sums of its decisions that a tree may branch on; of such as follow each other, like the stages of a
-        step, neighbours stand beside each other.
+        Optional: sums of its decisions that a tree may branch on. Those of stages that follow each other stand beside
+        each other.
     when
         Optional: whether the block is needed in a space at all; always, where it is None.
     collects
@@ -112,7 +112,8 @@ class Block:
     goal
         Optional: what is minimised instead of energy.
     limits
-        Optional: what it bounds from above. Where there is no schedule, the least of it that a search finds is named.
+        Optional: the quantity that it bounds from above. Where there is no schedule, the refusal names the least of it
+        that a search finds.
     """
 
     name: str

@@ -38,7 +38,7 @@ class Trial(NamedTuple):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The tensors that are written to storage, one as often as it is."""
+        """The tensors that are written to storage, in order; one that is written twice is here twice."""
         return tuple(step.target for step in self.plan.instructions if step.action == "page_out")
 
 

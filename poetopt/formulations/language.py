@@ -84,7 +84,7 @@ class Formulation:
     blocks
         In building order.
     space
-        (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope it hasn't.
+        (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope that it doesn't have.
     stages
         Optional: model -> for each integer variable, the stage of each of its entries. With it the solve loop
         can search the neighbourhood of a schedule, a few adjacent stages at a time.
@@ -94,9 +94,9 @@ class Formulation:
         With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
     beyond
         Optional, with deepening: (model, an inner scope, the blocks whose late rows its proof may rest on) -> a row
-        that says that a schedule takes at least one decision which the inner scope hasn't, without variables where
-        there is none; None where a schedule that takes none may still be better than all of the inner scope. What is
-        proven inside need then not be searched again.
+        by which a schedule takes at least one decision that the inner scope lacks, so that what is proven inside need
+        not be searched again. A row without variables: there is no such decision. None: a schedule that takes none of
+        them may still be better than all of the inner scope.
     strict
         Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.
@@ -110,8 +110,8 @@ class Formulation:
     labels
         Optional: model -> a readable name of each entry of its variables, for model files.
     gives_up
-        Optional: (model, a schedule, its values as of `start`, late) -> a row that the schedule doesn't satisfy and
-        that every other one does; or, where it has no plan in time (`late`), every one that has.
+        Optional: (model, a schedule, its values as of `start`, late) -> a row that the schedule breaks and every other
+        one satisfies. Where it has no plan in time (`late`), only those that have one must satisfy the row.
     leaning
         Optional: (model, a point of the relaxation) -> what it leans to. With it schedules are made of relaxations.
     """
@@ -143,7 +143,7 @@ class Formulation:
 
     @property
     def plans_count(self) -> bool:
-        """Whether a simulated plan counts that is no point of the model."""
+        """Whether a simulated plan that is no point of the model counts as an answer."""
         return self.judged and not self.strict
 
     @property

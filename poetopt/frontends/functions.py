@@ -18,7 +18,7 @@ from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.structure import describe, first_line
 
 MOST_NODES = 1_000_000
-"""No network that is trained has so many."""
+"""No network that is trained has this many."""
 _Key = tuple[str, str]
 """Domain and name of a function; those that differ in their overload alone are inlined together."""
 

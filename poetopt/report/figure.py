@@ -35,7 +35,7 @@ LABELS = {
     Kind.WAIT: "wait",
 }
 NEAR = 1.2
-"""A deadline of more than so many times the step isn't on the axis of time."""
+"""A deadline of more than this many times the step isn't on the axis of time."""
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "poetopt",
     "svg.fonttype": "path",

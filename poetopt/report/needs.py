@@ -14,7 +14,7 @@ from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_share
 
 SHOWN_TENSORS = 6
-"""So many of the largest tensors are named."""
+"""How many of the largest tensors are named."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from poetopt.testing.subject import ENOUGH_S, Subject
 SHORT_S = 1.0
 """A limit that the endless one always does."""
 PATIENCE_S = 45.0
-"""So much longer than its limit a search may take, on a busy machine, before it counts as one that ignores it."""
+"""How much longer than its limit a search may take, on a busy machine, before it counts as one that ignores it."""
 
 
 class Stops(Subject):

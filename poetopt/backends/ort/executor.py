@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 TRANSFER_STEPS, TRANSFER_S = 9, 4.0
-"""Transfers are timed in so many steps, or in as many as begin in so many seconds."""
+"""Transfers are timed in this many steps, or in as many as begin in this many seconds."""
 
 
 def execute(

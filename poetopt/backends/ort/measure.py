@@ -30,10 +30,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _PR_SET_THP_DISABLE = 41
 
 LEAST, SECONDS = 3, 4.0
-"""So many passes are made of what is as expected, or as many as begin in so many seconds; where nothing is expected,
-until so many have left the peak as it was."""
+"""What is as expected is run this many times, or as often as fits into this many seconds; where nothing is expected,
+until this many runs have left the peak as it was."""
 MOST, MOST_SECONDS = 15, 60.0
-"""So many of what isn't."""
+"""The same where it is not as expected."""
 
 WARM_S = 0.1
 """Steps as short as this run once more before each timing."""

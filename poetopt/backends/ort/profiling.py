@@ -41,7 +41,7 @@ from poetopt.schedule import Schedule
 SAME_BYTES = "a72"
 """Bytes don't depend on the device, and of the problem only bytes are used here."""
 APART, APART_S = 0.05, 0.003
-"""How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, and at most so many
+"""How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, and at most APART_S
 seconds. Of 2, 5 and 10 ms, 2 and 5 agreed best with what transfers of three networks' plans took in a step."""
 TICK_S = 1e-9
 """What an operator takes at least: a clock that saw nothing pass can't tell less."""
@@ -67,7 +67,7 @@ def profile(
     workdir
         The folder whose storage is measured; by default the system's temporary one.
     seconds, steps
-        Steps are timed until there are so many, or so many seconds are over; at least two.
+        Steps are timed until there are this many, or this many seconds are over; at least two.
 
     Takes the memory of the whole step, and one thread. Raises ExecutionError where a kernel or the storage fails.
     """

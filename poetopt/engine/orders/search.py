@@ -30,15 +30,15 @@ from poetopt.formulations.retention.memory import tight_stages
 from poetopt.problem import Problem
 
 JUDGED = 300
-"""At most so many orders are judged by the relaxation."""
+"""At most this many orders are judged by the relaxation."""
 DRAWN = 200
-"""At most so many moves are drawn for each operator of the problem."""
+"""At most this many moves are drawn for each operator of the problem."""
 STRETCH = 8
 """The longest stretch of operators that a move takes along."""
 ODDS = 0.03
 """Share of the moves that relieve no binding operator and are judged all the same; of more in small problems."""
 SMALL = 10
-"""Where there are at most so many operators, every move is judged."""
+"""Where there are at most this many operators, every move is judged."""
 GAIN = 1e-4
 """An order is better if its judged overhead is lower by this fraction: less is noise of the cutting."""
 DEPTH = 8

@@ -42,16 +42,16 @@ Singles = NDArray[np.float32]
 VIOLATION = 0.02
 """Cuts violated by less are not worth a row."""
 PER_USE = 3
-"""At most so many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
+"""At most this many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
 FULL_WINDOWS, FULL_SHARE, FULL = 8, 0.5, 1e-4
-"""At most so many further ones, for windows that begin where memory is full, but for a share FULL of it, and that miss
-at least FULL_SHARE of what the worst one does: a relaxation that is denied one of them takes the next."""
+"""At most FULL_WINDOWS further ones, for windows that begin where memory is full, but for a share FULL of it, and that
+miss at least FULL_SHARE of what the worst one does: a relaxation that is denied one of them takes the next."""
 LARGE = 10_000
 """A space with fewer points has none of those: there rounds are quick, and each node of a tree carries all rows."""
 ROUND = 1500
-"""At most so many cuts a round, the most violated first."""
+"""At most this many cuts a round, the most violated first."""
 IMAGES = 3000
-"""At most so many of their images in other blocks."""
+"""At most this many of their images in other blocks."""
 
 
 def _build(block: PyomoBlock) -> None:

@@ -51,7 +51,7 @@ VIOLATION = 1e-7
 CUT = 1e-4
 """The same for what is only a cut of the relaxation: less is not worth a row."""
 PRICED = 6000
-"""At most so many page-ins get their own coefficient; further ones that are not at work get 0, which is valid."""
+"""At most this many page-ins get their own coefficient; further ones that are not at work get 0, which is valid."""
 NEGLIGIBLE = 1e-9
 """Coefficients below this share of one pass are left out."""
 LARGEST = 60_000

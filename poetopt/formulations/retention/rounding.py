@@ -33,9 +33,9 @@ from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 VIOLATION = 0.01
 """Cuts that are nearer to the point than this aren't worth a row."""
 ROUND = 150
-"""At most so many cuts a round, the most violated first."""
+"""At most this many cuts a round, the most violated first."""
 DIVISORS = 10
-"""At most so many sizes of tensors are tried as divisors of a row, the largest first."""
+"""At most this many sizes of tensors are tried as divisors of a row, the largest first."""
 PARTS = (1, 2, 4)
 """Of each, the whole, the half and the quarter."""
 LEFT = 1e-3

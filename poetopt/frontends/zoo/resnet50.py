@@ -15,7 +15,7 @@ STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """Inner channels, blocks and first stride of each stage."""
 
 EXPANSION = 4
-"""A block's output has so many times its inner channels."""
+"""A block's output has this many times its inner channels."""
 
 
 def build(batch: int) -> ModelProto:
