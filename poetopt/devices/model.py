@@ -96,7 +96,8 @@ class Device:
     active_power_w
         Watts while it computes, over what it draws idle (the figure's source says where it can't be told apart).
     flop_per_j
-        FLOPs a joule, or None. Where it is given, energy is FLOPs / flop_per_j, and the power only tells.
+        FLOPs a joule, or None. Where it is given, energy is FLOPs / flop_per_j, and the power counts only for
+        seconds that a profile measured.
     storage
         What it pages to, or None: then schedules can only recompute.
     dma
