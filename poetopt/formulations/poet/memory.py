@@ -17,7 +17,7 @@ RAM and that nothing in the stage reads stays until the stage ends.
 
 | symbol           | attribute | unit          | meaning                                         |
 |------------------|-----------|---------------|-------------------------------------------------|
-| $U_{t,k}$        | `U`       | `memory_unit` | memory in use while operator k's turn in stage t |
+| $U_{t,k}$        | `U`       | `memory_unit` | memory in use at operator k's turn in stage t   |
 | $FREE_{t,i,k}$   | `FREE`    | -             | tensor i is freed after operator k in stage t   |
 | $A_{t,i}$        | `A`       | -             | output i takes a new buffer in stage t          |
 
@@ -25,6 +25,8 @@ Source: Checkmate (Jain et al. 2020), equations 2 and 3, with the product of FRE
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
@@ -35,15 +37,18 @@ from poetopt.formulations.poet.space import PoetSpace
 
 
 def _build(block: PyomoBlock) -> None:
+    allocation_index = _allocate(block)
+    frees = _free(block)
+    _use(block, allocation_index, frees)
+
+
+def _allocate(block: PyomoBlock) -> dict[tuple[int, int], int]:
+    """A and its rows; the index in A of (stage, tensor)."""
     model = block.model()
     space: PoetSpace = model.space
-    problem, unit = space.problem, space.memory_unit
-    operators = problem.operators
-    m = [tensor.nbytes / unit for tensor in problem.tensors]
+    problem = space.problem
     R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
-
-    allocations = [(t, i) for t, j in space.computes for i in operators[j].outputs]
-    allocation_index = {pair: x for x, pair in enumerate(allocations)}
+    allocations = [(t, i) for t, j in space.computes for i in problem.operators[j].outputs]
     block.A = pyo.Var(pyo.RangeSet(0, len(allocations) - 1), bounds=(0, 1))
     A = list(block.A.values())
 
@@ -57,13 +62,21 @@ def _build(block: PyomoBlock) -> None:
         return 0, LinearExpression(linear_coefs=[1, -1, 1], linear_vars=[A[x], made, S[resident]]), None
 
     block.allocates = pyo.Constraint(pyo.RangeSet(0, len(allocations) - 1), rule=allocates)
+    return {pair: x for x, pair in enumerate(allocations)}
 
+
+def _free(block: PyomoBlock) -> list[tuple[int, int, int]]:
+    """FREE and its rows; (stage, tensor, operator) of each entry. Tensors of no bytes need none."""
+    model = block.model()
+    space: PoetSpace = model.space
+    problem = space.problem
+    R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
     frees = [
-        (t, i, k) for t, k in space.computes for i in sorted({*operators[k].inputs, *operators[k].outputs}) if m[i]
+        (t, i, k)
+        for t, k in space.computes
+        for i in sorted({*problem.operators[k].inputs, *problem.operators[k].outputs})
+        if problem.tensors[i].nbytes
     ]
-    frees_after: dict[tuple[int, int], list[int]] = {}
-    for x, (t, _, k) in enumerate(frees):
-        frees_after.setdefault((t, k), []).append(x)
     block.FREE = pyo.Var(pyo.RangeSet(0, len(frees) - 1), bounds=(0, 1))
     FREE = list(block.FREE.values())
     rows: list[tuple[int, object, int]] = []
@@ -84,7 +97,22 @@ def _build(block: PyomoBlock) -> None:
         return None, LinearExpression(linear_coefs=[1, sign], linear_vars=[FREE[x], other]), complement
 
     block.freed = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=freed)
+    return frees
 
+
+def _use(
+    block: PyomoBlock, allocation_index: Mapping[tuple[int, int], int], frees: Sequence[tuple[int, int, int]]
+) -> None:
+    """U and its rows: what each operator's turn changes, and the budget."""
+    model = block.model()
+    space: PoetSpace = model.space
+    operators, unit = space.problem.operators, space.memory_unit
+    m = [tensor.nbytes / unit for tensor in space.problem.tensors]
+    R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
+    A, FREE = list(block.A.values()), list(block.FREE.values())
+    frees_after: dict[tuple[int, int], list[int]] = {}
+    for x, (t, _, k) in enumerate(frees):
+        frees_after.setdefault((t, k), []).append(x)
     block.U = pyo.Var(pyo.RangeSet(0, len(space.computes) - 1), domain=pyo.NonNegativeReals)
     U = list(block.U.values())
     resident_in: dict[int, list[int]] = {}
