@@ -7,6 +7,8 @@ training moves is neither exactly zero nor so far off everywhere else, and fresh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from poetopt.frontends.operands import FLOATS
@@ -50,6 +52,14 @@ def additive_masks(document: Document) -> tuple[str, ...]:
             continue
         before.add(index)
     return tuple(name for name in reached if readers[name] <= before and _is_mask(document, name))
+
+
+def note(masks: Sequence[str]) -> list[str]:
+    """What to say of masks that are not trained."""
+    if not masks:
+        return []
+    shown = ", ".join(masks[:3]) + (", ..." if len(masks) > 3 else "")
+    return [f"masks added before a Softmax are data ({shown}); --train names them where they are parameters"]
 
 
 def _is_mask(document: Document, name: str) -> bool:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import ModelError
-from poetopt.frontends import expanded, finite, images, slices
+from poetopt.frontends import expanded, finite, images, masks, slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
-from poetopt.frontends.masks import additive_masks
 from poetopt.frontends.origins import merged, origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
@@ -99,18 +98,13 @@ def load_onnx(
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
-    masks = [name for name in additive_masks(document) if name not in origin.parameters]
-    roles = choose_trained(document, constants, aliases, train, origin.constants.union(masks), origin.parameters)
+    additive = [name for name in masks.additive_masks(document) if name not in origin.parameters]
+    roles = choose_trained(document, constants, aliases, train, origin.constants.union(additive), origin.parameters)
     notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
-    masks = [name for name in masks if name not in {*constants, *origin.constants, *roles.trained}]
-    if masks:
-        shown = ", ".join(masks[:3]) + (", ..." if len(masks) > 3 else "")
-        notes.append(f"masks added before a Softmax are data ({shown}); --train names them where they are parameters")
+    notes += masks.note([name for name in additive if name not in {*constants, *origin.constants, *roles.trained}])
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     unread |= draft.unread
-    for name, reason in unread.items():
-        short = reason.removeprefix(f"{document.where}: ").partition(";")[0]
-        notes.append(f"output {name!r} can't be imported and is left out: {short}")
+    notes += _left_out(document.where, unread)
     if not origin.parameters:
         notes += slices.note(trained)
         notes += images.note(images.images(document), trained)
@@ -118,10 +112,7 @@ def load_onnx(
     notes += finite.note(trained)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
-    if draft.folded:
-        notes.append(f"{draft.folded} constant nodes folded")
-    if draft.removed_dropouts:
-        notes.append(f"{draft.removed_dropouts} Dropout nodes in evaluation mode pass their input on")
+    notes += _simplified(draft)
     return assemble(
         draft,
         document.proto.graph.name or "graph",
@@ -133,6 +124,20 @@ def load_onnx(
         notes=notes,
         unread=unread,
     )
+
+
+def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:
+    """What to say of outputs that can't be imported: name -> the whole reason."""
+    short = {name: reason.removeprefix(f"{where}: ").partition(";")[0] for name, reason in unread.items()}
+    return [f"output {name!r} can't be imported and is left out: {reason}" for name, reason in short.items()]
+
+
+def _simplified(draft: Draft) -> list[str]:
+    """What to say of nodes that are gone."""
+    notes = [f"{draft.folded} constant nodes folded"] if draft.folded else []
+    if draft.removed_dropouts:
+        notes.append(f"{draft.removed_dropouts} Dropout nodes in evaluation mode pass their input on")
+    return notes
 
 
 def _declared(document: Document, batch: int | None, fixed: FixedInputs) -> dict[str, Type]:
