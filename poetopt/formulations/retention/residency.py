@@ -52,9 +52,9 @@ def _build(block: PyomoBlock) -> None:
         if page_of_point[e] >= 0:
             made.append(p[page_of_point[e]])
         available.append(made)
+    # terms are shared among rows: an expression is never changed
     ones = [[_times(1, variable) for variable in made] for made in available]
     taken = [[_times(-1, variable) for variable in made] for made in available]
-    """Terms are shared among rows: an expression is never changed."""
 
     real = space.point_real.tolist()
     first = space.point_first.tolist()
@@ -98,7 +98,7 @@ def _build(block: PyomoBlock) -> None:
         return LinearExpression([again[x], *taken[e]]) <= 0
 
     block.dependence = pyo.Constraint(pyo.RangeSet(0, len(needs) - 1), rule=dependence)
-    idle = _idle_page_ins(space, free=model.goal != ENERGY)  # Pyomo copies it if space.paging else []
+    idle = _idle_page_ins(space, free=model.goal != ENERGY)  # not `is not`: Pyomo copies what stands on a model
 
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
         e = idle[index]
