@@ -71,12 +71,10 @@ def profile(
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:
         text = empty_csv(training.graph)
+        rows = text.count("\n") - 1
         write_text(text, template, option="--template")
-        write_json({"template": template, "rows": text.count("\n") - 1}, json)
-        say(
-            f"{template}: {text.count(chr(10)) - 1} rows to fill in; then --from-csv {template}",
-            unless=[template, json],
-        )
+        write_json({"template": template, "rows": rows}, json)
+        say(f"{template}: {rows} rows to fill in; then --from-csv {template}", unless=[template, json])
         return 0
     older = load_profile(out) if out != "-" and os.path.isfile(out) and os.path.getsize(out) else None
     if from_csv is not None:
