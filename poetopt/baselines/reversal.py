@@ -34,9 +34,12 @@ from poetopt.baselines.chain import Chain
 from poetopt.baselines.keeping import irreplaceable
 
 Values = NDArray[np.float64]
+Choices = NDArray[np.int32]
 
 TAPE = -1
 """The choice of keeping a tape; a choice k > 0 keeps state k, and 0 is the end of the recursion."""
+DROP = -2
+"""The choice, in H, of letting the held state go."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def footprint(chain: Chain) -> Footprint:
     gradients = [i for i, tensor in enumerate(problem.tensors) if tensor.producer >= last and problem.readers[i]]
 
     def gradient_at(stage: int) -> int:
+        """Bytes of gradients alive before a backward stage."""
         return sum(
             problem.tensors[i].nbytes
             for i in gradients
@@ -123,13 +127,8 @@ def footprint(chain: Chain) -> Footprint:
         peak = 0
         for stage in range(starts[k], end):
             op = problem.operators[stage]
-            made = sum(
-                problem.tensors[i].nbytes
-                for i in gradients
-                if problem.tensors[i].producer < stage <= problem.readers[i][-1]
-            )
             held = sum(problem.tensors[i].nbytes for i in tapes[k] if problem.readers[i][-1] >= stage)
-            peak = max(peak, made + held + problem.nbytes(op.outputs) + op.workspace_bytes)
+            peak = max(peak, gradient_at(stage) + held + problem.nbytes(op.outputs) + op.workspace_bytes)
         return peak
 
     return Footprint(
@@ -152,7 +151,7 @@ class Reversals:
     tapes
         Whether whole tapes may be kept, or states only.
     levels
-        Into so many units bytes are divided at most.
+        At most this many units are told apart.
     """
 
     def __init__(self, chain: Chain, room_bytes: int, *, tapes: bool, levels: int = 200) -> None:
@@ -169,60 +168,73 @@ class Reversals:
         tape = [tape_of(chain, k) for k in range(count)]
         self.needs = [needed(chain, k, tape[k]) for k in range(count)]
         self.needs_held = [needed(chain, k, tape[k] - set(chain.boundary[k + 1])) for k in range(count)]
-        need = [sum(energies[operator] for operator in self.needs[k]) for k in range(count)]
-        need_held = [sum(energies[operator] for operator in self.needs_held[k]) for k in range(count)]
+        self.need = [sum(energies[operator] for operator in self.needs[k]) for k in range(count)]
+        self.need_held = [sum(energies[operator] for operator in self.needs_held[k]) for k in range(count)]
+        self.advance = self._advances()
+        self.keep = [self._units(value) for value in size.kept]
+        self.state = [self._units(value) for value in size.state]
+        self._fill(tapes)
+        self._first_pass(tapes)
+
+    def _fill(self, tapes: bool) -> None:
+        """C and H, from short intervals to long ones."""
+        count = len(self.chain)
         shape = (count + 1, count + 1, self.top + 1)
         self.C = np.full(shape, np.inf)
         self.H = np.full(shape, np.inf)
         self.C_choice = np.zeros(shape, dtype=np.int32)
         self.H_choice = np.zeros(shape, dtype=np.int32)
-        # C and H after their first state has been paid for.
+        # C and H after their first state has been paid for
         C_less, H_less = np.full(shape, np.inf), np.full(shape, np.inf)
-        level = np.arange(self.top + 1)
-        advance = self._advances()
-        keep = [self._units(value) for value in size.kept]
-        state = [self._units(value) for value in size.state]
         for span in range(1, count + 1):
             for i in range(count - span + 1):
                 j = i + span
-                gradient, held = size.gradient[j], size.state[j]
+                gradient, held = self.size.gradient[j], self.size.state[j]
                 for table, choice, less, beside in (
                     (self.C, self.C_choice, C_less, gradient),
                     (self.H, self.H_choice, H_less, gradient + held),
                 ):
                     holding = table is self.H
-                    best = np.full(self.top + 1, np.inf)
-                    chosen = np.zeros(self.top + 1, dtype=np.int32)
                     if span == 1:
-                        runs = self.needs_held[i] if holding else self.needs[i]
-                        takes = max(size.tape_peak[i] + gradient if runs else 0, size.backward_peak[i])
-                        best[level >= self._units(takes)] = need_held[i] if holding else need[i]
+                        best, chosen = self._one(i, gradient, holding)
                     else:
-                        middle = np.arange(i + 1, j)
-                        total = (
-                            (self.joules[middle] - self.joules[i])[:, None] + less[i + 1 : j, j] + self.H[i, i + 1 : j]
-                        )
-                        takes_all = np.array([self._units(advance[i][k] + beside) for k in middle])
-                        total = np.where(level[None, :] >= takes_all[:, None], total, np.inf)
-                        at = np.argmin(total, axis=0)
-                        best = total[at, level]
-                        chosen = (at + i + 1).astype(np.int32)
-                        if tapes:
-                            other = self.joules[i + 1] - self.joules[i] + _shifted(table[i + 1, j], keep[i])
-                            takes = max(size.full_peak[i] + beside, size.backward_peak[i])
-                            other[level < self._units(takes)] = np.inf
-                            chosen[other < best] = TAPE
-                            best = np.minimum(best, other)
-                    if holding:
+                        best, chosen = self._split(i, j, table, less, beside, tapes)
+                    if holding:  # letting the state go is following C from there on
                         drop = self.C[i, j] <= best
                         best = np.where(drop, self.C[i, j], best)
-                        # Dropping is following C: its choices are told apart by an offset.
                         chosen = np.where(drop, DROP, chosen).astype(np.int32)
                     table[i, j], choice[i, j] = best, chosen
-                    less[i, j] = _shifted(best, state[i]) if i else best
-        self._first_pass(advance, keep, state, tapes)
+                    less[i, j] = _shifted(best, self.state[i]) if i else best
 
-    def _first_pass(self, advance: list[list[int]], keep: list[int], state: list[int], tapes: bool) -> None:
+    def _one(self, i: int, gradient: int, holding: bool) -> tuple[Values, Choices]:
+        """For each level, the least joules of reversing segment i alone; there is nothing to choose."""
+        level = np.arange(self.top + 1)
+        best = np.full(self.top + 1, np.inf)
+        runs = self.needs_held[i] if holding else self.needs[i]
+        takes = max(self.size.tape_peak[i] + gradient if runs else 0, self.size.backward_peak[i])
+        best[level >= self._units(takes)] = self.need_held[i] if holding else self.need[i]
+        return best, np.zeros(self.top + 1, dtype=np.int32)
+
+    def _split(self, i: int, j: int, table: Values, less: Values, beside: int, tapes: bool) -> tuple[Values, Choices]:
+        """For each level, the least joules of reversing segments i..j-1, and where to split them, or TAPE."""
+        level = np.arange(self.top + 1)
+        middle = np.arange(i + 1, j)
+        total = (self.joules[middle] - self.joules[i])[:, None] + less[i + 1 : j, j] + self.H[i, i + 1 : j]
+        takes_all = np.array([self._units(self.advance[i][k] + beside) for k in middle])
+        total = np.where(level[None, :] >= takes_all[:, None], total, np.inf)
+        at = np.argmin(total, axis=0)
+        best: Values = total[at, level]
+        chosen = (at + i + 1).astype(np.int32)
+        if tapes:
+            other = self.joules[i + 1] - self.joules[i] + _shifted(table[i + 1, j], self.keep[i])
+            takes = max(self.size.full_peak[i] + beside, self.size.backward_peak[i])
+            other[level < self._units(takes)] = np.inf
+            chosen[other < best] = TAPE
+            best = np.minimum(best, other)
+        return best, chosen
+
+    def _first_pass(self, tapes: bool) -> None:
+        """The tables of the whole chain, whose first forward pass is no recompute."""
         size, count = self.size, len(self.chain)
         level = np.arange(self.top + 1)
         self.first = np.full((count + 1, self.top + 1), np.inf)
@@ -233,13 +245,13 @@ class Reversals:
                 self.first[i][level >= self._units(takes)] = 0.0
                 continue
             for k in range(i + 1, count):
-                total = _shifted(self.first[k], state[k]) + self.H[i, k]
-                total[level < self._units(advance[i][k])] = np.inf
+                total = _shifted(self.first[k], self.state[k]) + self.H[i, k]
+                total[level < self._units(self.advance[i][k])] = np.inf
                 better = total < self.first[i]
                 self.first[i][better] = total[better]
                 self.first_choice[i][better] = k
             if tapes:
-                total = _shifted(self.first[i + 1], keep[i])
+                total = _shifted(self.first[i + 1], self.keep[i])
                 total[level < self._units(takes)] = np.inf
                 better = total < self.first[i]
                 self.first[i][better] = total[better]
@@ -299,10 +311,6 @@ class Reversals:
             yield from self.chain.again(i, choice, stage=stage)
             yield from self._runs(choice, j, level - self._units(self.size.state[choice]), held)
             yield from self._runs(i, choice, level, True)
-
-
-DROP = -2
-"""The choice, in H, of letting the held state go."""
 
 
 def _shifted(values: Values, units: int) -> Values:
