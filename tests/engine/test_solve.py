@@ -130,6 +130,7 @@ def test_a_deadline_costs_energy_and_is_kept(model: DeadlineModel) -> None:
 def test_dma_keeps_the_deadline_too() -> None:
     problem = replace(shared("resnet18_cifar", "a72"), dma=True)
     budget = int(0.3 * simulate(store_all(problem)).peak_bytes)
+    solved = []
     for factor in (1.0, 1.05, 1.5):
         solution = solve(
             problem,
@@ -137,6 +138,8 @@ def test_dma_keeps_the_deadline_too() -> None:
         )
         if solution.plan is not None:
             check(solution)
+            solved.append(factor)
+    assert 1.5 in solved
 
 
 def test_too_little_ram_names_the_least() -> None:
