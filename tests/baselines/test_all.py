@@ -55,13 +55,13 @@ def test_heuristics_never_beat_the_optimum(name: str) -> None:
             assert best is not None
             assert overhead >= best.overhead_j - 1e-9
             plans += 1
-    if name == "checkpoint-all":
-        assert plans == 0
+    assert (plans == 0) is (name == "checkpoint-all")
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_methods_never_beat_the_optimum(name: str) -> None:
     rng = random.Random(23)
+    plans = 0
     for _ in range(4):
         problem, ram = random_tight(rng, operators=6, training=True)
         overhead = overhead_of(name, problem, ram)
@@ -69,14 +69,16 @@ def test_exact_methods_never_beat_the_optimum(name: str) -> None:
             best = plan_optimum(problem, ram, paging="poet" in name and "remat" not in name)
             assert best is not None
             assert overhead >= best.overhead_j - 1e-9
+            plans += 1
+    assert plans
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
 @pytest.mark.parametrize("paging", [True, False])
 def test_on_a_chain(name: str, paging: bool) -> None:
     problem = chain(9, sizes=[4, 3, 2, 5, 1, 2, 4, 1, 3], input_bytes=1, paging=paging, dma=paging, page_s=0.1)
-    for ram in (30, 24, 18, 14, 10, 7):
-        overhead_of(name, problem, ram)
+    found = [overhead_of(name, problem, ram) for ram in (30, 24, 18, 14, 10, 7)]
+    assert (found[0] is None) is (name == "h-revolve" and not paging)  # it keeps states on storage
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
