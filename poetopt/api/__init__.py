@@ -5,7 +5,7 @@
     report = po.solve(problem, ram="40%", deadline="1.2x")
     po.execute(report)
 
-It is also all that the command line uses: what a command does, a script can do with one call.
+The command line stands on it; `api.inspection` and `api.verification` hold what `inspect` and `verify` do.
 """
 
 from __future__ import annotations
