@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         store_all_peak_bytes,
         train,
     )
+    from poetopt.api.inspection import inspect
+    from poetopt.api.verification import verify
     from poetopt.comparison.interface import compare, pareto
     from poetopt.devices import Device
     from poetopt.errors import PoetError
@@ -71,6 +73,7 @@ __all__ = [
     "formulations",
     "frontends",
     "import_solution",
+    "inspect",
     "load",
     "load_plan",
     "pareto",
@@ -82,6 +85,7 @@ __all__ = [
     "store_all_peak_bytes",
     "testing",
     "train",
+    "verify",
 ]
 
 _SUBPACKAGES = frozenset(
@@ -112,6 +116,8 @@ _HOMES = {
     "execute": "poetopt.api",
     "device": "poetopt.api",
     "import_solution": "poetopt.api",
+    "inspect": "poetopt.api.inspection",
+    "verify": "poetopt.api.verification",
     "pareto": "poetopt.comparison.interface",
     "plan_of": "poetopt.api",
 }

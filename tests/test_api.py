@@ -220,3 +220,10 @@ def test_what_is_no_problem_yet_says_what_is_missing(use: Callable[..., object])
             use(wrong, **given)
     with pytest.raises(TypeError, match="not Model"):
         po.execute(model)  # type: ignore[arg-type]
+
+
+def test_models_and_plans_are_looked_at(model: Path, tmp_path: Path) -> None:
+    looked = po.inspect(po.load(model), device="m4")
+    assert "least RAM known" in str(looked)
+    plan = saved(model, tmp_path)
+    assert po.verify(plan).simulation == po.simulate(plan)

@@ -5,7 +5,7 @@
     report = po.solve(problem, ram="40%", deadline="1.2x")
     po.execute(report)
 
-The command line stands on it; `api.inspection` and `api.verification` hold what `inspect` and `verify` do.
+The command line stands on it.
 """
 
 from __future__ import annotations

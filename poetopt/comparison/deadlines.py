@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
-from poetopt.comparison.refine import FIRST_S, LEAST_STEPS, Point, Refiner, Told
+from poetopt.comparison.refine import LEAST_STEPS, Point, Refiner, Told
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.engine.whole import solve_whole
 from poetopt.errors import InfeasibleError, NoScheduleError
@@ -185,7 +185,7 @@ class _Deadlines(Refiner):
 
     def _try(self, deadline_s: float) -> Solution:
         """Solve, and where that is proven impossible, note so."""
-        solution = self.solve(deadline_s, "the shortest deadline", FIRST_S)
+        solution = self.solve(deadline_s, "the shortest deadline", self.first_s)
         if solution.status is Status.INFEASIBLE and deadline_s > self.low_s:
             self.low_s, self.low_scope = deadline_s, solution.scope
         return solution

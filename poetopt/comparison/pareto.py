@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
-from poetopt.comparison.refine import FIRST_S, LEAST_STEPS, Point, Refiner, Told
+from poetopt.comparison.refine import LEAST_STEPS, Point, Refiner, Told
 from poetopt.engine.least import least_ram
 from poetopt.engine.solution import Options
 from poetopt.errors import InfeasibleError
@@ -126,14 +126,14 @@ class _Budgets(Refiner):
         """The smallest budget: the lower bound itself, or what bisection with short solves comes down to."""
         low = self.problem.least_ram_bytes
         high = least_ram(self.problem, options(self.most_bytes, self.settings))
-        if self.solve(low, "the smallest budget", FIRST_S).plan is not None:
+        if self.solve(low, "the smallest budget", self.first_s).plan is not None:
             return
         high = self.most_bytes if high is None else high
         for _ in range(LEAST_STEPS):
             middle = (low + high) // 2
             if high - low <= max(1, high // 500):
                 break
-            if self.solve(middle, "the smallest budget", FIRST_S).plan is not None:
+            if self.solve(middle, "the smallest budget", self.first_s).plan is not None:
                 high = middle
             else:
                 low = middle

@@ -29,8 +29,8 @@ OPEN_GAP = 0.1
 """Points with a larger overhead gap are solved again, for longer, where time is left."""
 SHARPEN_SHARE = 0.25
 """Share of the time that is kept for that."""
-FIRST_S = 6.0
-"""Seconds for one solve in the search of the smallest limit."""
+FIRST_S, FIRST_SHARE = 6.0, 0.3
+"""Seconds for one solve in the search of the smallest limit, and the most of what a point may take."""
 LEAST_STEPS = 6
 """Limits tried in that search, beyond the lower bound itself."""
 
@@ -102,6 +102,11 @@ class Refiner(ABC):
     def ordered(self) -> tuple[Point, ...]:
         """By ascending limit."""
         return tuple(self.points[limit] for limit in sorted(self.points))
+
+    @property
+    def first_s(self) -> float:
+        """Seconds for one solve in the search of the smallest limit."""
+        return min(FIRST_S, FIRST_SHARE * self.settings.time_limit_s)
 
     def refine(self, points: int, time_limit_s: float) -> None:
         """Solve until there are so many points, or none is worth it, or the time is up; then sharpen.
