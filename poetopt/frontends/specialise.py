@@ -19,6 +19,7 @@ from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import check_attributes, check_window
 from poetopt.frontends.batch import Shape
 from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
+from poetopt.frontends.operand_shapes import check_operands
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.structure import describe, first_line
@@ -126,6 +127,7 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     shapes = [draft.types[name][1] if name else None for name in node.input]
     at = describe(draft.where, node, draft.opset)
     check_attributes(at, node, shapes, draft.constants, draft.opset)
+    check_operands(at, node, shapes, draft.constants)
     if _fold(draft, node, declared):
         draft.folded += 1
         return
