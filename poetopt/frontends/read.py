@@ -91,6 +91,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto, content: bytes 
     document = Document(where, _structure(parsed), folder)
     _check_header(document)
     _list_weights(document, parsed.graph.initializer)
+    _bring_in(document)
     return document
 
 
@@ -234,6 +235,26 @@ def check_size(what: str, dims: tuple[int, ...], elem: int) -> None:
         )
 
 
+def _bring_in(document: Document) -> None:
+    """Put what nodes hold of external data into the nodes: ONNX's checks would look for it in the current folder."""
+    for node in _all_nodes((*document.proto.graph.node, *(node for f in document.proto.functions for node in f.node))):
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                if tensor.data_location != TensorProto.EXTERNAL:
+                    continue
+                what = f"{document.where}: {attribute.name!r} of node {next(iter(node.output), node.name)!r}"
+                check_size(what, tuple(tensor.dims), tensor.data_type)
+                tensor.CopyFrom(numpy_helper.from_array(_external(document, what, tensor), tensor.name))
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of the graphs that they hold."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
+
+
 def array_of(document: Document, name: str) -> Array:
     """The initializer `name` as a read-only array; external data is read from its file."""
     proto = document.weights[name]
@@ -289,6 +310,8 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
     if length != size or offset < 0:
         raise ModelError(f"{what}: external data of {length} bytes at offset {offset}, but its shape needs {size}")
     try:
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{what}: external data at {str(path)!r} is no file; put the file beside the model")
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < offset + size:
                 raise ModelError(f"{what}: external data file {str(path)!r} is truncated; copy it again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -515,6 +516,57 @@ class TestExternalData:
         path.write_bytes(model.SerializeToString())
         with pytest.raises(ModelError, match="not a path beside the model"):
             load_onnx(path, batch=2)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+    def test_what_is_no_file_is_refused(self, tmp_path: Path) -> None:
+        """Opening a pipe that nobody writes to would wait for ever."""
+        path = self._save(tmp_path)
+        (tmp_path / "weights.bin").unlink()
+        os.mkfifo(tmp_path / "weights.bin")
+        with pytest.raises(ModelError, match=r"weights\.bin' is no file"):
+            load_onnx(path, batch=2)
+
+    @pytest.mark.parametrize("place", ["node", "branch", "function"])
+    def test_that_of_nodes_lies_beside_the_model_as_well(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    ) -> None:
+        constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(floats(4, 4), "k"))
+        product = helper.make_node("MatMul", ["h", "k"], ["y"])
+        whole = model_of([constant, product], {"h": [2, 4]}, ["y"])
+        if place == "function":
+            body = helper.make_function("own", "f", ["h"], ["y"], [constant, product], whole.opset_import)
+            whole.functions.append(body)
+            whole.opset_import.append(helper.make_opsetid("own", 1))
+            whole.graph.ClearField("node")
+            whole.graph.node.append(helper.make_node("f", ["h"], ["y"], domain="own"))
+        elif place == "branch":
+            inside = helper.make_graph([constant, product], "b", [], [onnx.ValueInfoProto(name="y")])
+            choice = helper.make_node("If", ["c"], ["y"], then_branch=inside, else_branch=inside)
+            whole = model_of([choice], {"h": [2, 4]}, ["y"], {"c": np.array(True)})
+        path, elsewhere = tmp_path / "m.onnx", tmp_path / "elsewhere"
+        path.write_bytes(whole.SerializeToString())
+        before = load_onnx(path)
+        nodes = whole.functions[0].node if place == "function" else whole.graph.node
+        stored = nodes[0].attribute[0].g.node[0] if place == "branch" else nodes[0]
+        tensors = [stored.attribute[0].t]
+        if place == "branch":
+            tensors.append(nodes[0].attribute[1].g.node[0].attribute[0].t)
+        (tmp_path / "k.bin").write_bytes(tensors[0].raw_data)
+        for tensor in tensors:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="k.bin")
+        path.write_bytes(whole.SerializeToString())
+        elsewhere.mkdir()
+        (elsewhere / "k.bin").write_bytes(floats(4, 4, seed=1).tobytes())
+        monkeypatch.chdir(elsewhere)
+        after = load_onnx(path)
+        assert after.content_hash == before.content_hash
+        (name,) = after.values
+        np.testing.assert_array_equal(after.values[name], floats(4, 4))
+        (tmp_path / "k.bin").unlink()
+        with pytest.raises(ModelError, match=r"'value' of node 'k': external data file .*k\.bin' is missing"):
+            load_onnx(path)
 
     def test_a_model_in_memory_has_no_folder(self, tmp_path: Path) -> None:
         model = onnx.load(self._save(tmp_path), load_external_data=False)
