@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import logging
 import os
@@ -18,7 +20,7 @@ from poetopt import interrupts
 from poetopt.errors import InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plugins import culprit, failure, origin
-from poetopt.printable import shortened, shown
+from poetopt.printable import escaped, shortened, shown
 
 if TYPE_CHECKING:
     from poetopt.engine.solution import Listener, Progress
@@ -147,7 +149,10 @@ def own_the_process() -> None:
 
 
 def _fill_streams() -> None:
-    """Streams that were closed before the start lead nowhere, and no file that is opened gets their numbers."""
+    """Streams that were closed before the start lead nowhere, and no file that is opened gets their numbers.
+
+    Where one is not in UTF-8, what its encoding lacks is written out as an escape.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -156,6 +161,10 @@ def _fill_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    codecs.register_error("poetopt", escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="poetopt")
 
 
 def guarded(command: Callable[[], int]) -> int:

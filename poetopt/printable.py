@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -23,6 +24,14 @@ def shown(text: str, *, keep: str = "") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(c) if unshown(c) and c not in keep else c for c in text)
+
+
+def escaped(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks as escapes that are JSON's too; a handler for `codecs.register_error`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return json.dumps(lacking)[1:-1], error.end
 
 
 def shortened(text: str) -> str:

@@ -128,3 +128,24 @@ def test_a_plan_is_verified_with_its_model_from_a_pipe(run: Runner) -> None:
     ended = subprocess.run(program, input=plan.encode(), capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert json.loads(ended.stdout)["model_checked"] == "mlp"
+
+
+def test_an_encoding_that_lacks_letters_gets_escapes(problem: Path) -> None:
+    """Text stays text, and JSON the same object: a Latin-1 or an ASCII locale ended in a traceback."""
+    command = [sys.executable, "-m", "poetopt", "solve", str(problem), *SOLVE, "--json", "-"]
+    documents = []
+    for encoding in ("ascii", "utf-8"):
+        done = subprocess.run(
+            command, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": encoding}
+        )
+        documents.append(json.loads(done.stdout))
+    assert documents[0]["notes"] == documents[1]["notes"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    told = subprocess.run(
+        [sys.executable, "-m", "poetopt", "formulations", "--show", "poet"],
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    assert (told.returncode, told.stderr) == (0, b"")
+    assert b"\\u2264" in told.stdout
