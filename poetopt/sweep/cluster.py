@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -53,6 +54,9 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
         "distributed.worker.daemon": True,
     }
     with dask.config.set(settings), ExitStack() as stack:
+        # dask never removes what it makes in the common folder.
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="poetopt-", ignore_cleanup_errors=True))
+        stack.enter_context(dask.config.set({"temporary-directory": scratch}))
         _start_quiet_tracker()  # not in the block: Python lets interrupts in again once it has started
         with _deaf_to_interrupts():
             cluster = stack.enter_context(

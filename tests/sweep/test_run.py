@@ -104,6 +104,19 @@ def test_a_worker_that_dies(tmp_path: Path) -> None:
     assert found.lost == ()
 
 
+def test_no_temporary_file_is_left(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, 'models = "chain.json"\ndevices = "a72"\nram = "100%"\nmethods = "dtr"\n')
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    subprocess.run(
+        [*PROGRAM, "sweep", str(path), "--workers", "1"],
+        env={**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    assert not list(temporary.rglob("*"))
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_ctrl_c_is_one_line_and_keeps_the_rows(tmp_path: Path) -> None:
     """As a terminal sends it: to the workers as well, one of which is deep in a solve."""
