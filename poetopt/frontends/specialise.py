@@ -22,6 +22,7 @@ from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
 from poetopt.frontends.operand_shapes import check_operands
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
+from poetopt.frontends.resizes import agreed
 from poetopt.frontends.structure import describe, first_line
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
 
@@ -36,6 +37,9 @@ _READ_BY_INFERENCE = 4096
 
 _LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 """Operators that ONNX defines by a function alone, without shape inference."""
+
+_OPTIONAL_SCALES_SINCE = 13
+"""From this opset on a Resize with sizes has no scales."""
 
 _POOLS, _POOLS_AS_COMPUTED = frozenset({"AveragePool", "LpPool", "MaxPool"}), 22
 """From this opset on ONNX says what torch and onnxruntime do in all: a window that would begin in the padding behind
@@ -124,6 +128,7 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     node = _plain(draft, original)
     if rebatch is not None:
         _rewrite(draft, node, rebatch)
+    _measure(draft, node)
     shapes = [draft.types[name][1] if name else None for name in node.input]
     at = describe(draft.where, node, draft.opset)
     check_attributes(at, node, shapes, draft.constants, draft.opset)
@@ -184,11 +189,36 @@ def _rewrite(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
         return
     leads = (rebatch.old,) if node.op_type == "Reshape" else (rebatch.old, 1)
     if int(shape.reshape(-1)[0]) == rebatch.old == result[1][0] and data[1][0] in leads:
-        name = f"{node.output[0]}.shape"
-        while name in draft.types:
-            name += "_"
-        _add_constant(draft, name, np.array([rebatch.new, *shape[1:]], dtype=np.int64))
-        node.input[1] = name
+        node.input[1] = _new_constant(draft, f"{node.output[0]}.shape", np.array([rebatch.new, *shape[1:]], np.int64))
+
+
+def _measure(draft: Draft, node: NodeProto) -> None:
+    """Give a Resize sizes where shape inference would read its scales otherwise than the runtime."""
+    scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
+    if scales is None or not scales.size or draft.opset < _OPTIONAL_SCALES_SINCE:
+        return
+    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    before = draft.types[node.input[0]][1]
+    axes = own.get("axes") or range(len(before))
+    if own.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or len(axes) != scales.size:
+        return
+    if any(not -len(before) <= axis < len(before) for axis in axes):
+        return
+    found = agreed(
+        [before[axis] for axis in axes], scales.astype(np.float32), nearest=own.get("mode", b"nearest") == b"nearest"
+    )
+    if found is not None:
+        sized = found.dtype == np.int64
+        name = _new_constant(draft, f"{node.output[0]}.{'sizes' if sized else 'scales'}", found)
+        del node.input[1:]
+        node.input.extend(["", "", name] if sized else ["", name])
+
+
+def _new_constant(draft: Draft, name: str, array: Array) -> str:
+    while name in draft.types:
+        name += "_"
+    _add_constant(draft, name, array)
+    return name
 
 
 def _fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:

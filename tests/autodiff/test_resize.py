@@ -141,3 +141,35 @@ def test_a_line_too_long_for_a_matrix_is_refused_and_repeats_need_none() -> None
     labels = next(name for name in step.inputs if name != "x")
     found = run(step, {"x": x, labels: np.zeros((1, 1, 40_000), np.float32)}, ("w.grad",))["w.grad"]
     np.testing.assert_allclose(found, 2 * 2 * np.asarray(step.values["w"], np.float32) / 40_000, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("before", "after"), [((5, 6), (7, 11)), ((5, 5), (7, 7)), ((10, 20), (13, 26))])
+def test_ratios_that_float32_rounds_down(mode: str, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """1.4 is 1.39999998 there: five elements become 7 in onnxruntime, and 6 in ONNX's shape inference."""
+    scales = np.array([1, 1, *(a / b for a, b in zip(after, before, strict=True))], np.float32)
+    w = np.random.default_rng(0).standard_normal((1, 2, *before)).astype(np.float32)
+    nodes = [make_node("Add", ["w", "x"], ["h"]), make_node("Resize", ["h", "", "s"], ["y"], mode=mode)]
+    file = model_of(nodes, {"x": list(w.shape)}, ["y"], {"w": w, "s": scales})
+    step = differentiate(load_onnx(file, train="w"), loss="mse")
+    assert step.tensors["y"].shape == (1, 2, *after)
+    feeds = {"x": np.zeros_like(w), "target": np.zeros((1, 2, *after), np.float32)}
+    found = run(step, feeds, ("y", "w.grad"))
+    session = ort.InferenceSession(file.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(found["y"], session.run(None, {"x": feeds["x"]})[0])
+    # y is linear in w, so <dL/dw, w> = 2 L
+    assert np.sum(found["w.grad"].astype(np.float64) * w) == pytest.approx(2 * np.mean(found["y"] ** 2), rel=1e-4)
+
+
+def test_beside_a_scale_that_is_no_ratio() -> None:
+    """F.interpolate(x, scale_factor=1.3) of 10x12: 13x15, though 12 * 1.3 is 15.6."""
+    w = np.random.default_rng(0).standard_normal((1, 2, 10, 12)).astype(np.float32)
+    scales = np.array([1, 1, 1.3, 1.3], np.float32)
+    nodes = [make_node("Add", ["w", "x"], ["h"]), make_node("Resize", ["h", "", "s"], ["y"], mode="linear")]
+    file = model_of(nodes, {"x": list(w.shape)}, ["y"], {"w": w, "s": scales})
+    step = differentiate(load_onnx(file, train="w"), loss="mse")
+    feeds = {"x": np.zeros_like(w), "target": np.zeros((1, 2, 13, 15), np.float32)}
+    found = run(step, feeds, ("y", "w.grad"))
+    session = ort.InferenceSession(file.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(found["y"], session.run(None, {"x": feeds["x"]})[0], atol=1e-5)
+    assert np.sum(found["w.grad"].astype(np.float64) * w) == pytest.approx(2 * np.mean(found["y"] ** 2), rel=1e-4)
