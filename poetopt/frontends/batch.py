@@ -14,6 +14,9 @@ from poetopt.frontends.read import Document, check_size
 
 _BATCH_NAME = re.compile(r"^_?(n|b|bs|batch|batch_?size|batch_?dim|.*batch.*)$", re.IGNORECASE)
 
+_MADE_UP = re.compile(r"^(unk__\d+|DynamicDimension\.\d+)$")
+"""What TensorFlow's and Paddle's exporters call a size that has no name; each input has one of its own."""
+
 Shape = tuple[int, ...]
 
 
@@ -64,7 +67,8 @@ def _dims(document: Document, info: onnx.ValueInfoProto) -> list[int | str]:
 def fix_inputs(document: Document, batch: int | None) -> FixedInputs:
     """Static types of the inputs of `document` with `batch` put in place of the batch dimension.
 
-    The batch dimension is the leading one of the inputs, and any that has the same symbol. Raises
+    The batch dimension is the leading one of the inputs (of all of them where an exporter made up their symbols), and
+    any that has the same symbol. Raises
     `ModelError` naming input and dimension where another one is symbolic, or where no batch is given.
     """
     if batch is not None and batch < 1:
@@ -113,7 +117,7 @@ def _batch_symbols(shapes: Sequence[Sequence[int | str]]) -> set[str]:
     if named:
         return named
     inner = {dim for dims in shapes for dim in dims if isinstance(dim, str) and _BATCH_NAME.match(dim)}
-    return inner or set(leading[:1])
+    return inner or {*leading[:1], *filter(_MADE_UP.match, leading)}
 
 
 def rebatched(fixed: FixedInputs) -> Mapping[str, tuple[int, Shape]]:

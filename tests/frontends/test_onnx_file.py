@@ -257,6 +257,20 @@ class TestBatch:
         model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [dim, 3]}, ["y"])
         assert load_onnx(model, batch=5).tensors["y"].shape == (5, 3)
 
+    @pytest.mark.parametrize("names", [("unk__12", "unk__13"), ("DynamicDimension.0", "DynamicDimension.1")])
+    def test_each_input_has_a_made_up_symbol(self, names: tuple[str, str]) -> None:
+        nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+        graph = load_onnx(model_of(nodes, {"a": [names[0], 3], "b": [names[1], 3]}, ["y"]), batch=5)
+        assert graph.tensors["a"].shape == graph.tensors["b"].shape == (5, 3)
+        other = model_of(nodes, {"a": [names[0], names[1] + "0"], "b": [names[1], 3]}, ["y"])
+        with pytest.raises(ModelError, match=f"dimension 1 of input 'a' is symbolic .'{names[1]}0'. and is not"):
+            load_onnx(other, batch=5)
+
+    def test_two_symbols_with_names_are_two_sizes(self) -> None:
+        nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+        with pytest.raises(ModelError, match="dimension 0 of input 'b' is symbolic .'edges'. and is not the batch"):
+            load_onnx(model_of(nodes, {"a": ["nodes", 3], "b": ["edges", 3]}, ["y"]), batch=5)
+
     def test_the_batch_may_stand_elsewhere_too(self) -> None:
         nodes = [helper.make_node("MatMul", ["s", "x"], ["y"])]
         model = model_of(nodes, {"x": ["batch", 3], "s": [4, "batch"]}, ["y"])
