@@ -2,12 +2,13 @@
 
 | loss | on an output of shape | adds the input | value |
 |---|---|---|---|
-| cross-entropy | [..., classes], or [N, classes, d1, d2, ...] from rank four | `labels`, int64, the shape without classes | mean of -log softmax at the label |
+| cross-entropy | [..., classes], or [N, classes, d1, d2, ...] from rank four, unless the model says otherwise | `labels`, int64, the shape without classes | mean of -log softmax at the label |
 | mse | any | `target`, the output's type and shape | mean of (output - target)^2 |
 | none | one element | | the output itself |
 
 `auto` takes `none` for an output of one element, `cross-entropy` for one of rank two or more with at
-least two classes, else `mse`. Where the output is a Softmax or LogSoftmax over the classes, cross-entropy
+least two classes, else `mse`. A model says where its classes are by a final Softmax, or from rank four by a final dense
+layer (they are last) or a final Transpose that puts channels last (exporters of TensorFlow write it). Where the output is a Softmax or LogSoftmax over the classes, cross-entropy
 reads what goes into it: the same value as the negative log-likelihood of its probabilities, without
 the rounding of log(softmax).
 """  # noqa: E501
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from poetopt.autodiff.classes import Final, class_axis, final_op
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.registry import is_float
 from poetopt.errors import ModelError, OptionError
@@ -67,19 +69,17 @@ def attach(
             f"{graph.source or graph.name}: {at}: its output {y.name!r} of shape {list(y.shape)} has no elements, so "
             "no loss can be on it; a size in the model is wrong, export it again, or name another with --output"
         )
-    kind = _kind(y) if loss == "auto" else loss
+    final = final_op(y, forward, builder.tensors)
+    axis = final.axis if final is not None else class_axis(y.shape)
+    kind = _kind(y, axis) if loss == "auto" else loss
     how = "chosen by the output's shape" if loss == "auto" else "as asked"
     shape = "x".join(map(str, y.shape)) or "scalar"
     if kind == "none":
         return _none(y, builder, f"loss: none, the output {y.name!r} ({shape}) is the loss; {how}")
     if kind == "mse":
         return _mse(y, builder, f"loss: mse on output {y.name!r} ({shape}) against the new input; {how}")
-    return _cross_entropy(y, forward, builder, f"loss: cross-entropy on output {y.name!r} ({shape}); {how}")
-
-
-def class_axis(shape: tuple[int, ...]) -> int:
-    """The axis of the classes: the last, or axis 1 from rank four."""
-    return 1 if len(shape) >= 4 else len(shape) - 1
+    along = f", classes along axis {axis}" if len(y.shape) > 3 else ""
+    return _cross_entropy(y, axis, final, builder, f"loss: cross-entropy on output {y.name!r} ({shape}{along}); {how}")
 
 
 def _chosen(graph: Graph, output: str | None) -> str:
@@ -98,10 +98,10 @@ def _chosen(graph: Graph, output: str | None) -> str:
     return output
 
 
-def _kind(y: Tensor) -> str:
+def _kind(y: Tensor, axis: int) -> str:
     if y.size == 1:
         return "none"
-    return "cross-entropy" if len(y.shape) >= 2 and y.shape[class_axis(y.shape)] >= 2 else "mse"
+    return "cross-entropy" if len(y.shape) >= 2 and y.shape[axis] >= 2 else "mse"
 
 
 def _start(builder: GraphBuilder, name: str, kind: str, *, view: bool = False) -> OperatorBuilder:
@@ -137,35 +137,23 @@ def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     return Attached((_done(draft, loss),), loss, "mse", (target.name,), note)
 
 
-def _logits(y: Tensor, axis: int, forward: tuple[Operator, ...], builder: GraphBuilder) -> tuple[Tensor, str]:
-    """What cross-entropy reads, and what to say about it."""
-    writer = next((operator for operator in forward if y.name in operator.outputs), None)
-    if writer is None or len(writer.nodes) != 1 or writer.nodes[0].op_type not in {"Softmax", "LogSoftmax"}:
-        return y, ""
-    node = writer.nodes[0]
-    at = node.attributes.get("axis", -1)
-    if not isinstance(at, int) or at % len(y.shape) != axis:
-        return y, ""
-    logits = builder.tensors[node.inputs[0]]
-    return logits, f"; it reads {logits.name!r}, the input of the final {node.op_type}"
-
-
-def _cross_entropy(y: Tensor, forward: tuple[Operator, ...], builder: GraphBuilder, note: str) -> Attached:
-    if not y.shape or y.shape[class_axis(y.shape)] < 2:
+def _cross_entropy(y: Tensor, axis: int, final: Final | None, builder: GraphBuilder, note: str) -> Attached:
+    if not y.shape or y.shape[axis] < 2:
         raise ModelError(
-            f"cross-entropy needs at least two classes along axis {class_axis(y.shape) if y.shape else 0} of output "
+            f"cross-entropy needs at least two classes along axis {axis if y.shape else 0} of output "
             f"{y.name!r}, which has shape {list(y.shape)}; choose --loss mse"
         )
-    axis = class_axis(y.shape)
     shape = tuple(d for k, d in enumerate(y.shape) if k != axis)
     labels = builder.tensor(builder.unique("labels"), shape, "int64", Role.INPUT)
-    logits, remark = _logits(y, axis, forward, builder)
+    logits, remark = y, ""
+    if final is not None and final.logits is not None:
+        logits, remark = final.logits, f"; it reads {final.logits.name!r}, the input of the final {final.kind}"
     operators: list[Operator] = []
     if logits.dtype in HALF:
         draft = _start(builder, "loss.single", "Cast")
         operators.append(_done(draft, logits := draft.cast(logits, "float32")))
     scores, classes = logits, labels
-    if axis != 1:
+    if not (final is not None and final.transposed) and (axis != 1 or logits.shape != y.shape):
         rows = math.prod(shape)
         for tensor, flat in ((logits, (rows, y.shape[axis])), (labels, (rows,))):
             if tensor.shape != flat:

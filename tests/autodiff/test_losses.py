@@ -83,6 +83,31 @@ def test_probabilities_are_not_normalised_twice(final: str) -> None:
     assert "y" in found
 
 
+@pytest.mark.parametrize(
+    ("shape", "tail", "axis", "logits"),
+    [([2, 3, 4, 5], "y = Softmax<axis=-1>(h)", 3, "h"), ([2, 3, 4], "y = LogSoftmax<axis=1>(h)", 1, "h"),
+     ([2, 3, 4, 5], "f = Flatten<axis=3>(h)\np = Softmax<axis=-1>(f)\ny = Reshape(p, shape)", 3, "h"),
+     ([24, 5], "p = Softmax<axis=-1>(h)\ny = Reshape(p, shape)", 3, "h"),
+     ([2, 5, 3, 4], "p = Softmax<axis=1>(h)\ny = Transpose<perm=[0 2 3 1]>(p)", 3, "h"),
+     ([2, 5, 3, 4], "y = Transpose<perm=[0 2 3 1]>(h)", 3, ""),
+     ([2, 4, 5, 3], "y = Transpose<perm=[0 3 1 2]>(h)", 1, ""),
+     ([2, 3, 4, 2], "y = MatMul(h, m)", 3, ""), ([2, 3, 4, 3], "y = Add(h, b)", 3, "")],
+)  # fmt: skip
+def test_a_model_may_say_where_its_classes_are(shape: list[int], tail: str, axis: int, logits: str) -> None:
+    weights = {"w": np.array([1.5], np.float32), "shape": np.array([2, 3, 4, 5])}
+    weights |= {"m": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+    step = differentiate(graph(f"h = Mul(x, w)\n{tail}", {"x": shape}, weights, ["y"]))
+    notes = [note for note in step.notes if "cross-entropy" in note]
+    assert ("the input of the final" in notes[0]) == bool(logits)
+    assert (f"classes along axis {axis}" in notes[0]) == (len(step.tensors["y"].shape) > 3)
+    feeds = batch(step, 0)
+    found = run(step, feeds, ("y", "loss", "w.grad"))
+    y = np.log(found["y"]) if "= Softmax" in tail else found["y"]
+    labels = np.expand_dims(feeds["labels"], axis)
+    assert labels.shape == tuple(1 if k == axis else d for k, d in enumerate(y.shape))
+    assert found["loss"] == pytest.approx(-np.take_along_axis(log_softmax(y, axis), labels, axis).mean(), rel=1e-4)
+
+
 def test_none_takes_the_models_own_loss_and_names_it() -> None:
     step = differentiate(scaled([4, 3], "y = ReduceMean<keepdims=0>(h)"), loss="none")
     assert (step.loss, step.outputs, step.added_inputs) == ("loss", ("y",), ())

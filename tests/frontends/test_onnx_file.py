@@ -268,7 +268,7 @@ class TestBatch:
 
     def test_two_symbols_with_names_are_two_sizes(self) -> None:
         nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
-        with pytest.raises(ModelError, match="dimension 0 of input 'b' is symbolic .'edges'. and is not the batch"):
+        with pytest.raises(ModelError, match=r"dimension 0 of input 'b' is symbolic .'edges'. and is not the batch"):
             load_onnx(model_of(nodes, {"a": ["nodes", 3], "b": ["edges", 3]}, ["y"]), batch=5)
 
     def test_the_batch_may_stand_elsewhere_too(self) -> None:
