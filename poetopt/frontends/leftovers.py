@@ -18,11 +18,17 @@ from poetopt.frontends.read import Document
 
 _OUTPUT = re.compile(r"(^|/)[A-Z]\w*_output_\d+$")
 _CONSTANT = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
-_OF_ONE = re.compile(r"^(val_\d+|ortshared_\w+|const_fold_opt__\d+)$")
+_OF_ONE = re.compile(
+    r"^(val_\d+|ortshared_\w+|const_fold_opt__\d+|auto\.cast\.\d+|helper\.constant\.\d+|p2o\.pd_op\.full\.\d+\.\d+)$"
+)
 """Names of numbers that were folded or shared. A parameter of one element may be `onnx::Add_621`, but none of these."""
 _OF_NODE = re.compile(r"^(val|(new_)?(zeros|full)(_like)?)(_\d+)?$")
 """Names that torch's newer exporter gives to what it made ahead, where an optimiser has dropped what says so."""
 _OF_MODULE = re.compile(r"^\w+(\.\w+)*\.[A-Za-z_]\w*$")
+
+_VARIABLE = re.compile(r"ReadVariableOp|(^|/)([Ss]queeze|Reshape|ExpandDims|[Tt]ranspose|Cast)(_\d+)?:0$")
+"""TensorFlow's exporter names a variable after what reads it (a bias: after its view), and what it computed of
+variables after another node."""
 
 SCATTERED = frozenset({"Scatter", "ScatterElements", "ScatterND"})
 """Operators that write into a copy of their input 0: where that is all zero, it is what `torch.zeros` made."""
@@ -62,6 +68,20 @@ def scalar_of_module(document: Document, name: str, readers: Iterable[NodeProto]
     if document.weights[name].dims or not _OF_MODULE.match(name):
         return False
     return any(node.op_type != "Where" for node in readers)
+
+
+def computed_by_tensorflow(trained: Iterable[str]) -> list[str]:
+    """A note on tensors that TensorFlow's exporter computed ahead, if some stand beside variables."""
+    names = list(trained)
+    found = [name for name in names if not _VARIABLE.search(name)]
+    if not found or not any("ReadVariableOp" in name for name in names):
+        return []
+    shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return [
+        f"{len(found)} trained tensors are no variables ({shown}): the exporter computed them ahead, as it does with a "
+        "BatchNormalization in inference mode and a negated slope, or packed them; a gradient is that of "
+        "what is stored"
+    ]
 
 
 def note(left: Mapping[str, Iterable[str]]) -> list[str]:

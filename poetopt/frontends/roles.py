@@ -211,6 +211,7 @@ def _inferred(
             "read by Sin and Cos alone": [name for name in uses.angles if name not in known | made_up | uses.wanted],
         }
     )
+    notes += leftovers.computed_by_tensorflow(trained)
     trained_scalars = [name for name in trained if name in scalars]
     if trained_scalars:
         shown = ", ".join(trained_scalars)

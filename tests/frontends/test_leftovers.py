@@ -139,3 +139,21 @@ def test_a_scalar_with_the_name_of_a_module_is_trained() -> None:
     assert set(graph.trained) == {"w", "m.logit_scale"}
     assert noted(graph, "scalars with a module's name are trained (m.logit_scale)")
     assert noted(graph, "scalars are not trained (attn.masked_bias, onnx::Mul_3, scale, val_3)")
+
+
+@pytest.mark.parametrize("name", ["auto.cast.4", "helper.constant.10", "p2o.pd_op.full.2.0"])
+def test_a_number_of_paddles_exporter_is_no_parameter(name: str) -> None:
+    graph = load_onnx(optimised(name, shape=(1,)))
+    assert graph.trained == ("w",)
+    assert noted(graph, name)
+    assert load_onnx(optimised(name)).trained == ("w", name)
+
+
+def test_what_tensorflows_exporter_computed_of_variables_is_named() -> None:
+    """A BatchNormalization in inference mode is a product and a sum in the file."""
+    names = ("bn/batchnorm/mul:0", "const_fold_opt__24")
+    assert not noted(load_onnx(optimised(*names)), "are no variables")
+    graph = load_onnx(optimised("dense/Add/ReadVariableOp:0", *names))
+    assert len(graph.trained) == 4
+    assert noted(graph, f"are no variables (w, {', '.join(names)}): the exporter computed them ahead")
+    assert not noted(load_onnx(optimised("dense/Add/ReadVariableOp:0", *names), train="*"), "are no variables")
