@@ -55,15 +55,24 @@ def final_op(y: Tensor, forward: tuple[Operator, ...], tensors: Mapping[str, Ten
         return found
     if _dense(node, tensors):
         return Final(node.op_type, rank - 1)
-    perm = node.attributes.get("perm")
-    if node.op_type != "Transpose" or not isinstance(perm, list | tuple) or tuple(perm) != (0, *range(2, rank), 1):
+    perm = _perm(node)
+    if perm is None or len(perm) != rank:
         return None
     before = tensors[node.inputs[0]]
     behind = _behind_views(writers, before.name)
     found = _softmax(behind, before.shape, writers, tensors) if behind is not None else None
-    if found is None or found.logits is None or found.axis != 1 or found.logits.shape != before.shape:
+    logits = found.logits if found is not None else None
+    if found is not None and logits is not None and logits.shape == before.shape:
+        # up to opset 12 exporters put the axis last, and back
+        other = writers.get(logits.name)
+        back = _perm(other) if other is not None else None
+        if other is not None and back is not None and [back[axis] for axis in perm] == list(range(rank)):
+            return Final(found.kind, perm.index(found.axis), tensors[other.inputs[0]])
+    if perm != (0, *range(2, rank), 1):
+        return None
+    if found is None or logits is None or found.axis != 1 or logits.shape != before.shape:
         return Final("Transpose", rank - 1)
-    return Final(found.kind, rank - 1, found.logits, transposed=True)
+    return Final(found.kind, rank - 1, logits, transposed=True)
 
 
 def _softmax(
@@ -85,6 +94,12 @@ def _softmax(
         view = writers.get(behind[-1].name)
     logits = next((tensor for tensor in reversed(behind) if tensor.shape == shape), logits)
     return Final(node.op_type, axis, logits) if axis or len(shape) == 1 else None
+
+
+def _perm(node: Node) -> tuple[int, ...] | None:
+    """How a Transpose permutes axes; None for another op, and where it doesn't say."""
+    perm = node.attributes.get("perm") if node.op_type == "Transpose" else None
+    return tuple(map(int, perm)) if isinstance(perm, list | tuple) else None
 
 
 def _dense(node: Node, tensors: Mapping[str, Tensor]) -> bool:
