@@ -68,8 +68,8 @@ def fix_inputs(document: Document, batch: int | None) -> FixedInputs:
     """Static types of the inputs of `document` with `batch` put in place of the batch dimension.
 
     The batch dimension is the leading one of the inputs (of all of them where an exporter made up their symbols), and
-    any that has the same symbol. Raises
-    `ModelError` naming input and dimension where another one is symbolic, or where no batch is given.
+    any that has the same symbol. Raises `ModelError` naming input and dimension where another one is symbolic, or where
+    no batch is given.
     """
     if batch is not None and batch < 1:
         raise ModelError(f"{document.where}: the batch must be at least 1, not {batch}; give another --batch")
