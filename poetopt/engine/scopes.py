@@ -10,6 +10,7 @@ from poetopt.engine.attempt import search_scope
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
+from poetopt.engine.stagewise import Stagewise
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name
 
@@ -36,6 +37,9 @@ WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
 SOON_SHARE = 0.35
 """Share of the remaining time after which `auto` goes deeper though a little is open."""
+STAGES_SHARE = 0.8
+"""Share of the remaining time that the search stage by stage of the scope that is asked for may take, where its
+incumbent seems within reach. It begins when the first warm-up has left an incumbent."""
 PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
@@ -65,6 +69,9 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     scopes = _scopes(run.options, chosen)
     automatic = run.options.scope == "auto"
     paid = quick = True
+    # Of less deep scopes it would say as much, but they are asked for to see what lies in them.
+    whole = chosen.backwards is not None and not automatic and math.isinf(chosen.depth(scopes[-1]))
+    stagewise = Stagewise.of(run, chosen, scopes[-1]) if whole else None
     for place, scope in enumerate(scopes):
         warm_up = not automatic and place < len(scopes) - 1
         deeper = warm_up and place >= len(WARM_UP)
@@ -81,9 +88,18 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             break  # the full space is tried where there is nothing in the others
         if automatic and scope != "full":
             run.soon = time.monotonic() + SOON_SHARE * run.remaining_s
+        if stagewise is not None and (place or not warm_up):
+            run.bound = 0.0
+            try:
+                proof = _by_stages(run, stagewise, scopes[-1])
+            except KeyboardInterrupt:
+                run.interrupt()
+                return _interrupted(run, scopes[-1], last)
+            if proof is not None:
+                return proof
         before = run.incumbent.value
         begin, left_s = run.elapsed_s, run.latest - time.monotonic()
-        run.bound = 0.0
+        run.bound = 0.0 if stagewise is None or warm_up else stagewise.bound_j
         inner = last if last is not None and (last.closed or last.infeasible) else None
         try:
             patience = 0.0 if warm_up else PATIENCE if automatic else 1.0
@@ -117,6 +133,17 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     if automatic and run.incumbent.best is None and not last.infeasible and run.remaining_s > 1.0:
         last = search_scope(run, chosen, last.asked, None, 1.0)
     return claim(proven, nearly, last, run.options.gap)
+
+
+def _by_stages(run: Run, stagewise: Stagewise, scope: str) -> Proof | None:
+    """What the search stage by stage proves of the scope that is asked for, if that is enough."""
+    run.scope, gap = scope_name(scope), run.options.gap
+    with run.timed("stages"):
+        stagewise.climb(STAGES_SHARE * (run.latest - time.monotonic()))
+    run.raise_bound(stagewise.bound_j, "stages")
+    if not run.closed(gap):
+        return None
+    return Proof(scope, run.scope, run.bound, False, run.incumbent.value, True, True)
 
 
 def _ahead(run: Run, chosen: Formulation, scope: str) -> str:

@@ -58,6 +58,7 @@ __all__ = [
     "Row",
     "Separator",
     "Space",
+    "StageSearch",
     "Terms",
     "contributions",
     "linear",
@@ -73,6 +74,23 @@ class GivesUp(Protocol):
     """See `Formulation.gives_up`."""
 
     def __call__(self, model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row: ...
+
+
+class StageSearch(Protocol):
+    """An exact search of one scope that has no relaxation."""
+
+    @property
+    def least_j(self) -> float:
+        """What is plain of any schedule before a search."""
+        ...
+
+    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
+        """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
+
+        until
+            The moment (of `time.monotonic`) at which it is given up.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +132,9 @@ class Formulation:
         one satisfies. Where it has no plan in time (`late`), only those that have one must satisfy the row.
     leaning
         Optional: (model, a point of the relaxation) -> what it leans to. With it schedules are made of relaxations.
+    backwards
+        Optional: (problem, limits, scope, paging, remat) -> an exact search without a model, or None where it has
+        none. It knows nothing of further blocks.
     """
 
     name: str
@@ -131,6 +152,7 @@ class Formulation:
     labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
     gives_up: GivesUp | None = None
     leaning: Callable[[Any, PointLike], Leaning] | None = None
+    backwards: Callable[[Problem, Limits, str, bool, bool], StageSearch | None] | None = None
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -190,7 +212,7 @@ class Formulation:
             if doc is not None
             else "; ".join([f"{self.name} with {_and(blocks)}", *(b.says for b in blocks if b.says)])
         )
-        return replace(self, name=name or added, doc=told, blocks=tuple(together), beyond=None)
+        return replace(self, name=name or added, doc=told, blocks=tuple(together), beyond=None, backwards=None)
 
     def without(self, block: Block, *, minimising: Goal | None = None) -> Formulation:
         """This formulation less one of its blocks.
@@ -203,7 +225,7 @@ class Formulation:
             rest = tuple(replace(other, goal=None) for other in rest)
             if minimising is not ENERGY:
                 rest = (*rest, Block("least", _no_rows, restricts=False, collects=True, goal=minimising))
-        return replace(self, name=f"{self.name} less {block.name}", blocks=rest, beyond=None)
+        return replace(self, name=f"{self.name} less {block.name}", blocks=rest, beyond=None, backwards=None)
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""

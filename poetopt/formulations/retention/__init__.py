@@ -14,6 +14,7 @@ import numpy as np
 
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
+from poetopt.formulations.retention.backwards import backwards
 from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.hiding import hiding
@@ -144,6 +145,7 @@ retention = Formulation(
     beyond=beyond,
     gives_up=gives_up,
     leaning=_leaning,
+    backwards=backwards,
     simulated=("recompute", "paging", "residency", "memory", "rounding", "chain_cuts", "wake", "deadline", "hiding"),
 )
 build = retention.build

@@ -1,0 +1,84 @@
+"""The search from the end to the beginning finds what trying every schedule finds, and proves the rest."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from poetopt.engine.loop import solve
+from poetopt.engine.solution import Options, Status
+from poetopt.formulations.block import Limits
+from poetopt.formulations.flash_wear import flash_wear
+from poetopt.formulations.retention import retention
+from poetopt.formulations.retention.backwards import Backwards, backwards
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
+from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
+from poetopt.testing.problems import crowded, tight
+from tests.problems import random_budget, random_problem
+
+
+def small(seed: int) -> tuple[Problem, int, Backwards]:
+    """A problem of few decisions, its budget, and the search."""
+    rng = random.Random(seed)
+    while True:
+        problem, ram = tight(rng, forward=rng.choice([2, 3])) if rng.random() < 0.5 else crowded(rng, again=True)
+        scope = rng.choice(["forward", "depth:1", "full"])
+        search = backwards(problem, Limits(ram_bytes=ram), scope, True, True)
+        assert search is not None
+        if sum(map(len, decisions(search.space))) <= FEW_DECISIONS:
+            return problem, ram, search
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_optimum_of_all_schedules(seed: int) -> None:
+    problem, ram, search = small(seed)
+    least = best(retention, valid(search.space, ram), ram)
+    found = search.below(math.inf, math.inf)
+    assert found is not False
+    if least is None:
+        assert found is True
+        return
+    assert not isinstance(found, bool)
+    value, schedule = found
+    assert value == pytest.approx(least[0])
+    simulation = simulate(plan_of(problem, schedule), ram_bytes=ram)
+    assert simulation.overhead_j == pytest.approx(value)
+    assert search.least_j <= value * (1 + 1e-9)
+    if value > 0:
+        assert search.below(value * 0.999, math.inf) is True
+        again = search.below(value * 1.001, math.inf)
+        assert not isinstance(again, bool)
+        assert again[0] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_same_optimum_as_by_the_model(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, operators=11, training=True)
+    asked = Options(ram_bytes=random_budget(rng, problem), scope=rng.choice(["depth:1", "forward", "full"]), gap=1e-7)
+    modelled = replace(retention, name="modelled", backwards=None)
+    staged, whole = solve(problem, asked), solve(problem, replace(asked, formulation=modelled))
+    assert staged.status is whole.status
+    if staged.simulation is None or whole.simulation is None:
+        assert staged.status is Status.INFEASIBLE
+        return
+    assert staged.scope == whole.scope
+    assert staged.simulation.overhead_j == pytest.approx(whole.simulation.overhead_j, rel=1e-6, abs=1e-9)
+
+
+def test_what_has_no_time_says_nothing() -> None:
+    _, _, search = small(1)
+    assert search.below(math.inf, time.monotonic() - 1.0) is False
+
+
+def test_there_is_none_where_more_counts_than_bytes_and_joules() -> None:
+    problem, ram, _ = small(1)
+    assert backwards(replace(problem, wake_j=1.0), Limits(ram_bytes=ram), "forward", True, True) is None
+    assert backwards(problem, Limits(ram_bytes=ram, makespan_s=1e9), "forward", True, True) is None
+    assert retention.with_block(flash_wear(10**9)).backwards is None
