@@ -27,6 +27,10 @@ PATIENCE, PATIENCE_S = 8.0, 2.0
 """A search is given up that takes so many times what the one before took, and so many seconds."""
 REACH = 2.0
 """Where a limit half of the way to the incumbent would take so many times what is left, it is out of reach."""
+OTHERS = 2
+"""So many other schedules of the least cost are looked for where the first one has no layout."""
+TOLERANCE = 1e-6
+"""What costs as much costs no more than this share above it."""
 
 
 @dataclass
@@ -71,7 +75,8 @@ class Stagewise:
             found = self.search.below(limit, min(until, begin + max(PATIENCE_S, PATIENCE * self._took_s)))
             if not isinstance(found, bool):
                 self.bound_j = found[0]
-                run.offer(found[1], "stages")
+                if not run.offer(found[1], "stages"):
+                    self._others(until)
                 return
             took_s, left_s = time.monotonic() - begin, until - time.monotonic()
             if found:
@@ -84,6 +89,17 @@ class Stagewise:
                 self.out_of_reach = value
                 return
             value = run.incumbent.value or value
+
+    def _others(self, until: float) -> None:
+        """Schedules that cost as little as one that has no layout."""
+        for seed in range(OTHERS):
+            run = self.run
+            if run.closed(run.options.gap) or time.monotonic() > until:
+                return
+            found = self.search.below(self.bound_j * (1 + TOLERANCE), until, seed)
+            if not isinstance(found, bool):
+                run.offer(found[1], "stages")
+            run.raise_bound(self.bound_j, "stages")
 
     def _learn(self, limit: float, took_s: float, enough: float) -> float:
         """How far the next limit is to be if seconds grow on as they did, and how many half of the rest."""

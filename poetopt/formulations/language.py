@@ -84,11 +84,13 @@ class StageSearch(Protocol):
         """What is plain of any schedule before a search."""
         ...
 
-    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
+    def below(self, limit_j: float, until: float, seed: int | None = None) -> tuple[float, Schedule] | bool:
         """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
 
         until
             The moment (of `time.monotonic`) at which it is given up.
+        seed
+            Of what decides between schedules that cost the same.
         """
         ...
 

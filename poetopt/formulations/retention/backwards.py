@@ -141,12 +141,15 @@ class Backwards:
         nothing = np.zeros((1, self._m), dtype=np.uint8)
         return max(0.0, float(self._completion(nothing, nothing, self._n)[0]))
 
-    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
+    def below(self, limit_j: float, until: float, seed: int | None = None) -> tuple[float, Schedule] | bool:
         """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
 
         until
             The moment (of `time.monotonic`) at which it is given up.
+        seed
+            Of what decides between schedules that cost the same.
         """
+        draw = None if seed is None else np.random.default_rng(seed)
         labels: dict[Key, float] = {(0, 0): 0.0}
         history: list[dict[Key, Step]] = []
         room = self.space.room_bytes
@@ -171,7 +174,7 @@ class Backwards:
             if not len(left):
                 return True
             if len(left) < FEW or len(left) > GROWN * few:
-                chosen = self._undominated([keys[x] for x in left], costs[left], until)
+                chosen = self._undominated([keys[x] for x in left], costs[left], until, draw)
                 if chosen is None:
                     return False
                 left = left[chosen]
@@ -263,9 +266,14 @@ class Backwards:
         scale = float(max(self._cost, default=0.0)) + 1e-300
         return np.asarray(np.maximum(best * (1 - SAFE) - SAFE * scale, 0.0))
 
-    def _undominated(self, keys: list[Key], costs: Floats, until: float) -> Ints | None:
+    def _undominated(
+        self, keys: list[Key], costs: Floats, until: float, draw: np.random.Generator | None
+    ) -> Ints | None:
         """The labels of which no other one makes a better or equal one; None where it is given up."""
-        order = np.argsort(costs, kind="stable")
+        if draw is None:
+            order = np.argsort(costs, kind="stable")
+        else:
+            order = np.lexsort((draw.random(len(costs)), np.round(costs / (max(self._costs) or 1.0), 9)))
         keys, costs = [keys[x] for x in order], costs[order]
         needs = self._words([key[0] for key in keys])
         different = sorted({key[1] for key in keys})
@@ -333,12 +341,12 @@ def _sums(sizes: list[int]) -> list[int]:
 
 
 def _put(place: dict[Key, Step], key: Key, step: Step) -> None:
-    """The cheaper of two ways to one label; either may have read what can be paged in."""
+    """The cheaper of two ways to one label, the first of equal ones; either may have read what can be paged in."""
     other = place.get(key)
     if other is None:
         place[key] = step
         return
-    cost, _, following, decisions = min(step, other, key=_cost)
+    cost, _, following, decisions = min(other, step, key=_cost)
     place[key] = cost, other[1] | step[1], following, decisions
 
 
