@@ -18,17 +18,17 @@ from poetopt.formulations.language import Formulation, StageSearch
 FROM_NOTHING = 0.05
 """The first limit is no less than this share of the incumbent."""
 WIDEST_STEP, WIDE_STEP, LEAST_STEP = 0.07, 0.02, 0.003
-"""A limit is at most so much above the one before, as a share of it, and once searches aren't brief; and at least."""
+"""How far a limit is above the one before, as a share of it: at most, at most once searches aren't brief, at least."""
 BRIEF_S = 0.2
-"""Searches of so many seconds count as brief, however they compare."""
+"""Searches of this many seconds count as brief, however they compare."""
 TIMES = 2.0
-"""So many times longer than the one before each search is meant to take."""
+"""How many times longer than the one before each search is meant to take."""
 PATIENCE, PATIENCE_S = 8.0, 2.0
-"""A search is given up that takes so many times what the one before took, and so many seconds."""
+"""A search is given up that takes PATIENCE times what the one before took, and PATIENCE_S seconds."""
 REACH = 2.0
-"""Where a limit half of the way to the incumbent would take so many times what is left, it is out of reach."""
+"""Where a limit half of the way to the incumbent would take this many times what is left, it is out of reach."""
 OTHERS = 2
-"""So many other schedules of the least cost are looked for where the first one has no layout."""
+"""How many other schedules of the least cost are looked for where the first one has no layout."""
 TOLERANCE = 1e-6
 """What costs as much costs no more than this share above it."""
 
@@ -52,16 +52,16 @@ class Stagewise:
 
     @classmethod
     def of(cls, run: Run, chosen: Formulation, scope: str) -> Stagewise | None:
-        """None where there is no such search of what was asked."""
+        """None where there is no such search of what was asked, and with one thread: it goes by the clock."""
         options = run.options
-        if chosen.backwards is None or options.deadline_s is not None or not options.remat:
+        if chosen.backwards is None or options.deadline_s is not None or not options.remat or options.threads == 1:
             return None
         limits = Limits(ram_bytes=options.ram_bytes)
         search = chosen.backwards(run.problem, limits, scope, options.paging, options.remat)
         return None if search is None else cls(run, search)
 
     def climb(self, seconds: float) -> None:
-        """Search below one limit after the other, for so many seconds at most; offer what is found."""
+        """Search below one limit after the other, for this many seconds at most; offer what is found."""
         run, until = self.run, time.monotonic() + seconds
         value = run.incumbent.value
         if value is None or value >= self.out_of_reach:

@@ -52,13 +52,13 @@ Step = tuple[float, int, Key, Decisions]
 CHUNK = 14
 """Bits that one table of sums covers."""
 PEAKS, PRICES = 8, 8
-"""At most so many earlier stages, and prices θ, are looked at for what completes a label."""
+"""How many earlier stages, and prices θ, are looked at for what completes a label, at most."""
 SAFE = 1e-9
 """What completes a label is rounded down by this share."""
 BLOCK, KEPT_BLOCK = 128, 8192
 """Labels that are compared at once."""
 FEW, GROWN = 50, 1.05
-"""More labels than FEW are compared where they are so many times those of the stage before."""
+"""More labels than FEW are compared only where they are GROWN times those of the stage before."""
 MOST_WRITTEN = 1500
 """Where there are more different W, only labels with the same one are compared."""
 WIDEST = 150_000
