@@ -64,10 +64,10 @@ class Stagewise:
         """Search below one limit after the other, for this many seconds at most; offer what is found."""
         run, until = self.run, time.monotonic() + seconds
         value = run.incumbent.value
+        self.bound_j = self.bound_j or self.search.least_j
+        run.raise_bound(self.bound_j, "stages")
         if value is None or value >= self.out_of_reach:
             return
-        if not self.bound_j:
-            self.bound_j = self.search.least_j
         while value - self.bound_j > run.options.gap * value:
             enough = value * (1 - run.options.gap / 2)
             limit = min(max(self.bound_j * (1 + self._step), FROM_NOTHING * value), enough)
@@ -75,6 +75,7 @@ class Stagewise:
             found = self.search.below(limit, min(until, begin + max(PATIENCE_S, PATIENCE * self._took_s)))
             if not isinstance(found, bool):
                 self.bound_j = found[0]
+                run.raise_bound(self.bound_j, "stages")
                 if not run.offer(found[1], "stages"):
                     self._others(until)
                 return
@@ -82,6 +83,7 @@ class Stagewise:
             if found:
                 reach_s = self._learn(limit, took_s, enough)
                 self.bound_j = limit
+                run.raise_bound(limit, "stages")
             else:
                 self.out_of_reach = limit  # an incumbent below it needs no search of this one
                 return
@@ -99,7 +101,6 @@ class Stagewise:
             found = self.search.below(self.bound_j * (1 + TOLERANCE), until, seed)
             if not isinstance(found, bool):
                 run.offer(found[1], "stages")
-            run.raise_bound(self.bound_j, "stages")
 
     def _learn(self, limit: float, took_s: float, enough: float) -> float:
         """How far the next limit is to be if seconds grow on as they did, and how many half of the rest."""
