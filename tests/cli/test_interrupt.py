@@ -237,12 +237,18 @@ def test_a_terminated_solve_gives_the_best_so_far_as_at_ctrl_c(tmp_path: Path) -
 
 
 def test_a_terminal_that_hangs_up_leaves_the_best_plan(tmp_path: Path) -> None:
-    """As SIGTERM does, though nothing can be told any more."""
+    """As SIGTERM does, though nothing can be told any more.
+
+    Children inherit signals that are ignored, and `nohup` ignores this one: they would go on.
+    """
     plan = tmp_path / "plan.json"
     ours, theirs = pty.openpty()
     command = (*PROGRAM, "solve", "resnet18-cifar", "--device", "m4", "--ram", "35%", "--gap", "0", "-o", str(plan))
     environment = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, start_new_session=True) as process:
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
+    signal.signal(signal.SIGHUP, inherited)
+    with process:
         os.close(theirs)
         shown = b""
         while b"overhead" not in shown:  # there is a plan
