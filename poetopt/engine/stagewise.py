@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poetopt.engine.run import Run
 from poetopt.formulations.block import Limits
-from poetopt.formulations.language import Formulation, StageSearch
+from poetopt.formulations.language import Formulation, StageLabels, StageSearch
+from poetopt.schedule import Schedule
 
 FROM_NOTHING = 0.05
 """The first limit is no less than this share of the incumbent."""
-WIDEST_STEP, WIDE_STEP, LEAST_STEP = 0.07, 0.02, 0.003
+ROOM = 0.03
+"""How far the ceiling of a search is above its first limit, as a share of it. Below it a limit takes only what the ones
+before left out, but all of them keep what lies between."""
+WIDEST_STEP, WIDE_STEP, LEAST_STEP = 0.07, 0.01, 0.003
 """How far a limit is above the one before, as a share of it: at most, at most once searches aren't brief, at least."""
 BRIEF_S = 0.2
 """Searches of this many seconds count as brief, however they compare."""
-TIMES = 2.0
-"""How many times longer than the one before each search is meant to take."""
+TIMES = 1.3
+"""How many times longer than the one before each search is meant to take, with what it has from that."""
+APART = 0.02
+"""How fast seconds grow is seen by limits that are at least this share apart."""
 PATIENCE, PATIENCE_S = 8.0, 2.0
-"""A search is given up that takes PATIENCE times what the one before took, and PATIENCE_S seconds."""
+"""A search is given up that takes PATIENCE times what it took so far, and PATIENCE_S seconds."""
 REACH = 2.0
 """Where a limit half of the way to the incumbent would take this many times what is left, it is out of reach."""
 OTHERS = 2
@@ -47,8 +53,11 @@ class Stagewise:
     search: StageSearch
     bound_j: float = 0.0
     out_of_reach: float = math.inf
-    _step: float = WIDEST_STEP
-    _took_s: float = BRIEF_S
+    _labels: StageLabels | None = None
+    _ceiling_j: float = 0.0
+    _took_s: float = 0.0
+    _seen: list[tuple[float, float]] = field(default_factory=list)
+    """Limits, and what the search took up to each, from its beginning."""
 
     @classmethod
     def of(cls, run: Run, chosen: Formulation, scope: str) -> Stagewise | None:
@@ -70,27 +79,35 @@ class Stagewise:
             return
         while value - self.bound_j > run.options.gap * value:
             enough = value * (1 - run.options.gap / 2)
-            limit = min(max(self.bound_j * (1 + self._step), FROM_NOTHING * value), enough)
-            begin = time.monotonic()
-            found = self.search.below(limit, min(until, begin + max(PATIENCE_S, PATIENCE * self._took_s)))
+            limit = min(max(self.bound_j * (1 + self._step()), FROM_NOTHING * value), enough)
+            found = self._below(limit, enough, until)
+            if found is False:
+                self.out_of_reach = limit  # an incumbent below it needs no search of this one
+                return
+            self.bound_j = limit if found is True else found[0]
+            run.raise_bound(self.bound_j, "stages")
             if not isinstance(found, bool):
-                self.bound_j = found[0]
-                run.raise_bound(self.bound_j, "stages")
                 if not run.offer(found[1], "stages"):
                     self._others(until)
                 return
-            took_s, left_s = time.monotonic() - begin, until - time.monotonic()
-            if found:
-                reach_s = self._learn(limit, took_s, enough)
-                self.bound_j = limit
-                run.raise_bound(limit, "stages")
-            else:
-                self.out_of_reach = limit  # an incumbent below it needs no search of this one
-                return
-            if reach_s > REACH * left_s:
+            if self._reach_s(enough) > REACH * (until - time.monotonic()):
                 self.out_of_reach = value
                 return
             value = run.incumbent.value or value
+
+    def _below(self, limit: float, most: float, until: float) -> tuple[float, Schedule] | bool:
+        """Go on with the labels at hand as far as their ceiling; above it from the beginning."""
+        if self._labels is None or limit > self._ceiling_j:
+            near = most <= limit * (1 + 2 * ROOM)
+            self._ceiling_j = max(limit, most if near else limit * (1 + ROOM))
+            self._labels, self._took_s = self.search.begin(self._ceiling_j), 0.0
+        begin, patience = time.monotonic(), PATIENCE * max(self._seen[-1][1] if self._seen else 0.0, BRIEF_S)
+        found = self._labels.below(limit, min(until, begin + max(PATIENCE_S, patience)))
+        self._took_s += time.monotonic() - begin
+        self._seen.append((limit, self._took_s))
+        if found is False:
+            self._labels = None
+        return found
 
     def _others(self, until: float) -> None:
         """Schedules that cost as little as one that has no layout."""
@@ -98,17 +115,32 @@ class Stagewise:
             run = self.run
             if run.closed(run.options.gap) or time.monotonic() > until:
                 return
-            found = self.search.below(self.bound_j * (1 + TOLERANCE), until, seed)
+            limit = self.bound_j * (1 + TOLERANCE)
+            found = self.search.begin(limit, seed).below(limit, until)
             if not isinstance(found, bool):
                 run.offer(found[1], "stages")
 
-    def _learn(self, limit: float, took_s: float, enough: float) -> float:
-        """How far the next limit is to be if seconds grow on as they did, and how many half of the rest."""
-        brief = took_s <= BRIEF_S
-        growth = math.log(max(took_s, BRIEF_S) / self._took_s)
-        step = limit / self.bound_j - 1 if self.bound_j else math.inf
-        doubled = step * math.log(TIMES) / growth if growth > 0 else math.inf
-        self._step = max(LEAST_STEP, min(doubled, WIDEST_STEP if brief else WIDE_STEP))
-        self._took_s = max(took_s, BRIEF_S)
-        steps = math.log(max(enough / limit, 1.0)) / math.log1p(step)
-        return 0.0 if brief else took_s * math.exp(min(max(growth, 0.0) * steps / 2, 50.0))
+    @property
+    def _brief(self) -> bool:
+        return not self._seen or self._seen[-1][1] <= BRIEF_S
+
+    def _growth(self) -> float:
+        """How fast seconds grow: their logarithm for each unit of the limit's."""
+        limit, took_s = self._seen[-1]
+        before, least_s = next((seen for seen in self._seen[::-1] if limit >= seen[0] * (1 + APART)), self._seen[0])
+        return math.log(max(took_s, BRIEF_S) / max(least_s, BRIEF_S)) / max(math.log(limit / before), LEAST_STEP)
+
+    def _step(self) -> float:
+        """How far the next limit is above the bound."""
+        if self._brief:
+            return WIDEST_STEP
+        growth = self._growth()
+        wanted = math.log(TIMES) / growth if growth > 0 else math.inf
+        return max(LEAST_STEP, min(wanted, WIDE_STEP))
+
+    def _reach_s(self, enough: float) -> float:
+        """What a limit half of the way would take if seconds grow on as they did."""
+        if self._brief:
+            return 0.0
+        limit, took_s = self._seen[-1]
+        return took_s * math.exp(min(max(self._growth(), 0.0) * math.log(max(enough / limit, 1.0)) / 2, 50.0))

@@ -58,6 +58,7 @@ __all__ = [
     "Row",
     "Separator",
     "Space",
+    "StageLabels",
     "StageSearch",
     "Terms",
     "contributions",
@@ -84,13 +85,25 @@ class StageSearch(Protocol):
         """What is plain of any schedule before a search."""
         ...
 
-    def below(self, limit_j: float, until: float, seed: int | None = None) -> tuple[float, Schedule] | bool:
-        """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
+    def begin(self, ceiling_j: float, seed: int | None = None) -> StageLabels:
+        """A search below limits that grow, up to a ceiling.
 
-        until
-            The moment (of `time.monotonic`) at which it is given up.
         seed
             Of what decides between schedules that cost the same.
+        """
+        ...
+
+
+class StageLabels(Protocol):
+    """One search, and what it found so far."""
+
+    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
+        """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
+
+        limit_j
+            No less than the one before, and no more than the ceiling.
+        until
+            The moment (of `time.monotonic`) at which it is given up, for good.
         """
         ...
 

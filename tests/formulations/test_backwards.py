@@ -39,7 +39,7 @@ def small(seed: int) -> tuple[Problem, int, Backwards]:
 def test_the_optimum_of_all_schedules(seed: int) -> None:
     problem, ram, search = small(seed)
     least = best(retention, valid(search.space, ram), ram)
-    found = search.below(math.inf, math.inf)
+    found = search.begin(math.inf).below(math.inf, math.inf)
     assert found is not False
     if least is None:
         assert found is True
@@ -51,10 +51,13 @@ def test_the_optimum_of_all_schedules(seed: int) -> None:
     assert simulation.overhead_j == pytest.approx(value)
     assert search.least_j <= value * (1 + 1e-9)
     if value > 0:
-        assert search.below(value * 0.999, math.inf) is True
-        again = search.below(value * 1.001, math.inf)
-        assert not isinstance(again, bool)
-        assert again[0] == pytest.approx(value)
+        again = search.begin(value * 1.1)
+        for share in (0.3, 0.5, 0.8, 0.9, 0.95, 0.999):
+            assert again.below(value * share, math.inf) is True
+        climbed = again.below(value * 1.001, math.inf)
+        assert not isinstance(climbed, bool)
+        assert climbed[0] == pytest.approx(value)
+        assert simulate(plan_of(problem, climbed[1]), ram_bytes=ram).overhead_j == pytest.approx(value)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -74,7 +77,7 @@ def test_the_same_optimum_as_by_the_model(seed: int) -> None:
 
 def test_what_has_no_time_says_nothing() -> None:
     _, _, search = small(1)
-    assert search.below(math.inf, time.monotonic() - 1.0) is False
+    assert search.begin(math.inf).below(math.inf, time.monotonic() - 1.0) is False
 
 
 def test_there_is_none_where_more_counts_than_bytes_and_joules() -> None:
