@@ -132,15 +132,15 @@ class Moves:
         done = self._run_again(t, steps, ceiling, until) if self._again[t] else steps
         return None if done is None else self._paged(t, done, ceiling, until)
 
-    def _run_again(self, t: int, steps: dict[Key, Step], limit: float, until: float) -> dict[Key, Step] | None:
+    def _run_again(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
         """Each label of stage t with whatever may run again, the last operator first; None where it is given up."""
         waiting: dict[int, dict[Key, Step]] = {}
         done: dict[Key, Step] = {}
         allowed, room = self._again[t], self.space.room_bytes
 
         def on(key: Key, step: Step, before: int) -> None:
-            """To the next operator of which something is needed that may be had within the limit."""
-            wanted = key[0] & allowed & self._below[before] & self._cheaper[bisect_left(self._costs, limit - step[0])]
+            """To the next operator of which something is needed that may be had below the ceiling."""
+            wanted = key[0] & allowed & self._below[before] & self._cheaper[bisect_left(self._costs, ceiling - step[0])]
             place = waiting.setdefault(self._producer[wanted.bit_length() - 1], {}) if wanted else done
             put(place, key, step)
 
@@ -160,7 +160,7 @@ class Moves:
                     on(((key[0] & ~out) | into, key[1]), made, j)
         return done
 
-    def _paged(self, t: int, steps: dict[Key, Step], limit: float, until: float) -> dict[Key, Step] | None:
+    def _paged(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
         """Each label with whatever is paged in of what is read in stage t; None where it is given up."""
         found: dict[Key, Step] = {}
         for key, (cost, read, following, decisions) in steps.items():
@@ -172,7 +172,7 @@ class Moves:
                 x = one.bit_length() - 1
                 for (needed, written), spent, told in list(ways):
                     more = spent + self._page_in[x] + (0.0 if written & one else self._page_out[x])
-                    if more < limit:
+                    if more < ceiling:
                         ways.append(((needed & ~one, written | one), more, (*told, (False, self._order[x]))))
             for label, spent, told in ways:
                 put(found, label, (spent, 0, following, told))
