@@ -17,7 +17,7 @@ from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.backwards import Backwards, backwards
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
 from tests.problems import random_budget, random_problem
@@ -78,6 +78,48 @@ def test_the_same_optimum_as_by_the_model(seed: int) -> None:
 def test_what_has_no_time_says_nothing() -> None:
     _, _, search = small(1)
     assert search.begin(math.inf).below(math.inf, time.monotonic() - 1.0) is False
+
+
+def _wide(inputs: int) -> Problem:
+    """A backward operator reads much that is cheap to page; each of it is dear to make again."""
+    tensors = [ProblemTensor("x", 1, -1, page_in_j=1e-3, page_out_j=1e-3)]
+    operators = []
+    for i in range(inputs):
+        operators.append(ProblemOperator(f"f{i}", (0,), (1 + i,), 1.0, 100.0))
+        tensors.append(ProblemTensor(f"a{i}", 10 + i, i, page_in_j=0.01 * (1 + i * 0.013), page_out_j=0.02))
+    loss = len(tensors)
+    operators.append(ProblemOperator("loss", (inputs,), (loss,), 1.0, 100.0, workspace_bytes=10 * inputs))
+    tensors.append(ProblemTensor("loss", 5, inputs, page_in_j=50.0, page_out_j=50.0))
+    operators.append(ProblemOperator("b", (*range(1, inputs + 1), loss), (), 1.0, 100.0, backward=True))
+    return Problem("wide", "paper", tuple(operators), tuple(tensors))
+
+
+def test_a_wide_read_is_given_up_rather_than_written_out() -> None:
+    problem = _wide(40)
+    search = backwards(problem, Limits(ram_bytes=problem.least_ram_bytes + 15), "forward", True, True)
+    assert search is not None
+    assert search.begin(math.inf).below(math.inf, math.inf) is False
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_cancels_out_is_no_bound(seed: int) -> None:
+    """A tensor of a byte that is dear, in a room of gigabytes that a working set fills."""
+    rng = random.Random(seed)
+    sizes = rng.choice([1, 4]), rng.randint(10**5, 10**8), 1, rng.randint(10**6, 10**9), rng.randint(10**6, 10**9), 1
+    dear = rng.choice([3.3, 10.0, 100.0])
+    costs = dear * 10 ** rng.uniform(-8, -5), dear * rng.random(), 1.0, 1.0, 1.0, 1.0
+    reads, writes = ((0,), (0,), (2,), (0, 2, 3), (4,), (1, 5)), ((1,), (2,), (3,), (4,), (5,), ())
+    operators = tuple(
+        ProblemOperator(f"o{j}", reads[j], writes[j], 1.0, costs[j], backward=j >= 3) for j in range(len(costs))
+    )
+    tensors = tuple(
+        ProblemTensor(f"t{i}", nbytes, i - 1, page_in_j=1e9, page_out_j=1e9) for i, nbytes in enumerate(sizes)
+    )
+    problem = Problem("cancels", "paper", operators, tensors)
+    search = backwards(problem, Limits(ram_bytes=problem.working_set_bytes(3)), "full", True, True)
+    assert search is not None
+    found = search.begin(math.inf).below(math.inf, math.inf)
+    assert found is True or (not isinstance(found, bool) and search.least_j <= found[0] * (1 + 1e-9))
 
 
 def test_there_is_none_where_more_counts_than_bytes_and_joules() -> None:

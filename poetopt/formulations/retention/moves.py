@@ -26,7 +26,7 @@ CHUNK = 14
 PEAKS, PRICES = 8, 8
 """How many earlier stages, and prices θ, are looked at for what completes a label, at most."""
 SAFE = 1e-9
-"""What completes a label is rounded down by this share."""
+"""What completes a label is rounded down by this share, and by what its sums may be off."""
 WIDEST = 150_000
 """A search with more labels in a stage is given up."""
 
@@ -174,6 +174,8 @@ class Moves:
                     more = spent + self._page_in[x] + (0.0 if written & one else self._page_out[x])
                     if more < ceiling:
                         ways.append(((needed & ~one, written | one), more, (*told, (False, self._order[x]))))
+                if len(ways) > WIDEST or time.monotonic() > until:
+                    return None
             for label, spent, told in ways:
                 put(found, label, (spent, 0, following, told))
             if len(found) > WIDEST or time.monotonic() > until:
@@ -192,6 +194,8 @@ class Moves:
         # what all labels have alike is in the means; no BLAS, whose threads would wait for those of others
         vary = [np.flatnonzero((share > 0) & (share < 1)) for share in mean]
         labels = needed[:, vary[0]] - mean[0][vary[0]], written[:, vary[1]] - mean[1][vary[1]]
+        # a small tensor that is dear makes θE the difference of sums that are far larger than it
+        off = 4 * np.finfo(float).eps * (self._m + 8) * float(self._room.max() + sum(self._size))
         for theta, full, fresh, again in self._thetas if t else ():
             fixed = full @ at_hand + fresh @ between - theta * self._room[:t]
             typical = fixed + (mean[0] * fresh) @ free - (mean[1] * (fresh - again)) @ there
@@ -201,7 +205,7 @@ class Moves:
                 worth = fresh[vary[0], None] * free[np.ix_(vary[0], peaks)]
                 saved = (fresh - again)[vary[1], None] * there[np.ix_(vary[1], peaks)]
                 sums = np.einsum("lx,xs->ls", labels[0], worth) - np.einsum("lx,xs->ls", labels[1], saved)
-                best = np.maximum(best, (typical[peaks] + sums).max(axis=1))
+                best = np.maximum(best, (typical[peaks] + sums).max(axis=1) - off * theta)
         scale = float(max(self._cost, default=0.0)) + 1e-300
         return np.asarray(np.maximum(best * (1 - SAFE) - SAFE * scale, 0.0))
 
