@@ -10,11 +10,13 @@ from dataclasses import replace
 from functools import partial
 
 from poetopt import clock
+from poetopt.engine.joined import joined_run
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.model_search import ModelSearch
+from poetopt.engine.model_search import AHEAD_GAP, ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.engine.starts import first_schedules
 from poetopt.engine.tighten import Tightening, Tighter
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.language import Formulation
@@ -116,7 +118,7 @@ def _attempt(
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
         rare = not inner.infeasible and not inner.outdone and chosen.depth(inner.asked) >= SETTLED_DEPTH
-    look = partial(_look, run, chosen, ahead) if ahead else None
+    look = partial(_look_around, run, chosen, scope, ahead) if ahead else None
     search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare, look)
     try:
         ending = search.search()
@@ -129,7 +131,7 @@ def _attempt(
     return ending
 
 
-def _look(run: Run, chosen: Formulation, scope: str) -> None:
+def look_ahead(run: Run, chosen: Formulation, scope: str) -> None:
     """Cut the relaxation of a scope for the schedules that it leads to."""
     try:
         with _building(run):
@@ -138,6 +140,18 @@ def _look(run: Run, chosen: Formulation, scope: str) -> None:
     except (InfeasibleError, TimeUpError):
         return
     ModelSearch(run, chosen, model, session, None, exact=False, patient=False).look()
+
+
+def _look_around(run: Run, chosen: Formulation, scope: str, ahead: str) -> None:
+    """Look at the scope `ahead` and, where that isn't enough, at the joined problem in the scope at hand."""
+    look_ahead(run, chosen, ahead)
+    own = all(block.name in chosen.simulated for block in chosen.blocks)  # others may know the problem that they are for
+    if run.closed(max(run.gap, AHEAD_GAP)) or not own:
+        return
+    joined = joined_run(run)
+    if joined is not None:
+        first_schedules(joined, strict=False)
+        look_ahead(joined, chosen, scope)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ DEPTHS, up to DEEPEST, follow while each pays, leaves no more than WARM_UP_GAP o
 WARM_UP_TIME."""
 DEEPEST = 12
 AHEAD = {"depth:8": "depth:12"}
-"""Where schedules are looked for beyond a scope of which much is open."""
+"""Where schedules are looked for beyond a scope of which much is open, before the joined problem (see `joined`)."""
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
 DEEPER_SHARE = (0.25, 0.55)

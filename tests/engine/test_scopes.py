@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine import model_search, scopes
+from poetopt.engine import attempt, joined, model_search, scopes
 from poetopt.engine.loop import solve
-from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scopes import claim
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
@@ -97,18 +97,19 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
 
 def test_a_look_at_a_deeper_scope_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "AHEAD", {"depth:1": "depth:8"})
+    monkeypatch.setattr(joined, "SHORTER", 1.0)
     monkeypatch.setattr(model_search, "AHEAD_S", -1.0)
     monkeypatch.setattr(model_search, "AHEAD_GAP", 0.0)
     seen: list[str] = []
 
-    def look(self: ModelSearch) -> None:
-        before = self.run.bound
-        whole(self)
-        assert self.run.bound == before
-        seen.append(self.run.scope)
+    def look(run: Run, chosen: Formulation, scope: str) -> None:
+        before = run.bound
+        whole(run, chosen, scope)
+        assert run.bound == before
+        seen.append(run.scope)
 
-    whole = ModelSearch.look
-    monkeypatch.setattr(ModelSearch, "look", look)
+    whole = attempt.look_ahead
+    monkeypatch.setattr(attempt, "look_ahead", look)
     for problem, shallow, _, overhead_j in deeper_pays():
         found = solve(problem, shallow.options)
         assert found.status is Status.OPTIMAL
