@@ -145,7 +145,7 @@ def look_ahead(run: Run, chosen: Formulation, scope: str) -> None:
 def _look_around(run: Run, chosen: Formulation, scope: str, ahead: str) -> None:
     """Look at the scope `ahead` and, where that isn't enough, at the joined problem in the scope at hand."""
     look_ahead(run, chosen, ahead)
-    own = all(block.name in chosen.simulated for block in chosen.blocks)  # others may know the problem that they are for
+    own = all(block.name in chosen.simulated for block in chosen.blocks)  # others may be made for the whole one
     if run.closed(max(run.gap, AHEAD_GAP)) or not own:
         return
     joined = joined_run(run)

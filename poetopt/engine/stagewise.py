@@ -29,7 +29,7 @@ TIMES = 1.3
 """How many times longer than the one before each search is meant to take, with what it has from that."""
 APART = 0.02
 """How fast seconds grow is seen by limits that are at least this share apart."""
-PATIENCE, PATIENCE_S = 8.0, 2.0
+PATIENCE, PATIENCE_S = 3.0, 2.0
 """A search is given up that takes PATIENCE times what it took so far, and PATIENCE_S seconds."""
 REACH = 2.0
 """Where a limit half of the way to the incumbent would take this many times what is left, it is out of reach."""
