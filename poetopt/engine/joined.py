@@ -7,12 +7,12 @@ and not the room that passing it on takes for a moment. So a schedule of the joi
 are none of the whole problem's; the whole problem's simulator judges each.
 
 Joined are neighbours of the fixed order, which is kept. Small side outputs (a batch's statistics) may leave. Not joined
-is what would make the largest working set larger, so that the least RAM is no more.
+is what would make the largest working set larger, so that the least RAM is no more. (`devices.blocks` joins operators
+of a training graph for good; this is of any problem, to look at.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from poetopt.engine.incumbent import Incumbent, Refusal
@@ -52,16 +52,22 @@ class Joined:
 def join(problem: Problem) -> Joined:
     """`problem` with its chains joined."""
     runs = _runs(problem)
-    passed = {i for begin, end in runs for i in _passed(problem, begin, end)}
-    tensors = tuple(i for i in range(len(problem.tensors)) if i not in passed)
+    members = [_together(problem, begin, end) for begin, end in runs]
+    used = {i for operator in members for i in operator.outputs} | set(problem.inputs)
+    tensors = tuple(sorted(used))
     place = {i: x for x, i in enumerate(tensors)}
-    owner = {j: x for x, run in enumerate(runs) for j in range(*run)}
+    owner = {i: x for x, operator in enumerate(members) for i in operator.outputs}
     joined = replace(
         problem,
-        operators=tuple(_operator(problem, begin, end, place) for begin, end in runs),
-        tensors=tuple(
-            replace(problem.tensors[i], producer=owner.get(problem.tensors[i].producer, -1)) for i in tensors
+        operators=tuple(
+            replace(
+                operator,
+                inputs=tuple(place[i] for i in operator.inputs),
+                outputs=tuple(place[i] for i in operator.outputs),
+            )
+            for operator in members
         ),
+        tensors=tuple(replace(problem.tensors[i], producer=owner.get(i, -1)) for i in tensors),
         graph=None,
     )
     return Joined(joined, runs, tensors)
@@ -69,62 +75,44 @@ def join(problem: Problem) -> Joined:
 
 def _runs(problem: Problem) -> tuple[tuple[int, int], ...]:
     """Begin and end of each run of operators that become one."""
-    most = max((problem.working_set_bytes(j) for j in range(len(problem.operators))), default=0)
+    most = max(map(problem.working_set_bytes, range(len(problem.operators))), default=0)
     runs: list[tuple[int, int]] = []
     end = len(problem.operators)
     for j in reversed(range(len(problem.operators))):
-        if not (j and _joins(problem, j - 1, end) and _working_set(problem, j - 1, end) <= most):
+        if not (j and _joins(problem, j - 1, end, most)):
             runs.append((j, end))
             end = j
     return tuple(reversed(runs))
 
 
-def _joins(problem: Problem, j: int, end: int) -> bool:
-    """Whether those up to `end` alone read what operator j writes, and leave no more behind than that."""
+def _joins(problem: Problem, j: int, end: int, most: int) -> bool:
+    """Whether those up to `end` alone read what operator j writes, and all leave no more behind than that.
+
+    most
+        What is joined has at most this working set, in bytes.
+    """
     operator, after = problem.operators[j], problem.operators[j + 1]
     if operator.backward or after.backward or operator.recomputable != after.recomputable:
         return False
-    size = [tensor.nbytes for tensor in problem.tensors]
-    small = max((size[i] for i in (*operator.inputs, *operator.outputs)), default=0) / SIDE
-    large = {i for i in operator.outputs if size[i] > small}
-    left = [i for i in _written(problem, j, end) if size[i] > small]
-    return bool(large) and not large & set(left) and sum(size[i] for i in left) <= sum(size[i] for i in large)
+    together = _together(problem, j, end)
+    small = max((problem.tensors[i].nbytes for i in (*operator.inputs, *operator.outputs)), default=0) / SIDE
+    large = {i for i in operator.outputs if problem.tensors[i].nbytes > small}
+    left = [i for i in together.outputs if problem.tensors[i].nbytes > small]
+    if not large or not large.isdisjoint(left) or problem.nbytes(left) > problem.nbytes([*large]):
+        return False
+    return problem.nbytes(together.inputs) + problem.nbytes(together.outputs) + together.workspace_bytes <= most
 
 
-def _inside(problem: Problem, i: int, end: int) -> bool:
-    """Whether all that reads a tensor does so before `end`."""
-    readers = problem.readers[i]
-    return bool(readers) and readers[-1] < end
-
-
-def _passed(problem: Problem, begin: int, end: int) -> list[int]:
-    """What operators begin..end-1 pass on to one another alone."""
-    return [i for j in range(begin, end - 1) for i in problem.operators[j].outputs if _inside(problem, i, end)]
-
-
-def _written(problem: Problem, begin: int, end: int) -> list[int]:
-    """What they write for others, or for nobody."""
-    passed = set(_passed(problem, begin, end))
-    return [i for j in range(begin, end) for i in problem.operators[j].outputs if i not in passed]
-
-
-def _read(problem: Problem, begin: int, end: int) -> set[int]:
-    """What they read of others."""
+def _together(problem: Problem, begin: int, end: int) -> ProblemOperator:
+    """Operators begin..end-1 as one, which writes what they don't pass on to one another alone."""
     members = problem.operators[begin:end]
-    return {i for o in members for i in o.inputs} - {i for o in members for i in o.outputs}
-
-
-def _working_set(problem: Problem, begin: int, end: int) -> int:
-    workspace = max(operator.workspace_bytes for operator in problem.operators[begin:end])
-    return problem.nbytes([*_read(problem, begin, end), *_written(problem, begin, end)]) + workspace
-
-
-def _operator(problem: Problem, begin: int, end: int, place: Mapping[int, int]) -> ProblemOperator:
-    members = problem.operators[begin:end]
+    written = {i for operator in members for i in operator.outputs}
+    read = {i for operator in members for i in operator.inputs} - written
+    passed = {i for i in written if problem.readers[i] and problem.readers[i][-1] < end}
     return replace(
         members[-1],
-        inputs=tuple(sorted(place[i] for i in _read(problem, begin, end))),
-        outputs=tuple(sorted(place[i] for i in _written(problem, begin, end))),
+        inputs=tuple(sorted(read)),
+        outputs=tuple(sorted(written - passed)),
         time_s=sum(operator.time_s for operator in members),
         energy_j=sum(operator.energy_j for operator in members),
         workspace_bytes=max(operator.workspace_bytes for operator in members),

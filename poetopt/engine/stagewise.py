@@ -66,8 +66,7 @@ class Stagewise:
         if chosen.backwards is None or options.deadline_s is not None or not options.remat or options.threads == 1:
             return None
         limits = Limits(ram_bytes=options.ram_bytes)
-        paging = options.paging and run.problem.paging
-        search = chosen.backwards(run.problem, limits, scope, paging, options.remat)
+        search = chosen.backwards(run.problem, limits, scope, options.paging, options.remat)
         return None if search is None else cls(run, search)
 
     def climb(self, seconds: float) -> None:

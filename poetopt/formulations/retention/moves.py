@@ -100,6 +100,8 @@ class Moves:
                 self._next[bit[i], s] = s
             self._used[[bit[i] for i in {*operator.inputs, *operator.outputs}], s] = True
         self._room = self.space.room_bytes - np.array(self._work, dtype=float)
+        # a small tensor that is dear makes θE the difference of sums that are far larger than it
+        self._off = 4 * np.finfo(float).eps * (self._m + 8) * float(self._room.max() + sum(self._size))
 
     @property
     def stages(self) -> int:
@@ -194,8 +196,6 @@ class Moves:
         # what all labels have alike is in the means; no BLAS, whose threads would wait for those of others
         vary = [np.flatnonzero((share > 0) & (share < 1)) for share in mean]
         labels = needed[:, vary[0]] - mean[0][vary[0]], written[:, vary[1]] - mean[1][vary[1]]
-        # a small tensor that is dear makes θE the difference of sums that are far larger than it
-        off = 4 * np.finfo(float).eps * (self._m + 8) * float(self._room.max() + sum(self._size))
         for theta, full, fresh, again in self._thetas if t else ():
             fixed = full @ at_hand + fresh @ between - theta * self._room[:t]
             typical = fixed + (mean[0] * fresh) @ free - (mean[1] * (fresh - again)) @ there
@@ -205,7 +205,7 @@ class Moves:
                 worth = fresh[vary[0], None] * free[np.ix_(vary[0], peaks)]
                 saved = (fresh - again)[vary[1], None] * there[np.ix_(vary[1], peaks)]
                 sums = np.einsum("lx,xs->ls", labels[0], worth) - np.einsum("lx,xs->ls", labels[1], saved)
-                best = np.maximum(best, (typical[peaks] + sums).max(axis=1) - off * theta)
+                best = np.maximum(best, (typical[peaks] + sums).max(axis=1) - self._off * theta)
         scale = float(max(self._cost, default=0.0)) + 1e-300
         return np.asarray(np.maximum(best * (1 - SAFE) - SAFE * scale, 0.0))
 
