@@ -6,8 +6,19 @@ from typing import Any
 
 from poetopt.backends.solver import Session, backend
 from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.formulations.block import Limits
 from poetopt.formulations.language import Formulation
 from poetopt.problem import Problem
+
+
+def limits_of(options: Options) -> Limits:
+    """What schedules must keep: the budget, and the deadline in its model."""
+    paper = options.deadline_model is DeadlineModel.PAPER
+    return Limits(
+        ram_bytes=options.ram_bytes,
+        compute_s=options.deadline_s if paper else None,
+        makespan_s=None if paper else options.deadline_s,
+    )
 
 
 def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str, *, hidden_share: float = 1.0) -> Any:
@@ -16,12 +27,12 @@ def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str
     hidden_share
         See `Limits`.
     """
-    paper = options.deadline_model is DeadlineModel.PAPER
+    limits = limits_of(options)
     return chosen.build(
         problem,
-        ram_bytes=options.ram_bytes,
-        compute_s=options.deadline_s if paper else None,
-        makespan_s=None if paper else options.deadline_s,
+        ram_bytes=limits.ram_bytes,
+        compute_s=limits.compute_s,
+        makespan_s=limits.makespan_s,
         hidden_share=hidden_share,
         scope=scope,
         paging=options.paging,

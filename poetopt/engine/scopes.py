@@ -7,12 +7,14 @@ import time
 from dataclasses import replace
 
 from poetopt.engine.attempt import search_scope
+from poetopt.engine.model import limits_of
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
 from poetopt.engine.stagewise import Stagewise
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name
+from poetopt.problem import Problem
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
@@ -44,7 +46,7 @@ PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
 
-def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
+def _scopes(problem: Problem, options: Options, chosen: Formulation) -> tuple[str, ...]:
     """The scopes to go through: for `auto` those to prove, else those to warm up with, and the one asked for."""
     if not chosen.deepening:
         return ("full" if options.scope == "auto" else options.scope,)
@@ -53,12 +55,16 @@ def _scopes(options: Options, chosen: Formulation) -> tuple[str, ...]:
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
     asked = chosen.depth(options.scope)
+    if chosen.between is not None and math.isinf(asked):
+        between = chosen.between(problem, limits_of(options), options.paging)
+        if between not in ("", options.scope):
+            return f"depth:{DEPTHS[0]}", between, options.scope
     return (*(f"depth:{d}" for d in DEPTHS if d < asked and d <= DEEPEST), options.scope)
 
 
-def first_scope(options: Options, chosen: Formulation) -> str:
+def first_scope(problem: Problem, options: Options, chosen: Formulation) -> str:
     """The one that is searched first, as results call it: what is found before it is said to be of it."""
-    return scope_name(_scopes(options, chosen)[0])
+    return scope_name(_scopes(problem, options, chosen)[0])
 
 
 def through_scopes(run: Run, chosen: Formulation) -> Proof:
@@ -66,7 +72,7 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     proven: Proof | None = None
     nearly: Proof | None = None
     last: Proof | None = None
-    scopes = _scopes(run.options, chosen)
+    scopes = _scopes(run.problem, run.options, chosen)
     automatic = run.options.scope == "auto"
     paid = quick = True
     # Of less deep scopes it would say as much, but they are asked for to see what lies in them.

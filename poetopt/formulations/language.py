@@ -118,6 +118,9 @@ class Formulation:
         In building order.
     space
         (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope that it doesn't have.
+    whole_space
+        Optional: the same with the decisions that `space` leaves out because no optimum of energy needs them. A
+        formulation with further blocks has that, as they may need them.
     stages
         Optional: model -> for each integer variable, the stage of each of its entries. With it the solve loop
         can search the neighbourhood of a schedule, a few adjacent stages at a time.
@@ -125,6 +128,9 @@ class Formulation:
         Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
     depth
         With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
+    between
+        Optional, with deepening: (problem, limits, paging) -> a scope of any depth, smaller than `forward`, where the
+        optimum of that is mostly found; empty where there is none.
     beyond
         Optional, with deepening: (model, an inner scope, the blocks whose late rows its proof may rest on) -> a row
         by which a schedule takes at least one decision that the inner scope lacks, so that what is proven inside need
@@ -158,9 +164,11 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool], Space]
     schedule: Callable[[Any, PointLike], Schedule]
     start: Callable[[Any, Schedule], list[tuple[Any, Floats]] | None]
+    whole_space: Callable[[Problem, Limits, str, bool, bool], Space] | None = None
     stages: Callable[[Any], list[tuple[Any, Ints]]] | None = None
     deepening: bool = False
     depth: Callable[[str], float] = _no_depth
+    between: Callable[[Problem, Limits, bool], str] | None = None
     beyond: Callable[[Any, str, frozenset[str]], Row | None] | None = None
     strict: bool = False
     simulated: tuple[str, ...] = ()
@@ -227,7 +235,21 @@ class Formulation:
             if doc is not None
             else "; ".join([f"{self.name} with {_and(blocks)}", *(b.says for b in blocks if b.says)])
         )
-        return replace(self, name=name or added, doc=told, blocks=tuple(together), beyond=None, backwards=None)
+        return self._other(name or added, told, together)
+
+    def _other(self, name: str, doc: str, blocks: Sequence[Block]) -> Formulation:
+        """One with other blocks: without what holds of these alone."""
+        return replace(
+            self,
+            name=name,
+            doc=doc,
+            blocks=tuple(blocks),
+            space=self.whole_space or self.space,
+            whole_space=None,
+            between=None,
+            beyond=None,
+            backwards=None,
+        )
 
     def without(self, block: Block, *, minimising: Goal | None = None) -> Formulation:
         """This formulation less one of its blocks.
@@ -240,7 +262,7 @@ class Formulation:
             rest = tuple(replace(other, goal=None) for other in rest)
             if minimising is not ENERGY:
                 rest = (*rest, Block("least", _no_rows, restricts=False, collects=True, goal=minimising))
-        return replace(self, name=f"{self.name} less {block.name}", blocks=rest, beyond=None, backwards=None)
+        return self._other(f"{self.name} less {block.name}", self.doc, rest)
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""

@@ -1,4 +1,4 @@
-"""How scopes are spelled: `depth:D`, `forward`, `full` in options, `depth<=D` in results."""
+"""How scopes are spelled: `depth:D`, `needed`, `forward`, `full` in options, `depth<=D` in results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import math
 
 from poetopt.errors import FormulationError
 
+NEEDED = "needed"
+"""Between the depths and `forward`: a stage recomputes what its own operator needs, where that is better than paging."""
+
 
 def scope_depth(scope: str) -> float:
-    """D of `depth:D`, infinity of `forward` and `full`. Raises FormulationError for a scope of another form."""
-    if scope in ("forward", "full"):
+    """D of `depth:D`, infinity of `needed`, `forward` and `full`. Raises FormulationError for a scope of another form."""
+    if scope in (NEEDED, "forward", "full"):
         return math.inf
     prefix, _, digits = scope.partition(":")
     if prefix != "depth" or not digits.isdecimal() or int(digits) < 1:
-        raise FormulationError(f"unknown scope '{scope}': say auto, depth:D (D >= 1), forward or full")
+        raise FormulationError(f"unknown scope '{scope}': say auto, depth:D (D >= 1), needed, forward or full")
     return int(digits)
 
 

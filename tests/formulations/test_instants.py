@@ -32,10 +32,10 @@ def _live(space: RetentionSpace, x: int, r: Floats, k: Floats, p: Floats) -> flo
             there = sum(spans)
             total += nbytes * (max(there, r[x]) if tensor.producer == j else there)
             continue
-        before, on = k[e] + p[e], 0.0 if space.point_last[e] else k[e + 1]
+        before, on = k[e], 0.0 if space.point_last[e] else k[e + 1]
         needed = [r[space.recompute_of[h, t]] for h in problem.readers[i] if h >= j and (h, t) in space.recompute_of]
         if tensor.producer == j:
-            total += nbytes * max(before, r[x])
+            total += nbytes * max(before + p[e], r[x])
         elif tensor.producer > j:
             total += nbytes * before
         else:

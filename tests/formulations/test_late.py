@@ -1,5 +1,6 @@
 """The row of a schedule that is late by proof: it breaks it, and no schedule in time does."""
 
+import math
 import random
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
     rows = late = 0
     for _ in range(60):
         problem, budget = random_tight(rng, operators=5, dma=True)
-        space = retention_space(problem, Limits(ram_bytes=budget), "full", True, True)
+        space = retention_space(problem, Limits(ram_bytes=budget, makespan_s=math.inf), "full", True, True)
         recomputes, page_ins = decisions(space)
         if not page_ins or len(recomputes) + len(page_ins) > MOST:
             continue
@@ -74,10 +75,10 @@ def test_a_schedule_without_a_layout_is_left_out_alone(paging: bool) -> None:
     pairs = 0
     for _ in range(40):
         problem, budget = random_tight(rng, operators=5)
-        space = retention_space(problem, Limits(ram_bytes=budget), "full", paging, True)
+        model = retention.build(problem, ram_bytes=budget, scope="full", paging=paging)
+        space = model.space
         if not 0 < sum(map(len, decisions(space))) <= MOST:
             continue
-        model = retention.build(problem, ram_bytes=budget, scope="full", paging=paging)
         starts = {schedule: retention.start(model, schedule) for schedule, _, _ in valid(space, budget)}
         values = {schedule: kept for schedule, kept in starts.items() if kept is not None}
         for schedule, own in values.items():
@@ -98,7 +99,7 @@ def test_what_may_hide_is_a_row_between_both_kinds_of_device() -> None:
         loose = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
         tight = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s, hidden_share=0.0)
         assert len(tight.deadline.within) == len(loose.deadline.within) + 1
-        space = retention_space(problem, Limits(ram_bytes=budget), "full", True, True)
+        space = loose.space
         if sum(map(len, decisions(space))) > MOST:
             continue
         for schedule, plan, simulation in valid(space, budget):

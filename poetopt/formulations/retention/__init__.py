@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from poetopt.formulations.block import Limits
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.backwards import backwards
 from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.chain_cuts import chain_cuts
+from poetopt.formulations.retention.dear import dear
 from poetopt.formulations.retention.hiding import hiding
 from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.late import gives_up
@@ -25,10 +27,11 @@ from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
-from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.formulations.retention.space import RetentionSpace, lean_space, retention_space
 from poetopt.formulations.retention.wake import wake
 from poetopt.formulations.rows import Floats, Ints, PointLike
-from poetopt.formulations.scope import scope_depth
+from poetopt.formulations.scope import NEEDED, scope_depth
+from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 
 NOTHING = 1e-3
@@ -72,21 +75,36 @@ def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
 
 
 def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
-    """`schedule` with page-ins only where the space has them (see `retention_space`); None where it can't be had."""
-    page_ins: set[tuple[int, int]] = set()
-    for stage, i in sorted(schedule.page_ins):
-        e = space.point_of.get((i, stage))
-        if e is None or not space.paging or stage < space.problem.tensors[i].producer + 2:
+    """`schedule` with recomputes and page-ins only where the space has them (see `retention_space`).
+
+    None where it can't be had.
+    """
+    if any((i, stage) not in space.point_of for stage, i in schedule.page_ins):
+        return None
+    recomputes, page_ins = set[tuple[int, int]](), set(schedule.page_ins)
+    for stage, operator in schedule.recomputes:
+        if space.lean and space.dear[operator] and (operator, stage) not in space.recompute_of:
+            page_ins.update((stage, i) for i in space.problem.operators[operator].outputs if space.tensor_bytes[i])
+        else:
+            recomputes.add((stage, operator))
+    settled: set[tuple[int, int]] = set()
+    for stage, i in sorted(page_ins):
+        producer = space.problem.tensors[i].producer
+        begin, end = space.tensor_range[i]
+        e = begin + int(np.searchsorted(space.point_stage[begin:end], stage))
+        if not space.paging or stage < producer + 2:
             return None
-        _, end = space.tensor_range[i]
-        adjacent = not space.point_first[e] and space.point_real[e - 1] and space.point_stage[e - 1] == stage - 1
-        while e < end and not adjacent and space.page_index[e] < 0:
+        if e == end:
+            continue  # nothing reads it any more
+        real_before = not space.point_first[e] and space.point_real[e - 1]
+        stays = space.page_index[e] < 0 and real_before and space.point_stage[e - 1] == space.point_stage[e] - 1
+        while e < end and not stays and space.page_index[e] < 0:
             e += 1  # nothing reads it here
-            if e < end and (int(space.point_stage[e]), space.problem.tensors[i].producer) in schedule.recomputes:
+            if e < end and (int(space.point_stage[e]), producer) in recomputes:
                 e = end
-        if e < end and not adjacent:
-            page_ins.add((int(space.point_stage[e]), i))
-    return Schedule(schedule.recomputes, frozenset(page_ins))
+        if e < end and not stays:
+            settled.add((int(space.point_stage[e]), i))
+    return Schedule(frozenset(recomputes), frozenset(settled))
 
 
 def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
@@ -131,17 +149,24 @@ def _leaning(model: Any, point: PointLike) -> Leaning:
     )
 
 
+def _between(problem: Problem, limits: Limits, paging: bool) -> str:
+    again = np.array([operator.recomputable and not operator.backward for operator in problem.operators], dtype=bool)
+    return NEEDED if (dear(problem, limits, paging) & again).any() else ""
+
+
 retention = Formulation(
     name="retention",
     doc=__doc__,
     blocks=(recompute, paging, residency, memory, rounding, chain_cuts, wake, deadline, hiding),
-    space=retention_space,
+    space=lean_space,
+    whole_space=retention_space,
     schedule=_schedule,
     start=_start,
     stages=_stages,
     labels=labels,
     deepening=True,
     depth=scope_depth,
+    between=_between,
     beyond=beyond,
     gives_up=gives_up,
     leaning=_leaning,

@@ -7,8 +7,8 @@ $(\emptyset, \emptyset, 0)$. Through stage t, backwards,
 - t's own operator: $N := N \setminus out(t) \cup in(t)$, if $N$, its inputs, outputs and workspace fit;
 - each operator j that may run again in t, the last first: not, or $N := N \setminus out(j) \cup in(j)$ for its cost, if
   $N \cap out(j) \ne \emptyset$ and $N$, its inputs, outputs and workspace fit (the intra-stage rows of `memory`);
-- the tensors of $N$ that are read in t: kept, or paged in (and written out, where they aren't in $W$). A page-in at a
-  stage that doesn't read it can wait for one that does.
+- in its place, the tensors of $N \cap out(j)$ that are read in t: kept, or paged in (and written out, where they aren't
+  in $W$). A page-in at a stage that doesn't read it can wait for one that does.
 
 What is needed is little where memory is tight, so labels are few where a relaxation mixes many schedules. Two things
 keep them few. *Dominance*: of two labels one is left out whose $N$ holds the other's, and which costs no less than the
@@ -35,7 +35,7 @@ from poetopt import interrupts
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.dominance import undominated
 from poetopt.formulations.retention.moves import WIDEST, Key, Moves, Step
-from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.formulations.retention.space import RetentionSpace, lean_space
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -154,4 +154,4 @@ def backwards(problem: Problem, limits: Limits, scope: str, paging: bool, remat:
         return None
     if any(not math.isfinite(tensor.page_in_j + tensor.page_out_j) for tensor in problem.tensors):
         return None
-    return Backwards(retention_space(problem, limits, scope, paging, remat))
+    return Backwards(lean_space(problem, limits, scope, paging, remat))

@@ -29,7 +29,7 @@ def beyond(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
     space: RetentionSpace = model.space
     if space.problem.wake_j or "hiding" in sources:
         return None
-    known = retention_space(space.problem, space.limits, inner, space.paging, True).recompute_of
+    known = retention_space(space.problem, space.limits, inner, space.paging, True, lean=space.lean).recompute_of
     variables = list(model.recompute.r.values())
     new = [x for pair, x in space.recompute_of.items() if pair not in known]
     operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]

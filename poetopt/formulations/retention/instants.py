@@ -93,8 +93,9 @@ class Instants:
             (n_stages or more,) bytes kept across each stage without a point there.
         """
         space, points = self._space, self._points
-        before = k[points] + p[points]
-        during = np.where(self._again >= 0, np.maximum(before, r[self._again]), before)
+        before = k[points]
+        during = before + p[points]
+        during = np.where(self._again >= 0, np.maximum(during, r[self._again]), during)
         kept_on = np.where(self._kept_on >= 0, k[self._kept_on], 0.0)
         # reads: from the latest reader back to the producer, what any of those from there on needs
         place, again, first, last = self._reads

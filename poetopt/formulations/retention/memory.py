@@ -9,10 +9,12 @@ point violates it:
 
 $$ w_j r_{j,t} + \sum_{i:\, q^- < t < q} m_i k_{i,q}
    + \sum_{i \in out(j)} m_i \max(r_{j,t}, k_{i,t} + p_{i,t})
-   + \sum_{g(i) > j} m_i (k_{i,t} + p_{i,t})
+   + \sum_{g(i) > j} m_i k_{i,t}
    + \sum_{g(i) < j} m_i \max(k_{i,t^+}, \max_{h \ge j,\ h \text{ reads } i} r_{h,t}) \le B $$
 
-where the maximum is 1 for an input of the stage's own operator. Each maximum is linearised by the
+where the maximum is 1 for an input of the stage's own operator. What is paged in for the stage comes in where its
+operator g(i) would run again, among the recomputes: a plan pages it in no sooner, as nothing before that reads it, and
+what comes in for the stage's own operator takes no room from the recomputes of operators before g(i). Each maximum is linearised by the
 term that attains it at the point cut off: any choice is a valid row.
 
 | symbol | attribute | unit  | meaning                                      |
@@ -192,14 +194,13 @@ class _Instant:
         allowed = space.recomputes_at[t]
         outputs = set(operator.outputs)
         for e, i, m, page, producer in _sized_points(block, t):
-            resident = [(keep, e, k[e])]
-            if page >= 0:
-                resident.append((model.paging.p, page, p[e]))
+            stayed = [(keep, e, k[e])]
             if i in outputs:
                 outputs.discard(i)
-                self._add(m, max([resident, [(again, x, r[x])]], key=_total))
+                back = [(model.paging.p, page, p[e])] if page >= 0 else []
+                self._add(m, max([stayed + back, [(again, x, r[x])]], key=_total))
             elif producer > j:
-                self._add(m, resident)
+                self._add(m, stayed)
             elif space.point_real[e]:
                 self.constant += m
             else:

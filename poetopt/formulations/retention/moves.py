@@ -54,8 +54,13 @@ class Moves:
         for j, t in zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True):
             self._again[t] |= self._outs[j]
         self._below = [_mask(x for x in range(self._m) if self._producer[x] < j) for j in range(n + 1)]
-        sized = [x for x in range(self._m) if self._size[x] > 0 and space.paging]
-        self._back = [_mask(x for x in sized if self._producer[x] <= t - 2) for t in range(n)]
+        self._back = [0] * n
+        if space.paging:
+            pages = space.page_point
+            for i, t in zip(space.point_tensor[pages].tolist(), space.point_stage[pages].tolist(), strict=True):
+                if self._size[bit[i]]:
+                    self._back[t] |= 1 << bit[i]
+        self._given = _mask(x for x in range(self._m) if self._producer[x] < 0)
         self._costs = sorted(set(self._cost))
         self._cheaper = [
             _mask(x for x in range(self._m) if self._producer[x] >= 0 and self._cost[self._producer[x]] < cost)
@@ -131,58 +136,66 @@ class Moves:
         for key, cost in labels.items():
             if self._bytes(key[0] | out | into) + work <= room:
                 put(steps, ((key[0] & ~out) | into, key[1]), (cost, into, key, ()))
-        done = self._run_again(t, steps, ceiling, until) if self._again[t] else steps
-        return None if done is None else self._paged(t, done, ceiling, until)
+        return self._within(t, steps, ceiling, until)
 
-    def _run_again(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
-        """Each label of stage t with whatever may run again, the last operator first; None where it is given up."""
+    def _within(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
+        """Each label of stage t with whatever runs again or is paged in, the last operator's outputs first.
+
+        None where it is given up.
+        """
         waiting: dict[int, dict[Key, Step]] = {}
         done: dict[Key, Step] = {}
-        allowed, room = self._again[t], self.space.room_bytes
+        allowed, back, room = self._again[t], self._back[t], self.space.room_bytes
 
         def on(key: Key, step: Step, before: int) -> None:
             """To the next operator of which something is needed that may be had below the ceiling."""
-            wanted = key[0] & allowed & self._below[before] & self._cheaper[bisect_left(self._costs, ceiling - step[0])]
+            able = allowed & self._cheaper[bisect_left(self._costs, ceiling - step[0])] | back & step[1]
+            wanted = key[0] & able & self._below[before]
             place = waiting.setdefault(self._producer[wanted.bit_length() - 1], {}) if wanted else done
             put(place, key, step)
 
         for key, step in steps.items():
             on(key, step, self._n)
-        for j in range(self._n - 1, -1, -1):
+        for j in range(self._n - 1, -2, -1):
             here = waiting.pop(j, None)
             if here is None:
                 continue
             if time.monotonic() > until or len(done) + len(here) > WIDEST:
                 return None
-            out, into, cost, work = self._outs[j], self._ins[j], self._cost[j], self._work[j]
+            if j < 0:
+                out, into, cost, work, ahead = self._given, 0, math.inf, 0, done
+            else:
+                out, into, cost, work, ahead = self._outs[j], self._ins[j], self._cost[j], self._work[j], None
             for key, step in here.items():
-                on(key, step, j)
-                if self._bytes(key[0] | out | into) + work <= room:
-                    made = step[0] + cost, step[1] | into, step[2], (*step[3], (True, j))
-                    on(((key[0] & ~out) | into, key[1]), made, j)
-        return done
-
-    def _paged(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
-        """Each label with whatever is paged in of what is read in stage t; None where it is given up."""
-        found: dict[Key, Step] = {}
-        for key, (cost, read, following, decisions) in steps.items():
-            ways = [(key, cost, decisions)]
-            left = read & key[0] & self._back[t]
-            while left:
-                one = left & -left
-                left ^= one
-                x = one.bit_length() - 1
-                for (needed, written), spent, told in list(ways):
-                    more = spent + self._page_in[x] + (0.0 if written & one else self._page_out[x])
-                    if more < ceiling:
-                        ways.append(((needed & ~one, written | one), more, (*told, (False, self._order[x]))))
-                if len(ways) > WIDEST or time.monotonic() > until:
+                ways = self._paged(key, step, key[0] & step[1] & back & out, ceiling, until)
+                if ways is None:
                     return None
-            for label, spent, told in ways:
-                put(found, label, (spent, 0, following, told))
-            if len(found) > WIDEST or time.monotonic() > until:
+                for label, way in ways:
+                    if ahead is None:
+                        on(label, way, j)
+                    else:
+                        put(ahead, label, way)
+                if key[0] & allowed & out and step[0] + cost < ceiling:
+                    if self._bytes(key[0] | out | into) + work <= room:
+                        made = step[0] + cost, step[1] | into, step[2], (*step[3], (True, j))
+                        on(((key[0] & ~out) | into, key[1]), made, j)
+        return {key: (cost, 0, following, told) for key, (cost, _, following, told) in done.items()}
+
+    def _paged(self, key: Key, step: Step, left: int, ceiling: float, until: float) -> list[tuple[Key, Step]] | None:
+        """A label with any of the tensors `left` paged in; None where it is given up."""
+        ways = [(key, step)]
+        while left:
+            one = left & -left
+            left ^= one
+            x = one.bit_length() - 1
+            for (needed, written), (spent, read, following, told) in list(ways):
+                more = spent + self._page_in[x] + (0.0 if written & one else self._page_out[x])
+                if more < ceiling:
+                    label = needed & ~one, written | one
+                    ways.append((label, (more, read, following, (*told, (False, self._order[x])))))
+            if len(ways) > WIDEST or time.monotonic() > until:
                 return None
-        return found
+        return ways
 
     def completion(self, needed: Bits, written: Bits, t: int) -> Floats:
         """(labels,) what the stages before t cost at least, of labels (labels, m) each."""

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
+from poetopt.formulations.retention.dear import dear, replaced
 from poetopt.formulations.rows import Floats, Ints
-from poetopt.formulations.scope import scope_depth, scope_name
+from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
 from poetopt.problem import Problem
 
 Flags = NDArray[np.bool_]
@@ -42,6 +43,10 @@ class RetentionSpace:
         (n_pages,) the points at which the tensor may be paged in.
     page_index
         (n_points,) index into `page_point`, or -1.
+    dear
+        (n_operators,) bool: the operators of which a recompute is no better than page-ins.
+    lean
+        Whether such recomputes are left out.
     """
 
     problem: Problem
@@ -59,6 +64,8 @@ class RetentionSpace:
     recompute_stage: Ints
     page_point: Ints
     page_index: Ints
+    dear: Flags
+    lean: bool
 
     @cached_property
     def room_bytes(self) -> int:
@@ -147,11 +154,17 @@ class RetentionSpace:
         return float(math.gcd(*map(int, sizes)) or 1)
 
 
-def recomputable_stages(problem: Problem, scope: str, remat: bool) -> tuple[Flags, str]:
+def recomputable_stages(
+    problem: Problem, scope: str, remat: bool, dear: Flags | None = None
+) -> tuple[Flags, str]:
     """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
 
-    `depth:D`: chains of at most D operators, forward operators in backward stages. `forward`: any
-    forward operator in a backward stage. `full`: any operator in any later stage.
+    `depth:D`: chains of at most D operators, forward operators in backward stages. `needed`: chains of any length, on
+    which none of the operators is `dear`. `forward`: any forward operator in a backward stage. `full`: any operator in
+    any later stage.
+
+    dear
+        (n_operators,) bool: none, where it is None.
 
     Raises FormulationError for a scope of another form.
     """
@@ -162,6 +175,8 @@ def recomputable_stages(problem: Problem, scope: str, remat: bool) -> tuple[Flag
     if scope == "full":
         return np.tri(n, k=-1, dtype=bool) & able, "full"
     forward = able & np.array([not operator.backward for operator in problem.operators], dtype=bool)
+    if scope == NEEDED and dear is not None:
+        forward &= ~dear
     return _within(problem, forward, scope_depth(scope)), scope_name(scope)
 
 
@@ -192,7 +207,14 @@ def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
     return allowed
 
 
-def retention_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> RetentionSpace:
+def lean_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> RetentionSpace:
+    """`retention_space` for energy alone."""
+    return retention_space(problem, limits, scope, paging, remat, lean=True)
+
+
+def retention_space(
+    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, *, lean: bool = False
+) -> RetentionSpace:
     """Enumerate the decisions of a scope.
 
     Left out is what some optimal schedule does without:
@@ -201,11 +223,15 @@ def retention_space(problem: Problem, limits: Limits, scope: str, paging: bool, 
     - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
       for the first point where the tensor is read, where the room that it takes is needed anyway; if the tensor is
       made before that, it isn't needed at all. Neither costs more, and every instant in between has more room.
-    - A page-in right after a real use, in the next stage. The tensor is an input of the stage before, so that it
-      can stay: no instant lies between, and during the recomputes of its own stage a tensor that is paged in takes
-      the same room as one that stayed.
+    - A page-in right after a real use, in the next stage, unless the tensor's operator is dear (`retention.dear`): the
+      tensor is an input of the stage before, so that it can stay. (Plans that let recomputes have its room in between
+      lie outside of the space.)
+    - If `lean`, a recompute that page-ins can stand for, as its operator is dear.
     """
-    allowed, name = recomputable_stages(problem, scope, remat)
+    costly = dear(problem, limits, paging)
+    allowed, name = recomputable_stages(problem, scope, remat, costly)
+    if lean:
+        allowed &= ~replaced(costly)
     operators, n = problem.operators, len(problem.operators)
     real = np.zeros((len(problem.tensors), n), dtype=bool)
     read = np.zeros_like(real)
@@ -232,6 +258,7 @@ def retention_space(problem: Problem, limits: Limits, scope: str, paging: bool, 
     producer = producers[point_tensor]
     point_previous = np.where(point_first, producer, np.roll(point_stage, 1))
     stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
+    stays &= ~((producer >= 0) & costly[producer])
     pageable = read[point_tensor, point_stage] & (point_stage >= producer + 2) & ~stays
     page_point = np.flatnonzero(pageable & paging)
     page_index = np.full(len(point_tensor), -1, dtype=np.int64)
@@ -252,4 +279,6 @@ def retention_space(problem: Problem, limits: Limits, scope: str, paging: bool, 
         recompute_stage=recompute_stage,
         page_point=page_point,
         page_index=page_index,
+        dear=costly,
+        lean=lean,
     )
