@@ -127,7 +127,8 @@ class Operator:
     meaning
         Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
     members
-        Where it is a block of several operators (`poetopt.devices.blocks`): their names, in order.
+        Where several operators are scheduled as one (`poetopt.devices.in_place`, `poetopt.devices.blocks`): their
+        names, in order. `kind` is then the members' kinds with `+` between, or a block's.
     """
 
     name: str

@@ -35,6 +35,9 @@ class Model:
     ) -> Training:
         """Attach a loss and derive the backward operators.
 
+        An operator that works in place is one with the operator that writes what it writes over (see
+        `poetopt.devices.in_place`).
+
         loss
             `cross-entropy`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by the output.
         output
@@ -44,22 +47,30 @@ class Model:
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
-        from poetopt.autodiff import differentiate
         from poetopt.devices.blocks import GRANULARITIES, blocks
+        from poetopt.devices.in_place import in_place
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
-
-        try:
-            graph = differentiate(self.graph, loss=loss, output=output)
-        except (ModelError, OptionError) as error:
-            if self.graph.source in str(error):
-                raise
-            raise type(error)(f"{self.graph.source}: {error}") from error
+        graph = in_place(self.training_graph(loss=loss, output=output))
         recipe = {**self.recipe, "loss": loss, "output": output}
         if granularity == "block":
             return Training(blocks(graph), {**recipe, "granularity": granularity})
         return Training(graph, recipe)
+
+    def training_graph(self, *, loss: str = "auto", output: str | None = None) -> TrainingGraph:
+        """The training step with each of its operators by itself, as `poetopt grad` writes it.
+
+        Arguments and errors are those of `differentiate`.
+        """
+        from poetopt.autodiff import differentiate
+
+        try:
+            return differentiate(self.graph, loss=loss, output=output)
+        except (ModelError, OptionError) as error:
+            if self.graph.source in str(error):
+                raise
+            raise type(error)(f"{self.graph.source}: {error}") from error
 
 
 @dataclass(frozen=True)

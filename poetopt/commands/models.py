@@ -14,7 +14,6 @@ from poetopt.commands.options import (
     OutputOption,
     TrainOption,
     patterns,
-    training_of,
 )
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import ModelError
@@ -57,13 +56,13 @@ def grad(
     from poetopt.frontends.summary import summary
 
     check_outputs([model], {"-o": out, "--json": json})
-    training = training_of(model, batch=batch, train=train, loss=loss, output=output)
-    if not isinstance(training, po.Training):
+    loaded = po.load(model, batch=batch, train=patterns(train))
+    if not isinstance(loaded, po.Model):
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
-    save_model(training.graph, out)
-    graph = training.graph
+    graph = loaded.training_graph(loss=loss, output=output)
+    save_model(graph, out)
     write_json(
         {**summary(graph), "loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)},
         json,

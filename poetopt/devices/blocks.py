@@ -19,11 +19,14 @@ from dataclasses import replace
 
 from poetopt.autodiff.order import low_memory_order
 from poetopt.devices.flops import work
-from poetopt.devices.workspace import inner_layout
+from poetopt.devices.joining import SIDE, joined, kept_tensors, working_set_bytes
 from poetopt.graph import Operator, TrainingGraph
 
 GRANULARITIES = ("operator", "block")
 """One scheduled operator for each ONNX op or gradient, or chains of cheap ones together."""
+
+KIND = "Block"
+"""How the kinds of blocks begin."""
 
 HEAVY = frozenset(
     {"Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool", "RNN"}
@@ -33,9 +36,6 @@ HEAVY = frozenset(
 CHEAP_FLOPS_PER_BYTE = 6.0
 """The most that a cheap node computes for each byte that it moves: all element-wise ops, and products with a vector."""
 
-SIDE = 8
-"""A side output has at most one such part of the bytes of the largest tensor that its operator reads or writes."""
-
 LONGEST = 32
 """Operators that one block may have: recomputing any of it is recomputing all of it."""
 
@@ -43,11 +43,11 @@ LONGEST = 32
 def blocks(graph: TrainingGraph) -> TrainingGraph:
     """`graph` with chains of cheap operators joined; each block has the name and the place of its last operator."""
     joiner = _Joiner(graph)
-    joined = joiner.run()
+    sinks = joiner.run()
     operators: list[Operator] = []
     members: dict[int, list[Operator]] = {}
     for k, operator in enumerate(graph.operators):
-        sink = joined[k]
+        sink = sinks[k]
         members.setdefault(sink, []).append(operator)
         if sink == k:
             group = members[sink]
@@ -59,27 +59,13 @@ def blocks(graph: TrainingGraph) -> TrainingGraph:
     return replace(graph, operators=tuple(operators), notes=(*graph.notes, note))
 
 
+def is_block(operator: Operator) -> bool:
+    """Whether an operator is a block: not every one of several operators is."""
+    return operator.kind.startswith(f"{KIND}.")
+
+
 def _block(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str]) -> Operator:
-    """One operator of `members`, which are in order."""
-    last = members[-1]
-    inside = {operator.name for operator in members}
-    written = dict.fromkeys(name for operator in members for name in operator.outputs)
-    read = dict.fromkeys(name for operator in members for name in operator.inputs if name not in written)
-
-    def leaves(name: str) -> bool:
-        if name in last.outputs or name in kept or graph.tensors[graph.root(name)].resident:
-            return True
-        return any(reader.name not in inside for reader in graph.readers.get(name, ()))
-
-    return replace(
-        last,
-        kind=f"Block.{last.kind}",
-        nodes=tuple(node for operator in members for node in operator.nodes),
-        inputs=tuple(read),
-        outputs=tuple(name for name in written if leaves(name)),
-        meaning=None,
-        members=tuple(operator.name for operator in members if not operator.view),
-    )
+    return joined(members, graph, kept, f"{KIND}.{members[-1].kind}")
 
 
 class _Joiner:
@@ -91,9 +77,9 @@ class _Joiner:
         self.place = {operator.name: k for k, operator in enumerate(graph.operators)}
         self.block = list(range(len(graph.operators)))
         self.members: dict[int, list[int]] = {k: [k] for k in self.block}
-        kept = {graph.loss, *graph.outputs, *graph.gradients.values(), *graph.states.values()}
-        self.kept = frozenset({graph.root(name) for name in kept} | kept)
-        self.room = max((self._bytes(operator) for operator in graph.operators if not operator.view), default=0)
+        self.kept = kept_tensors(graph)
+        own = (working_set_bytes(operator, graph) for operator in graph.operators if not operator.view)
+        self.room = max(own, default=0)
 
     def run(self) -> list[int]:
         """The place of the sink of each operator's block, which for most is their own."""
@@ -138,14 +124,7 @@ class _Joiner:
 
     def _fits(self, k: int, sink: int) -> bool:
         members = [self.operators[m] for m in sorted((*self.members[sink], k))]
-        return self._bytes(_block(members, self.graph, self.kept)) <= self.room
-
-    def _bytes(self, operator: Operator) -> int:
-        """What an operator needs in RAM while it runs."""
-        graph = self.graph
-        roots = {graph.root(name) for name in (*operator.inputs, *operator.outputs)}
-        held = sum(graph.tensors[root].nbytes for root in roots if not graph.tensors[root].resident)
-        return held + inner_layout(operator, graph.tensors).temporaries_bytes
+        return working_set_bytes(_block(members, self.graph, self.kept), self.graph) <= self.room
 
     def _drop_leading_views(self) -> None:
         """Views of what a block reads stay outside: there they share its bytes with all their readers."""

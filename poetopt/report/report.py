@@ -100,6 +100,7 @@ class Report:
         simulation, bound = solution.simulation, solution.overhead_bound_j
         baseline = problem.baseline_energy_j
         from poetopt import __version__
+        from poetopt.devices.blocks import is_block
 
         return {
             "status": str(solution.status),
@@ -116,7 +117,7 @@ class Report:
             "device": problem.device,
             "loss": problem.graph.loss_kind if problem.graph else None,
             "granularity": str(problem.recipe.get("granularity", "operator")),
-            "blocks": sum(bool(operator.members) for operator in problem.graph.operators) if problem.graph else 0,
+            "blocks": sum(map(is_block, problem.graph.operators)) if problem.graph else 0,
             "operators": len(problem.operators),
             "tensors": len(problem.tensors),
             "ram_budget_bytes": options.ram_bytes,

@@ -1,0 +1,56 @@
+"""Several operators as one: what both `poetopt.devices.in_place` and `poetopt.devices.blocks` are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from poetopt.devices.workspace import inner_layout
+from poetopt.graph import Operator, TrainingGraph
+
+SIDE = 8
+"""A side output has at most one such part of the bytes of the largest tensor that its operator reads or writes."""
+
+
+def joined(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str], kind: str) -> Operator:
+    """One operator of `members`, which are in order: it has the name of the last, and all their nodes.
+
+    graph
+        Where they come from; who reads what one of them writes is asked of it.
+    kept
+        What must leave the joined operator in any case: see `kept_tensors`.
+    """
+    last = members[-1]
+    inside = {operator.name for operator in members}
+    written = dict.fromkeys(name for operator in members for name in operator.outputs)
+    read = dict.fromkeys(name for operator in members for name in operator.inputs if name not in written)
+
+    def leaves(name: str) -> bool:
+        if name in last.outputs or name in kept or graph.tensors[graph.root(name)].resident:
+            return True
+        return any(reader.name not in inside for reader in graph.readers.get(name, ()))
+
+    return replace(
+        last,
+        kind=kind,
+        nodes=tuple(node for operator in members for node in operator.nodes),
+        inputs=tuple(read),
+        outputs=tuple(name for name in written if leaves(name)),
+        meaning=None,
+        members=tuple(
+            name for operator in members if not operator.view for name in operator.members or (operator.name,)
+        ),
+    )
+
+
+def kept_tensors(graph: TrainingGraph) -> frozenset[str]:
+    """What somebody outside of the step wants: loss, outputs, gradients, statistics, and whose bytes they are."""
+    kept = {graph.loss, *graph.outputs, *graph.gradients.values(), *graph.states.values()}
+    return frozenset({graph.root(name) for name in kept} | kept)
+
+
+def working_set_bytes(operator: Operator, graph: TrainingGraph) -> int:
+    """What an operator needs in RAM while it runs: inputs, outputs and temporaries, without what is resident."""
+    roots = {graph.root(name) for name in (*operator.inputs, *operator.outputs)}
+    held = sum(graph.tensors[root].nbytes for root in roots if not graph.tensors[root].resident)
+    return held + inner_layout(operator, graph.tensors).temporaries_bytes
