@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence, Set
 from poetopt.devices.flops import work
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import unusable
+from poetopt.devices.joining import TOGETHER
 from poetopt.devices.workspace import ALIGNMENT, inner_layout
 from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Operator, Role, TrainingGraph
@@ -153,7 +154,7 @@ def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
     kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in _FEW_KERNELS}
     for operator in graph.operators:
         for name in operator.outputs if not operator.backward and not operator.view else ():
-            kinds.get(graph.tensors[name].dtype, {})[operator.kind] = None
+            kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
     return tuple(
         f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
         "no kernels for them on the CPU, and then `run` can't execute the plan; export the model in float32 for that"

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poetopt.devices.joining import SIDE, joined, kept_tensors, working_set_bytes
+from poetopt.devices.joining import SIDE, TOGETHER, joined, kept_tensors, working_set_bytes
 from poetopt.devices.workspace import inner_layout, workspace_bytes
 from poetopt.graph import Operator, TrainingGraph
 
@@ -76,7 +76,7 @@ class _Search:
         if len(group) == 1:
             return group[0]
         kinds = [operator.kind for operator in group if not operator.view]
-        return joined(group, self.graph, self.kept, "+".join(kinds))
+        return joined(group, self.graph, self.kept, TOGETHER.join(kinds))
 
     def joins(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator) -> bool:
         """Whether `operator` works in place on what `group` wrote; `views` are what stands between them."""

@@ -8,6 +8,9 @@ from dataclasses import replace
 from poetopt.devices.workspace import inner_layout
 from poetopt.graph import Operator, TrainingGraph
 
+TOGETHER = "+"
+"""What stands between the kinds of operators that work in place and of the one that they join."""
+
 SIDE = 8
 """A side output has at most one such part of the bytes of the largest tensor that its operator reads or writes."""
 

@@ -40,6 +40,7 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DeviceError(f"{shown}: the measurements can't be read: {reason}") from error
     known = signatures(graph)
+    inside = {member: operator.name for operator in graph.operators for member in operator.members}
     rows: dict[str, list[Mapping[str, float]]] = {}
     moves: dict[str, list[tuple[float, float]]] = {PAGE_IN: [], PAGE_OUT: []}
     paid: list[tuple[float, float]] = []
@@ -58,6 +59,11 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
                 paid.append((values["energy_j"], values["time_s"]))
             continue
         key = known.get(name, name)
+        if (whole := inside.get(name)) is not None and whole != name:
+            raise DeviceError(
+                f"{where}: {name!r} is one operator with what works in place behind it; give {whole!r} the seconds of "
+                "all of it"
+            )
         if key not in known.values():
             raise DeviceError(
                 f"{where}: {graph.name!r} has no operator {name!r}; write the names that poetopt profile MODEL "

@@ -383,6 +383,7 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (["nobody,1,"], r"board\.csv, line 2: 'mlp' has no operator 'nobody'; .*--template"),
+        (["fc1,1,"], "line 2: 'fc1' is one operator with what works in place behind it; give 'relu1' the seconds"),
         (["fc1,much,"], r"line 2: time_s is 'much'; it must be a number of more than 0"),
         (["fc1,-1,"], "line 2: time_s is '-1'"),
         (["fc1,nan,"], "line 2: time_s is 'nan'"),
@@ -392,7 +393,7 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
         (["page_in,1,100", "page_out,1,0"], "page_out: no transfer of at least one byte"),
         (["page_in,1,100", "page_out,2,1", "page_out,1,1000"], "larger transfers took no longer"),
         ([], "it holds no measurement"),
-        (["fc1,1,", '"fc1,2,'], "look for a quote that is not closed"),
+        (["fc3,1,", '"fc3,2,'], "look for a quote that is not closed"),
     ],
 )
 def test_measurements_that_can_t_be_are_refused_with_the_line(tmp_path: Path, rows: list[str], message: str) -> None:
