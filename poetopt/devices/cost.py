@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from poetopt.devices.flops import work
+from poetopt.devices.joining import TOGETHER
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import unusable
-from poetopt.devices.joining import TOGETHER
 from poetopt.devices.workspace import ALIGNMENT, inner_layout
 from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Operator, Role, TrainingGraph

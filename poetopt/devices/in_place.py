@@ -88,9 +88,8 @@ class _Search:
         graph = self.graph
         between = {view.name for view in views}
         for name in before.outputs:
-            readers = self.readers.get(name, ())
-            alone = all(reader.name in between or reader is operator for reader in readers) and operator in readers
-            if not alone or name in self.kept or graph.tensors[name].resident:
+            readers = [reader.name for reader in self.readers.get(name, ()) if reader.name not in between]
+            if readers != [operator.name] or name in self.kept or graph.tensors[name].resident:
                 continue
             if all(graph.root(view.inputs[0]) == name for view in views):
                 return self._fits(group, views, operator, name)
