@@ -10,13 +10,11 @@ from dataclasses import replace
 from functools import partial
 
 from poetopt import clock
-from poetopt.engine.joined import joined_run
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.model_search import AHEAD_GAP, ModelSearch
+from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel, Options
-from poetopt.engine.starts import first_schedules
 from poetopt.engine.tighten import Tightening, Tighter
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.language import Formulation
@@ -118,7 +116,7 @@ def _attempt(
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
         rare = not inner.infeasible and not inner.outdone and chosen.depth(inner.asked) >= SETTLED_DEPTH
-    look = partial(_look_around, run, chosen, scope, ahead) if ahead else None
+    look = partial(look_ahead, run, chosen, ahead) if ahead else None
     search = ModelSearch(run, chosen, model, session, beyond, exact, patient, rare, look)
     try:
         ending = search.search()
@@ -140,18 +138,6 @@ def look_ahead(run: Run, chosen: Formulation, scope: str) -> None:
     except (InfeasibleError, TimeUpError):
         return
     ModelSearch(run, chosen, model, session, None, exact=False, patient=False).look()
-
-
-def _look_around(run: Run, chosen: Formulation, scope: str, ahead: str) -> None:
-    """Look at the scope `ahead` and, where that isn't enough, at the joined problem in the scope at hand."""
-    look_ahead(run, chosen, ahead)
-    own = all(block.name in chosen.simulated for block in chosen.blocks)  # others may be made for the whole one
-    if run.closed(max(run.gap, AHEAD_GAP)) or not own:
-        return
-    joined = joined_run(run)
-    if joined is not None:
-        first_schedules(joined, strict=False)
-        look_ahead(joined, chosen, scope)
 
 
 @contextmanager

@@ -129,6 +129,13 @@ class Incumbent:
             return math.inf
         return self._judge.goal.value(trial)
 
+    def excess_bytes(self, schedule: Schedule) -> int:
+        """How many bytes a schedule's plan takes beyond the budget; 0 for what is no plan at all."""
+        try:
+            return max(0, simulate(plan_of(self.problem, schedule)).peak_bytes - self._ram_bytes)
+        except PlanError:
+            return 0
+
     def _trial(self, schedule: Schedule) -> Trial | None:
         """The plan of a schedule that keeps the budget, simulated."""
         plan = plan_of(self.problem, schedule)

@@ -47,6 +47,8 @@ class Run:
     """The bound of an inner scope, where only what lies beyond that is searched: no bound is above it."""
     sources: frozenset[str] = frozenset()
     """The blocks whose late rows the bound may rest on."""
+    above: Run | None = None
+    """The run of a problem of which this one's is a relaxation, where what is proven here is to be proven there."""
     gap: float = field(init=False)
     """What the scope at hand is searched to."""
     soon: float = math.inf
@@ -128,9 +130,13 @@ class Run:
     def raise_bound(self, bound: float, phase: str) -> None:
         with self.guard:
             bound = min(bound, self.ceiling)
-            if bound > self.bound and not self.interrupted:
-                self.bound = bound
+            if bound <= self.bound or self.interrupted:
+                return
+            self.bound = bound
+            if self.above is None:
                 self.say(phase)
+        if self.above is not None:
+            self.above.raise_bound(bound, phase)
 
     def closed(self, gap: float) -> bool:
         """Whether the incumbent is proven to within `gap` in the present scope."""

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from poetopt.engine.attempt import search_scope
+from poetopt.engine.lightened import lightened_run
 from poetopt.engine.model import limits_of
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
@@ -24,9 +25,11 @@ DEPTHS, up to DEEPEST, follow while each pays, leaves no more than WARM_UP_GAP o
 WARM_UP_TIME."""
 DEEPEST = 12
 AHEAD = {"depth:8": "depth:12"}
-"""Where schedules are looked for beyond a scope of which much is open, before the joined problem (see `joined`)."""
+"""Where schedules are looked for beyond a scope of which much is open."""
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
+BETWEEN_SHARE = (0.06, 0.6)
+"""The same where a scope between the depths and `forward` is the second one: schedules are found there."""
 DEEPER_SHARE = (0.25, 0.55)
 """Share of it for each of the deeper ones, and if the one before is proven."""
 WARM_UP_GAP = 0.05
@@ -35,6 +38,8 @@ WARM_UP_TIME = 0.18
 FINER, FINEST = 6.0, 5e-3
 """A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: what its
 schedule costs too much is open in all scopes that come after it."""
+BETWEEN_FINER = 3.0
+"""How many times less it is in that scope."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
 SOON_SHARE = 0.35
@@ -54,12 +59,19 @@ def _scopes(problem: Problem, options: Options, chosen: Formulation) -> tuple[st
         return ("full",)  # where nothing runs again all scopes are one space
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
+    between = _between(problem, options, chosen)
+    if between:
+        return f"depth:{DEPTHS[0]}", between, options.scope
     asked = chosen.depth(options.scope)
-    if chosen.between is not None and math.isinf(asked):
-        between = chosen.between(problem, limits_of(options), options.paging)
-        if between not in ("", options.scope):
-            return f"depth:{DEPTHS[0]}", between, options.scope
     return (*(f"depth:{d}" for d in DEPTHS if d < asked and d <= DEEPEST), options.scope)
+
+
+def _between(problem: Problem, options: Options, chosen: Formulation) -> str:
+    """The scope between the depths and the one asked for that is to warm up with; empty where there is none."""
+    if chosen.between is None or not options.remat or options.scope == "auto":
+        return ""
+    found = chosen.between(problem, limits_of(options), options.paging)
+    return found if math.isinf(chosen.depth(options.scope)) and found != options.scope else ""
 
 
 def first_scope(problem: Problem, options: Options, chosen: Formulation) -> str:
@@ -78,22 +90,30 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     # Of less deep scopes it would say as much, but they are asked for to see what lies in them.
     whole = chosen.backwards is not None and not automatic and math.isinf(chosen.depth(scopes[-1]))
     stagewise = Stagewise.of(run, chosen, scopes[-1]) if whole else None
+    between = _between(run.problem, run.options, chosen)
+    lightened = lightened_run(run) if between else None
+    before_at = run
     for place, scope in enumerate(scopes):
         warm_up = not automatic and place < len(scopes) - 1
         deeper = warm_up and place >= len(WARM_UP)
         if deeper and not (paid and quick and last is not None and last.within(WARM_UP_GAP)):
             continue
-        run.until, run.soon, run.gap = run.latest, math.inf, run.options.gap
+        at = lightened if lightened is not None and place else run
+        run.until = at.until = run.latest
+        at.soon, at.gap = math.inf, run.options.gap
         if warm_up:
-            run.gap = min(run.gap, max(run.gap / FINER, FINEST))
+            finer = BETWEEN_FINER if scope == between else FINER
+            at.gap = min(at.gap, max(at.gap / finer, FINEST))
             proven_so_far = last is not None and last.closed
-            share = WARM_UP_SHARE[place] if place < len(WARM_UP) else DEEPER_SHARE[proven_so_far]
-            run.until = time.monotonic() + share * run.remaining_s
-            run.soon = time.monotonic() + WARM_ENOUGH_SHARE * run.remaining_s
+            shares = BETWEEN_SHARE if between else WARM_UP_SHARE
+            share = shares[place] if place < len(WARM_UP) else DEEPER_SHARE[proven_so_far]
+            at.until = time.monotonic() + share * run.remaining_s
+            at.soon = time.monotonic() + WARM_ENOUGH_SHARE * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
         if automatic and scope != "full":
             run.soon = time.monotonic() + SOON_SHARE * run.remaining_s
+        at.above = run if at is not run and not warm_up else None
         if stagewise is not None and (place or not warm_up):
             run.bound = 0.0
             try:
@@ -105,11 +125,13 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
                 return proof
         before = run.incumbent.value
         begin, left_s = run.elapsed_s, run.latest - time.monotonic()
-        run.bound = 0.0 if stagewise is None or warm_up else stagewise.bound_j
-        inner = last if last is not None and (last.closed or last.infeasible) else None
+        run.scope = scope_name(scope)
+        run.bound = at.bound = 0.0 if stagewise is None or warm_up else stagewise.bound_j
+        inner = last if last is not None and (last.closed or last.infeasible) and at is before_at else None
+        before_at = at
         try:
             patience = 0.0 if warm_up else PATIENCE if automatic else 1.0
-            last = search_scope(run, chosen, scope, inner, patience, _ahead(run, chosen, scope))
+            last = search_scope(at, chosen, scope, inner, patience, _ahead(run, chosen, scope))
         except KeyboardInterrupt:
             run.interrupt()
             return _interrupted(run, scope, last)

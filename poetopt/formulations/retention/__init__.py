@@ -79,9 +79,10 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
 
     None where it can't be had.
     """
-    if any((i, stage) not in space.point_of for stage, i in schedule.page_ins):
+    recomputes = set[tuple[int, int]]()
+    page_ins = {(stage, i) for stage, i in schedule.page_ins if space.tensor_bytes[i]}
+    if any((i, stage) not in space.point_of for stage, i in page_ins):
         return None
-    recomputes, page_ins = set[tuple[int, int]](), set(schedule.page_ins)
     for stage, operator in schedule.recomputes:
         if space.lean and space.dear[operator] and (operator, stage) not in space.recompute_of:
             page_ins.update((stage, i) for i in space.problem.operators[operator].outputs if space.tensor_bytes[i])

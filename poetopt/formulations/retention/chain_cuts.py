@@ -50,6 +50,8 @@ LARGE = 10_000
 """A space with fewer points has none of those: there rounds are quick, and each node of a tree carries all rows."""
 ROUND = 1500
 """At most this many cuts a round, the most violated first."""
+ALWAYS = np.float32(1)
+"""What takes no room crosses every window: no path that goes through it is violated."""
 IMAGES = 3000
 """At most this many of their images in other blocks."""
 
@@ -156,8 +158,9 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
     distance: dict[int, Singles] = {}
     found: list[tuple[float, int, int, int]] = []
     for i in _by_producer(space):
-        producer = problem.tensors[i].producer
-        uses = problem.readers[i]
+        producer, sized = problem.tensors[i].producer, problem.tensors[i].nbytes > 0
+        uses = problem.readers[i] if sized else ()
+        early = np.array([b for b in uses if b < late], dtype=np.int64)
         if producer >= 0 and again[producer]:
             distance[i] = _stay(values, i, columns, stages)
             if values.recomputed[producer, -1] > 0:  # else the path may begin here for nothing
@@ -168,7 +171,6 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
             _collect(
                 found, distance[i], values.full, i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late]
             )
-            early = np.array([b for b in uses if b < late], dtype=np.int64)
             for u in problem.operators[producer].inputs:
                 pending[u] -= 1
                 if not pending[u]:
@@ -177,6 +179,8 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
             early = np.array(uses, dtype=np.int64)
             if pending[i]:
                 distance[i] = _stay(values, i, columns, stages)
+        if not sized:
+            distance[i] = np.broadcast_to(ALWAYS, (stages, len(columns)))
         if len(early):
             single = _stay(values, i, early, stages)
             _collect(found, single, values.full, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
@@ -256,6 +260,8 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
 
     def shortest(v: int) -> tuple[float, int]:
         """(D_v, the tensor before v or -1)."""
+        if v not in memo and not problem.tensors[v].nbytes:
+            memo[v] = float(ALWAYS), -1
         if v not in memo:
             stay = values.crossing[v, s] + min(values.paged[v, b + 1] - values.paged[v, s + 1], values.written[v])
             producer = problem.tensors[v].producer

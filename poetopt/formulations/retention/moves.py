@@ -42,8 +42,9 @@ class Moves:
         """By bit, the tensor: what is made later has a higher bit."""
         bit = {i: x for x, i in enumerate(self._order)}
         self._m, self._n = len(bit), n
-        self._ins = [_mask(bit[i] for i in operator.inputs) for operator in operators]
-        self._outs = [_mask(bit[i] for i in operator.outputs) for operator in operators]
+        sized = {i for i, tensor in enumerate(problem.tensors) if tensor.nbytes}  # the others are always there
+        self._ins = [_mask(bit[i] for i in sized.intersection(operator.inputs)) for operator in operators]
+        self._outs = [_mask(bit[i] for i in sized.intersection(operator.outputs)) for operator in operators]
         self._size = [int(space.tensor_bytes[i]) for i in self._order]
         self._producer = [problem.tensors[i].producer for i in self._order]
         self._cost = [operator.energy_j for operator in operators]
@@ -58,8 +59,7 @@ class Moves:
         if space.paging:
             pages = space.page_point
             for i, t in zip(space.point_tensor[pages].tolist(), space.point_stage[pages].tolist(), strict=True):
-                if self._size[bit[i]]:
-                    self._back[t] |= 1 << bit[i]
+                self._back[t] |= 1 << bit[i]
         self._given = _mask(x for x in range(self._m) if self._producer[x] < 0)
         self._costs = sorted(set(self._cost))
         self._cheaper = [

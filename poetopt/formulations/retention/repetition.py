@@ -93,6 +93,8 @@ class Repetition:
             moved = self._path(chain.path, blocks)
             if moved is None:
                 continue
+            if not all(problem.tensors[i].nbytes for i in moved):
+                continue
             if b not in problem.readers[moved[0]] or any(
                 earlier not in problem.operators[problem.tensors[later].producer].inputs
                 for later, earlier in itertools.pairwise(moved)

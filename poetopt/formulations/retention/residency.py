@@ -89,6 +89,7 @@ def _build(block: PyomoBlock) -> None:
         (x, space.point_of[i, t])
         for x, (j, t) in enumerate(zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True))
         for i in space.problem.operators[j].inputs
+        if space.problem.tensors[i].nbytes
     ]
 
     again = [_times(1, variable) for variable in r]

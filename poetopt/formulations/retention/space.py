@@ -23,7 +23,7 @@ Flags = NDArray[np.bool_]
 class RetentionSpace:
     """Points, recomputations and page-ins as parallel arrays.
 
-    A tensor's *points* are the stages where it may be read: its real uses, and the stages where an
+    A tensor's *points*, where it takes room, are the stages where it may be read: its real uses, and the stages where an
     operator that reads it, or that writes it, may be recomputed. Points are sorted by tensor, then
     stage; entry e is one point.
 
@@ -217,7 +217,7 @@ def retention_space(
 ) -> RetentionSpace:
     """Enumerate the decisions of a scope.
 
-    Left out is what some optimal schedule does without:
+    What takes no room is always there: it has no points. Left out besides is what some optimal schedule does without:
 
     - A recompute of which no output can be read any more.
     - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
@@ -236,8 +236,9 @@ def retention_space(
     real = np.zeros((len(problem.tensors), n), dtype=bool)
     read = np.zeros_like(real)
     for i, readers in enumerate(problem.readers):
-        real[i, list(readers)] = True
-        read[i] = allowed[:, list(readers)].any(axis=1)
+        if problem.tensors[i].nbytes:
+            real[i, list(readers)] = True
+            read[i] = allowed[:, list(readers)].any(axis=1)
     read |= real
     producers = np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64)
     alive = np.logical_or.accumulate(read[:, ::-1], axis=1)[:, ::-1]  # read in this stage or later

@@ -1,0 +1,81 @@
+"""A problem whose smallest tensors take no room: a relaxation of it, half as large where operators have side outputs.
+
+What takes no room is always there, so that models need no decision for it. BatchNormalization's statistics are a third
+of a network's tensors and half a percent of the bytes that a tight budget holds, and recomputes bring most of them
+back for nothing. Each schedule of the whole problem is one of the lightened problem for no more joules in no more room:
+so a bound there, in a scope, is one of the whole problem in that scope. What is found there counts by the whole
+problem's simulator alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from poetopt.engine.incumbent import Incumbent, Refusal
+from poetopt.engine.run import Run
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+LIGHT = 0.2
+"""What takes no room any more takes this share of the asked gap of the budget at most: bytes are worth what they cost,
+or some times that."""
+FEWER = 0.9
+"""It is worth it where at most this share of the tensors still takes room."""
+
+
+def lighten(problem: Problem, most_bytes: float) -> Problem:
+    """`problem` with its smallest tensors of 0 bytes; before, they took `most_bytes` at most, all of one size together.
+
+    Graph inputs stay as they are: they can't be recomputed.
+    """
+    sizes = np.array([tensor.nbytes if tensor.producer >= 0 else 0 for tensor in problem.tensors])
+    different, counts = np.unique(sizes, return_counts=True)
+    small = different[np.cumsum(different * counts) <= most_bytes]
+    largest = int(small[-1]) if len(small) else 0
+    tensors = tuple(
+        replace(tensor, nbytes=0) if tensor.producer >= 0 and tensor.nbytes <= largest else tensor
+        for tensor in problem.tensors
+    )
+    return replace(problem, tensors=tensors, graph=None)
+
+
+class Through(Incumbent):
+    """Judges schedules of a lightened problem as those of the whole, and hands them on."""
+
+    def __init__(self, run: Run, lightened: Problem) -> None:
+        super().__init__(lightened, run.options, best=run.incumbent.best)
+        self._run = run
+
+    @property
+    def value(self) -> float | None:
+        """The whole problem's."""
+        return self._run.incumbent.value
+
+    def offer(self, schedule: Schedule, *, quick: bool = False) -> bool:
+        """Whether it is the whole problem's best now."""
+        kept = self._run.offer(schedule, "lightened", quick=quick)
+        self.best = self._run.incumbent.best
+        excess = 0 if kept or quick else self._run.incumbent.excess_bytes(schedule)
+        return self._refuse(schedule, Refusal(arena_excess=excess)) if excess else kept
+
+    def weigh(self, schedule: Schedule) -> float:
+        """What the whole problem's schedule is worth."""
+        return self._run.incumbent.weigh(schedule)
+
+    def refused(self, schedule: Schedule) -> Refusal | None:
+        """Why the whole problem's schedule was refused, or None."""
+        return super().refused(schedule) or self._run.incumbent.refused(schedule)
+
+
+def lightened_run(run: Run) -> Run | None:
+    """A run over the lightened problem that hands on what it finds; None where hardly anything is small."""
+    room = run.options.ram_bytes - run.problem.reserve_bytes
+    lightened = lighten(run.problem, LIGHT * run.options.gap * room)
+    sized = [sum(tensor.nbytes > 0 for tensor in problem.tensors) for problem in (lightened, run.problem)]
+    if sized[0] > FEWER * sized[1]:
+        return None
+    found = Run(lightened, run.options, run.listener, begin=run.begin, timing=run.timing, trace=run.trace)
+    found.incumbent = Through(run, lightened)
+    return found
