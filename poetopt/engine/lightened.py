@@ -18,7 +18,7 @@ from poetopt.engine.run import Run
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
-LIGHT = 0.2
+LIGHT = 0.3
 """What takes no room any more takes this share of the asked gap of the budget at most: bytes are worth what they cost,
 or some times that."""
 FEWER = 0.9

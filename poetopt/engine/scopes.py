@@ -28,8 +28,9 @@ AHEAD = {"depth:8": "depth:12"}
 """Where schedules are looked for beyond a scope of which much is open."""
 WARM_UP_SHARE = (0.2, 0.6)
 """Share of the remaining time that each of those may take."""
-BETWEEN_SHARE = (0.06, 0.6)
-"""The same where a scope between the depths and `forward` is the second one: schedules are found there."""
+BETWEEN_SHARE, BETWEEN_S = (0.06, 0.6), 6.0
+"""The same where a scope between the depths and `forward` is the second one: schedules are found there, and the first
+one may take more than its share only as far as these seconds and WARM_UP_SHARE."""
 DEEPER_SHARE = (0.25, 0.55)
 """Share of it for each of the deeper ones, and if the one before is proven."""
 WARM_UP_GAP = 0.05
@@ -105,9 +106,11 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
             finer = BETWEEN_FINER if scope == between else FINER
             at.gap = min(at.gap, max(at.gap / finer, FINEST))
             proven_so_far = last is not None and last.closed
-            shares = BETWEEN_SHARE if between else WARM_UP_SHARE
-            share = shares[place] if place < len(WARM_UP) else DEEPER_SHARE[proven_so_far]
-            at.until = time.monotonic() + share * run.remaining_s
+            share = WARM_UP_SHARE[place] if place < len(WARM_UP) else DEEPER_SHARE[proven_so_far]
+            seconds = share * run.remaining_s
+            if between:
+                seconds = max(BETWEEN_SHARE[place] * run.remaining_s, min(seconds, BETWEEN_S))
+            at.until = time.monotonic() + seconds
             at.soon = time.monotonic() + WARM_ENOUGH_SHARE * run.remaining_s
         if automatic and last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others

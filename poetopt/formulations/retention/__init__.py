@@ -34,6 +34,8 @@ from poetopt.formulations.scope import NEEDED, scope_depth
 from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 
+SMALL = 8
+"""A scope with no more recomputes than that of this depth is small."""
 NOTHING = 1e-3
 """A share of a decision that is below this isn't leant to."""
 
@@ -151,8 +153,13 @@ def _leaning(model: Any, point: PointLike) -> Leaning:
 
 
 def _between(problem: Problem, limits: Limits, paging: bool) -> str:
-    again = np.array([operator.recomputable and not operator.backward for operator in problem.operators], dtype=bool)
-    return NEEDED if (dear(problem, limits, paging) & again).any() else ""
+    """`needed`, where paging ends enough chains for it to have no more recomputes than a depth that is soon proven."""
+    if not dear(problem, limits, paging).any():
+        return ""
+    needed, deep = (
+        len(lean_space(problem, limits, scope, paging, True).recompute_stage) for scope in (NEEDED, f"depth:{SMALL}")
+    )
+    return NEEDED if needed <= deep else ""
 
 
 retention = Formulation(

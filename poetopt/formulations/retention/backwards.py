@@ -7,8 +7,9 @@ $(\emptyset, \emptyset, 0)$. Through stage t, backwards,
 - t's own operator: $N := N \setminus out(t) \cup in(t)$, if $N$, its inputs, outputs and workspace fit;
 - each operator j that may run again in t, the last first: not, or $N := N \setminus out(j) \cup in(j)$ for its cost, if
   $N \cap out(j) \ne \emptyset$ and $N$, its inputs, outputs and workspace fit (the intra-stage rows of `memory`);
-- in its place, the tensors of $N \cap out(j)$ that are read in t: kept, or paged in (and written out, where they aren't
-  in $W$). A page-in at a stage that doesn't read it can wait for one that does.
+- the tensors of $N$ that are read in t: kept, or paged in (and written out, where they aren't in $W$). A page-in at a
+  stage that doesn't read it can wait for one that does. They come in where their operators would run again, so that
+  what is decided last is decided sooner where an operator before that fits no other way.
 
 What is needed is little where memory is tight, so labels are few where a relaxation mixes many schedules. Two things
 keep them few. *Dominance*: of two labels one is left out whose $N$ holds the other's, and which costs no less than the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,6 @@ class Moves:
             pages = space.page_point
             for i, t in zip(space.point_tensor[pages].tolist(), space.point_stage[pages].tolist(), strict=True):
                 self._back[t] |= 1 << bit[i]
-        self._given = _mask(x for x in range(self._m) if self._producer[x] < 0)
         self._costs = sorted(set(self._cost))
         self._cheaper = [
             _mask(x for x in range(self._m) if self._producer[x] >= 0 and self._cost[self._producer[x]] < cost)
@@ -136,50 +135,61 @@ class Moves:
         for key, cost in labels.items():
             if self._bytes(key[0] | out | into) + work <= room:
                 put(steps, ((key[0] & ~out) | into, key[1]), (cost, into, key, ()))
-        return self._within(t, steps, ceiling, until)
+        done = self._run_again(t, steps, ceiling, until) if self._again[t] else steps
+        return None if done is None else self._come_back(t, done, ceiling, until)
 
-    def _within(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
-        """Each label of stage t with whatever runs again or is paged in, the last operator's outputs first.
-
-        None where it is given up.
-        """
+    def _run_again(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
+        """Each label of stage t with whatever may run again, the last operator first; None where it is given up."""
         waiting: dict[int, dict[Key, Step]] = {}
         done: dict[Key, Step] = {}
         allowed, back, room = self._again[t], self._back[t], self.space.room_bytes
 
         def on(key: Key, step: Step, before: int) -> None:
             """To the next operator of which something is needed that may be had below the ceiling."""
-            able = allowed & self._cheaper[bisect_left(self._costs, ceiling - step[0])] | back & step[1]
-            wanted = key[0] & able & self._below[before]
+            wanted = key[0] & allowed & self._below[before] & self._cheaper[bisect_left(self._costs, ceiling - step[0])]
             place = waiting.setdefault(self._producer[wanted.bit_length() - 1], {}) if wanted else done
             put(place, key, step)
 
         for key, step in steps.items():
             on(key, step, self._n)
-        for j in range(self._n - 1, -2, -1):
+        for j in range(self._n - 1, -1, -1):
             here = waiting.pop(j, None)
             if here is None:
                 continue
             if time.monotonic() > until or len(done) + len(here) > WIDEST:
                 return None
-            if j < 0:
-                out, into, cost, work, ahead = self._given, 0, math.inf, 0, done
-            else:
-                out, into, cost, work, ahead = self._outs[j], self._ins[j], self._cost[j], self._work[j], None
+            out, into, cost, work = self._outs[j], self._ins[j], self._cost[j], self._work[j]
+
+            def fits(needed: int, more: int = out | into, room: int = room - work) -> bool:
+                return self._bytes(needed | more) <= room
+
             for key, step in here.items():
-                ways = self._paged(key, step, key[0] & step[1] & back & out, ceiling, until)
-                if ways is None:
-                    return None
+                on(key, step, j)
+                ways: list[tuple[Key, Step]] | None = [(key, step)]
+                if not fits(key[0]):
+                    # what comes in only after j has run takes none of its room
+                    later = key[0] & step[1] & back & ~self._below[j + 1]
+                    ways = self._paged(key, step, later, ceiling - cost, until) if later else []
+                    if ways is None:
+                        return None
+                    ways = [way for way in ways if fits(way[0][0]) and _least(key[0], way[0][0], fits)]
                 for label, way in ways:
-                    if ahead is None:
-                        on(label, way, j)
-                    else:
-                        put(ahead, label, way)
-                if key[0] & allowed & out and step[0] + cost < ceiling:
-                    if self._bytes(key[0] | out | into) + work <= room:
-                        made = step[0] + cost, step[1] | into, step[2], (*step[3], (True, j))
-                        on(((key[0] & ~out) | into, key[1]), made, j)
-        return {key: (cost, 0, following, told) for key, (cost, _, following, told) in done.items()}
+                    made = way[0] + cost, way[1] | into, way[2], (*way[3], (True, j))
+                    on(((label[0] & ~out) | into, label[1]), made, j)
+        return done
+
+    def _come_back(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
+        """Each label with whatever is paged in of what is read in stage t; None where it is given up."""
+        found: dict[Key, Step] = {}
+        for key, step in steps.items():
+            ways = self._paged(key, step, step[1] & key[0] & self._back[t], ceiling, until)
+            if ways is None:
+                return None
+            for label, (spent, _, following, told) in ways:
+                put(found, label, (spent, 0, following, told))
+            if len(found) > WIDEST or time.monotonic() > until:
+                return None
+        return found
 
     def _paged(self, key: Key, step: Step, left: int, ceiling: float, until: float) -> list[tuple[Key, Step]] | None:
         """A label with any of the tensors `left` paged in; None where it is given up."""
@@ -241,6 +251,17 @@ def _mask(bits: Iterable[int]) -> int:
     for x in bits:
         mask |= 1 << x
     return mask
+
+
+def _least(before: int, after: int, fits: Callable[[int], bool]) -> bool:
+    """Whether all that isn't needed any more had to go for the rest to fit."""
+    gone = before & ~after
+    while gone:
+        one = gone & -gone
+        gone ^= one
+        if fits(after | one):
+            return False
+    return True
 
 
 def _sums(sizes: list[int]) -> list[int]:
