@@ -46,6 +46,8 @@ class ProblemOperator:
         Bytes in the arena that are needed only while it runs: its emitted temporaries.
     recomputable
         Whether it may run more than once.
+    count
+        How many of the network's operators it is: what it counts for in a chain of recomputations.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ProblemOperator:
     recomputable: bool = True
     backward: bool = False
     kind: str = ""
+    count: int = 1
 
 
 @dataclass(frozen=True)

@@ -188,4 +188,5 @@ def _operator(
         recomputable=operator.recomputable,
         backward=operator.backward,
         kind=operator.kind,
+        count=max(1, len(operator.members)),
     )

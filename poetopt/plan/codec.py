@@ -120,6 +120,7 @@ def to_json(
             {
                 "name": operator.name,
                 "kind": operator.kind,
+                "count": operator.count,
                 "inputs": list(operator.inputs),
                 "outputs": list(operator.outputs),
                 "workspace_bytes": operator.workspace_bytes,
@@ -257,6 +258,7 @@ def _problem(top: Entry) -> Problem:
             recomputable=entry.flag("recomputable"),
             backward=entry.flag("backward"),
             kind=entry.text("kind"),
+            count=entry.whole("count") if "count" in entry.data else 1,
         )
         for entry in top.entries("operators")
     )

@@ -34,8 +34,8 @@ from poetopt.formulations.scope import NEEDED, scope_depth
 from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 
-SMALL = 8
-"""A scope with no more recomputes than that of this depth is small."""
+SMALL_SHARE, SMALL = 0.34, 5000
+"""A scope is small with at most such a share of the recomputes of `forward`, and at most so many."""
 NOTHING = 1e-3
 """A share of a decision that is below this isn't leant to."""
 
@@ -153,13 +153,13 @@ def _leaning(model: Any, point: PointLike) -> Leaning:
 
 
 def _between(problem: Problem, limits: Limits, paging: bool) -> str:
-    """`needed`, where paging ends enough chains for it to have no more recomputes than a depth that is soon proven."""
+    """`needed`, where paging ends enough chains for it to be small."""
     if not dear(problem, limits, paging).any():
         return ""
-    needed, deep = (
-        len(lean_space(problem, limits, scope, paging, True).recompute_stage) for scope in (NEEDED, f"depth:{SMALL}")
+    needed, forward = (
+        len(lean_space(problem, limits, scope, paging, True).recompute_stage) for scope in (NEEDED, "forward")
     )
-    return NEEDED if needed <= deep else ""
+    return NEEDED if needed <= min(SMALL_SHARE * forward, SMALL) else ""
 
 
 retention = Formulation(

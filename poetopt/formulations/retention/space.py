@@ -181,29 +181,25 @@ def recomputable_stages(
 
 
 def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
-    """For each backward stage, the `forward` operators on chains of at most `depth` that end in an input of its own."""
+    """For each backward stage, the `forward` operators on chains of at most `depth` that end in an input of its own.
+
+    An operator that is several of the network's counts as so many.
+    """
     n = len(problem.operators)
     before = [
         np.array(sorted({g for i in operator.inputs if (g := problem.tensors[i].producer) >= 0 and forward[g]}), int)
         for operator in problem.operators
     ]
-    # row j: what chains of at most d operators that end in j reach; without a limit, rows are final in one pass
-    chains = np.diag(forward)
-    last = problem.last_forward
-    if math.isinf(depth):
-        for j in np.flatnonzero(forward).tolist():
-            chains[j] |= chains[before[j]].any(axis=0)
-    else:
-        for _ in range(min(int(depth), n) - 1):
-            # consumers before their inputs: a row takes what its inputs' rows held in the round before
-            shorter = chains.copy()
-            for j in np.flatnonzero(forward).tolist():
-                chains[j] |= shorter[before[j]].any(axis=0)
-            if np.array_equal(shorter, chains):
-                break
+    # row j: of each operator, how many the shortest chain from it to j has, both counted
+    chains = np.full((n, n), math.inf)
+    for j in np.flatnonzero(forward).tolist():
+        chains[j] = chains[before[j]].min(axis=0, initial=math.inf)
+        chains[j, j] = 0
+        chains[j] += problem.operators[j].count
+    reached = np.isfinite(chains) if math.isinf(depth) else chains <= depth
     allowed = np.zeros((n, n), dtype=bool)
-    for t in range(last + 1, n):
-        allowed[t] = chains[before[t]].any(axis=0)
+    for t in range(problem.last_forward + 1, n):
+        allowed[t] = reached[before[t]].any(axis=0)
     return allowed
 
 
