@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from poetopt.engine.guided import guided, leaning_of
 from poetopt.engine.incumbent import Incumbent, Refusal
 from poetopt.engine.run import Run
 from poetopt.problem import Problem
@@ -54,11 +55,22 @@ class Through(Incumbent):
         return self._run.incumbent.value
 
     def offer(self, schedule: Schedule, *, quick: bool = False) -> bool:
-        """Whether it is the whole problem's best now."""
+        """Whether it, or what is left of it within the budget, is the whole problem's best now."""
         kept = self._run.offer(schedule, "lightened", quick=quick)
+        excess = 0 if kept else self._run.incumbent.excess_bytes(schedule)
+        if excess:
+            kept = self._within(schedule, quick=quick)
         self.best = self._run.incumbent.best
-        excess = 0 if kept or quick else self._run.incumbent.excess_bytes(schedule)
-        return self._refuse(schedule, Refusal(arena_excess=excess)) if excess else kept
+        if excess and not quick:
+            self._refuse(schedule, Refusal(arena_excess=excess))
+        return kept
+
+    def _within(self, schedule: Schedule, *, quick: bool) -> bool:
+        """Offer what a replay makes of a schedule that small tensors take beyond the budget."""
+        run, options = self._run, self._run.options
+        leaning = leaning_of(run.problem, schedule)
+        fits = guided(run.problem, run.incumbent.room_bytes, leaning, paging=options.paging, remat=options.remat)
+        return fits is not None and run.offer(fits, "lightened", quick=quick)
 
     def weigh(self, schedule: Schedule) -> float:
         """What the whole problem's schedule is worth."""

@@ -19,6 +19,7 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
 SIDE = 3
+LIGHT = replace(retention, name="by the model", backwards=None)
 
 
 def network(rng: random.Random, layers: int, storage: bool = True) -> Problem:
@@ -61,7 +62,7 @@ def test_small_tensors_take_no_room_all_of_one_size_together() -> None:
 
 
 @pytest.mark.parametrize("scope", ["depth:1", "forward", "full"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_nothing_costs_more_in_it(seed: int, scope: str) -> None:
     rng = random.Random(seed)
     problem = network(rng, 3)
@@ -99,6 +100,26 @@ def test_what_is_proven_by_it_holds_of_the_whole(seed: int, storage: bool) -> No
         assert found.outdone or found.simulation.overhead_j >= optimum * (1 - 1e-9)
 
 
+def test_what_small_tensors_take_beyond_the_budget_is_found_elsewhere() -> None:
+    repaired = refused = 0
+    for seed in range(25):
+        rng = random.Random(seed)
+        problem = network(rng, 4)
+        options = Options(ram_bytes=tight(rng, problem), scope="forward", gap=0.5, formulation=LIGHT)
+        run = Run(problem, options, None)
+        light = lightened_run(run)
+        assert light is not None
+        plan = solve(light.problem, replace(options, gap=1e-3, time_limit_s=10.0)).plan
+        if plan is None or not run.incumbent.excess_bytes(schedule_of(plan)):
+            continue
+        refused += 1
+        if light.offer(schedule_of(plan), "search"):
+            repaired += 1
+            assert run.incumbent.best is not None
+            simulate(run.incumbent.best.plan, ram_bytes=options.ram_bytes)
+    assert 0 < repaired <= refused
+
+
 def test_what_is_found_counts_by_the_whole_problem() -> None:
     problem = network(random.Random(2), 6)
     options = Options(ram_bytes=int(0.6 * store_all_bytes(problem)), gap=0.5)
@@ -112,6 +133,6 @@ def test_what_is_found_counts_by_the_whole_problem() -> None:
     value = light.incumbent.weigh(schedule)
     excess = run.incumbent.excess_bytes(schedule)
     assert (excess > 0) == math.isinf(value)
-    assert light.offer(schedule, "search") == (value < math.inf)
+    assert light.offer(schedule, "search") >= (value < math.inf)
     refusal = light.incumbent.refused(schedule)
     assert (refusal.arena_excess if refusal is not None else 0) == excess
