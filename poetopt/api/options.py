@@ -109,6 +109,6 @@ def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, t
 
 def _scope(scope: str) -> str:
     kind, _, depth = scope.partition(":")
-    if scope in ("auto", "forward", "full") or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
+    if scope in ("auto", "needed", "forward", "full") or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
         return scope
-    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), forward or full")
+    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), needed, forward or full")

@@ -35,7 +35,10 @@ from poetopt.commands.options import (
 from poetopt.console import check_outputs, say, write_json, write_text
 
 ScopeOption = Annotated[
-    str, typer.Option("--scope", metavar="depth:D|forward|full", help="Which schedules the model has; auto is depth:8.")
+    str,
+    typer.Option(
+        "--scope", metavar="depth:D|needed|forward|full", help="Which schedules the model has; auto is depth:8."
+    ),
 ]
 
 

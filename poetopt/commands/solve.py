@@ -65,7 +65,7 @@ def solve(
     blocks: WithOption = None,
     backend: BackendOption = "highs",
     scope: Annotated[
-        str, typer.Option(metavar="auto|depth:D|forward|full", help="Which schedules the proof covers.")
+        str, typer.Option(metavar="auto|depth:D|needed|forward|full", help="Which schedules the proof covers.")
     ] = "auto",
     no_paging: NoPagingOption = False,
     no_remat: NoRematOption = False,

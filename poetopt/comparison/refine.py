@@ -20,6 +20,7 @@ from poetopt.comparison.rows import status_of
 from poetopt.engine.proof import outdone
 from poetopt.engine.solution import Options, Solution
 from poetopt.engine.whole import solve_whole
+from poetopt.formulations.scope import NEEDED
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
@@ -239,6 +240,8 @@ class Refiner(ABC):
 def _wider(scope: str, other: str) -> bool:
     """Whether what holds for all schedules of `scope` holds for those of `other`."""
     rank = {"full": math.inf, "forward": 1e9, "store-all": math.inf}
+    if NEEDED in (scope, other):  # beside the depths, not between them
+        return scope == other or scope in rank
 
     def depth(name: str) -> float:
         return rank.get(name, float(name.removeprefix("depth<=")) if name.startswith("depth<=") else -1.0)

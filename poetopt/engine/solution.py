@@ -47,7 +47,7 @@ class Options:
     backend
         Its name, or the object.
     scope
-        `auto`, `depth:D`, `forward` or `full` (only `full` for the formulation `poet`).
+        `auto`, `depth:D`, `needed`, `forward` or `full` (only `full` for the formulation `poet`).
     paging, remat
         False leaves the block out.
     gap
@@ -160,7 +160,7 @@ class Solution:
     """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
 
     scope
-        The space in which `overhead_bound_j` is a bound: `depth<=D`, `forward`, `full`; `store-all`
+        The space in which `overhead_bound_j` is a bound: `depth<=D`, `needed`, `forward`, `full`; `store-all`
         where keeping everything fits (then nothing can be cheaper).
     overhead_bound_j
         No schedule in the scope has less overhead; 0 where nothing better is known. None if infeasible, and where

@@ -53,7 +53,7 @@ class Space(Protocol):
     """Which decisions exist: the index sets of a formulation, as arrays.
 
     name
-        How results call it: `depth<=8`, `forward`, `full`.
+        How results call it: `depth<=8`, `needed`, `forward`, `full`.
     """
 
     @property

@@ -7,11 +7,11 @@ import math
 from poetopt.errors import FormulationError
 
 NEEDED = "needed"
-"""Between the depths and `forward`: a stage recomputes what its own operator needs, where that is better than paging."""
+"""Between the depths and `forward`: a stage recomputes what its own operator needs, where that beats paging."""
 
 
 def scope_depth(scope: str) -> float:
-    """D of `depth:D`, infinity of `needed`, `forward` and `full`. Raises FormulationError for a scope of another form."""
+    """D of `depth:D`, infinity of `needed`, `forward`, `full`. Raises FormulationError for a scope of another form."""
     if scope in (NEEDED, "forward", "full"):
         return math.inf
     prefix, _, digits = scope.partition(":")

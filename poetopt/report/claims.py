@@ -32,7 +32,7 @@ SOLVED = (
 """What every report of a solve has; one of `compare --plans` has a row's columns instead. Versions add to them."""
 ROW = tuple(name for name in COLUMNS if name != "beyond_scope")
 """The columns of the first version."""
-SCOPE = re.compile(r"store-all|full|forward|depth<=\d{1,9}")
+SCOPE = re.compile(r"store-all|full|forward|needed|depth<=\d{1,9}")
 """What our own formulations call their scopes in results."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
 TEXTS = ("formulation", "backend", "granularity", "version", "method", "asked_scope")
@@ -255,7 +255,7 @@ def _status(report: Entry, gap: float | None) -> None:
         _refuse(report, "scope", "a bound is of one")
     # packages name the scopes of their formulations as they like
     if str(report.data.get("formulation")).partition("+")[0] in NAMES and not SCOPE.fullmatch(str(scope)):
-        report.refuse("scope", '"depth<=D" with a whole D, "forward", "full" or "store-all"')
+        report.refuse("scope", '"depth<=D" with a whole D, "needed", "forward", "full" or "store-all"')
 
 
 def _open(gap: float | None) -> str:

@@ -40,6 +40,7 @@ def _scope_words(scope: str) -> str:
         operators = "1 operator" if depth == "1" else f"{depth} operators"
         return f"schedules whose recomputation chains have at most {operators}"
     return {
+        "needed": "schedules that recompute what a backward stage needs itself, where that is better than paging",
         "forward": "schedules that recompute any forward operator in backward stages",
         "full": "schedules that recompute any operator in any stage",
         "store-all": "all schedules",

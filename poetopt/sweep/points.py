@@ -269,8 +269,11 @@ def _method(shown: str, name: str) -> str:
 def _settings(shown: str, table: Mapping[str, object]) -> Settings:
     scope, threads = table.get("scope", "auto"), table.get("threads", 1)
     kind, _, depth = str(scope).partition(":")
-    if scope not in ("auto", "forward", "full") and not (kind == "depth" and depth.isdecimal() and int(depth) >= 1):
-        raise OptionError(f"{shown}: scope = {scope!r} must be auto, depth:D (D >= 1, as in depth:4), forward or full")
+    deep = kind == "depth" and depth.isdecimal() and int(depth) >= 1
+    if scope not in ("auto", "needed", "forward", "full") and not deep:
+        raise OptionError(
+            f"{shown}: scope = {scope!r} must be auto, depth:D (D >= 1, as in depth:4), needed, forward or full"
+        )
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
         raise OptionError(f"{shown}: threads = {threads!r} must be a whole number from 0 on; 0 lets the solver choose")
     return Settings(

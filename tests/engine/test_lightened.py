@@ -1,4 +1,4 @@
-"""What is proven of a problem whose small tensors take no room holds of the whole one, and what is found is judged there."""
+"""What is proven where small tensors take no room holds of the whole problem, and what is found is judged there."""
 
 from __future__ import annotations
 

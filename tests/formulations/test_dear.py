@@ -86,11 +86,12 @@ def test_a_schedule_with_dear_recomputes_is_a_start(seed: int) -> None:
         given = {id(variable): array for variable, array in values}
         cost = np.array([problem.operators[j].energy_j for j in space.recompute_operator])
         paged = space.point_tensor[space.page_point]
-        assert given[id(model.recompute.r)] @ cost + given[id(model.paging.p)] @ np.array(
-            [problem.tensors[i].page_in_j for i in paged]
-        ) + given[id(model.paging.o)] @ np.array(
-            [problem.tensors[i].page_out_j for i in model.paging.o_tensor]
-        ) <= simulation.overhead_j * (1 + 1e-9) + 1e-12
+        assert (
+            given[id(model.recompute.r)] @ cost
+            + given[id(model.paging.p)] @ np.array([problem.tensors[i].page_in_j for i in paged])
+            + given[id(model.paging.o)] @ np.array([problem.tensors[i].page_out_j for i in model.paging.o_tensor])
+            <= simulation.overhead_j * (1 + 1e-9) + 1e-12
+        )
 
 
 def test_all_recomputes_stay_where_more_than_energy_counts() -> None:

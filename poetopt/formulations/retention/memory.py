@@ -13,9 +13,8 @@ $$ w_j r_{j,t} + \sum_{i:\, q^- < t < q} m_i k_{i,q}
    + \sum_{g(i) < j} m_i \max(k_{i,t^+}, \max_{h \ge j,\ h \text{ reads } i} r_{h,t}) \le B $$
 
 where the maximum is 1 for an input of the stage's own operator. What is paged in for the stage comes in where its
-operator g(i) would run again, among the recomputes: a plan pages it in no sooner, as nothing before that reads it, and
-what comes in for the stage's own operator takes no room from the recomputes of operators before g(i). Each maximum is linearised by the
-term that attains it at the point cut off: any choice is a valid row.
+operator g(i) would run again, among the recomputes: a plan pages it in no sooner, as nothing before that reads it.
+Each maximum is linearised by the term that attains it at the point cut off: any choice is a valid row.
 
 | symbol | attribute | unit  | meaning                                      |
 |--------|-----------|-------|----------------------------------------------|

@@ -165,14 +165,14 @@ class Moves:
 
             for key, step in here.items():
                 on(key, step, j)
-                ways: list[tuple[Key, Step]] | None = [(key, step)]
+                ways = [(key, step)]
                 if not fits(key[0]):
                     # what comes in only after j has run takes none of its room
                     later = key[0] & step[1] & back & ~self._below[j + 1]
-                    ways = self._paged(key, step, later, ceiling - cost, until) if later else []
-                    if ways is None:
+                    paged = self._paged(key, step, later, ceiling - cost, until) if later else []
+                    if paged is None:
                         return None
-                    ways = [way for way in ways if fits(way[0][0]) and _least(key[0], way[0][0], fits)]
+                    ways = [way for way in paged if fits(way[0][0]) and _least(key[0], way[0][0], fits)]
                 for label, way in ways:
                     made = way[0] + cost, way[1] | into, way[2], (*way[3], (True, j))
                     on(((label[0] & ~out) | into, label[1]), made, j)

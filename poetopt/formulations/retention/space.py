@@ -23,9 +23,9 @@ Flags = NDArray[np.bool_]
 class RetentionSpace:
     """Points, recomputations and page-ins as parallel arrays.
 
-    A tensor's *points*, where it takes room, are the stages where it may be read: its real uses, and the stages where an
-    operator that reads it, or that writes it, may be recomputed. Points are sorted by tensor, then
-    stage; entry e is one point.
+    A tensor's *points* are the stages where it may be read: its real uses, and the stages where an
+    operator that reads it, or that writes it, may be recomputed; one that takes no room has none.
+    Points are sorted by tensor, then stage; entry e is one point.
 
     point_tensor, point_stage
         (n_points,) the tensor and the stage of each point.
@@ -154,9 +154,7 @@ class RetentionSpace:
         return float(math.gcd(*map(int, sizes)) or 1)
 
 
-def recomputable_stages(
-    problem: Problem, scope: str, remat: bool, dear: Flags | None = None
-) -> tuple[Flags, str]:
+def recomputable_stages(problem: Problem, scope: str, remat: bool, dear: Flags | None = None) -> tuple[Flags, str]:
     """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
 
     `depth:D`: chains of at most D operators, forward operators in backward stages. `needed`: chains of any length, on
