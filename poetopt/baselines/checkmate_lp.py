@@ -132,4 +132,7 @@ def relaxation(
         strict=True,
     ):
         kept[before + 1 : stage + 1, i] = value
+    for i, tensor in enumerate(problem.tensors):
+        if not tensor.nbytes:  # it has no points
+            kept[tensor.producer + 1 :, i] = 1.0
     return kept

@@ -167,7 +167,8 @@ def _own(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Problem, 
 def _space(base: Formulation, problem: Problem, ram_bytes: int) -> RetentionSpace:
     if not base.deepening:
         raise FormulationError(OTHERS.format(base.name))
-    space = base.space(problem, Limits(ram_bytes=ram_bytes), SCOPE, True, True)
+    # what an optimum of energy does without, one with the block may need
+    space = (base.whole_space or base.space)(problem, Limits(ram_bytes=ram_bytes), SCOPE, True, True)
     if not isinstance(space, RetentionSpace):
         raise FormulationError(OTHERS.format(base.name))
     return space

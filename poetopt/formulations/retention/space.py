@@ -141,10 +141,16 @@ class RetentionSpace:
         return found
 
     def crossing(self, k: Floats) -> Floats:
-        """(n_tensors, n_stages) of k by point: what each tensor's interval keeps from a stage to the next."""
+        """(n_tensors, n_stages) of k by point: what each tensor's interval keeps from a stage to the next.
+
+        What takes no room stays from where it is made.
+        """
         steps = np.zeros((len(self.problem.tensors), len(self.problem.operators) + 1))
         np.add.at(steps, (self.point_tensor, np.maximum(self.point_previous, 0)), k)
         np.add.at(steps, (self.point_tensor, self.point_stage), -k)
+        for i, tensor in enumerate(self.problem.tensors):
+            if not tensor.nbytes:
+                steps[i, max(tensor.producer, 0)] = 1.0
         return np.asarray(np.cumsum(steps, axis=1)[:, :-1])
 
     @cached_property
