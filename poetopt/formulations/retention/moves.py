@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,25 +158,36 @@ class Moves:
                 continue
             if time.monotonic() > until or len(done) + len(here) > WIDEST:
                 return None
-            out, into, cost, work = self._outs[j], self._ins[j], self._cost[j], self._work[j]
-
-            def fits(needed: int, more: int = out | into, room: int = room - work) -> bool:
-                return self._bytes(needed | more) <= room
-
+            out, into, cost, free = self._outs[j], self._ins[j], self._cost[j], room - self._work[j]
+            touched, coming = out | into, back & ~self._below[j + 1]
             for key, step in here.items():
                 on(key, step, j)
-                ways = [(key, step)]
-                if not fits(key[0]):
-                    # what comes in only after j has run takes none of its room
-                    later = key[0] & step[1] & back & ~self._below[j + 1]
-                    paged = self._paged(key, step, later, ceiling - cost, until) if later else []
-                    if paged is None:
-                        return None
-                    ways = [way for way in paged if fits(way[0][0]) and _least(key[0], way[0][0], fits)]
-                for label, way in ways:
-                    made = way[0] + cost, way[1] | into, way[2], (*way[3], (True, j))
-                    on(((label[0] & ~out) | into, label[1]), made, j)
+                if self._bytes(key[0] | touched) <= free:
+                    made = step[0] + cost, step[1] | into, step[2], (*step[3], (True, j))
+                    on(((key[0] & ~out) | into, key[1]), made, j)
+                    continue
+                # what comes in only after j has run takes none of its room
+                later = key[0] & step[1] & coming
+                paged = self._paged(key, step, later, ceiling - cost, until) if later else []
+                if paged is None:
+                    return None
+                for label, way in paged:
+                    if self._just_fits(key[0], label[0], touched, free):
+                        made = way[0] + cost, way[1] | into, way[2], (*way[3], (True, j))
+                        on(((label[0] & ~out) | into, label[1]), made, j)
         return done
+
+    def _just_fits(self, before: int, after: int, touched: int, room: int) -> bool:
+        """Whether what is needed `after` some was paged in fits, and would not with any of that left there."""
+        if self._bytes(after | touched) > room:
+            return False
+        gone = before & ~after
+        while gone:
+            one = gone & -gone
+            gone ^= one
+            if self._bytes(after | one | touched) <= room:
+                return False
+        return True
 
     def _come_back(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
         """Each label with whatever is paged in of what is read in stage t; None where it is given up."""
@@ -251,17 +262,6 @@ def _mask(bits: Iterable[int]) -> int:
     for x in bits:
         mask |= 1 << x
     return mask
-
-
-def _least(before: int, after: int, fits: Callable[[int], bool]) -> bool:
-    """Whether all that isn't needed any more had to go for the rest to fit."""
-    gone = before & ~after
-    while gone:
-        one = gone & -gone
-        gone ^= one
-        if fits(after | one):
-            return False
-    return True
 
 
 def _sums(sizes: list[int]) -> list[int]:
