@@ -119,7 +119,7 @@ def search(
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
-    run.scope = first_scope(problem, options, chosen)
+    run.scope = first_scope(options, chosen)
     try:
         with run.timed("heuristics"):
             first_schedules(run, strict=strict, given=starts)

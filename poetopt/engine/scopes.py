@@ -52,15 +52,18 @@ PATIENCE = 0.2
 """Share of the remaining time that `auto` spends on leaving out refused schedules before it goes deeper."""
 
 
-def _scopes(problem: Problem, options: Options, chosen: Formulation) -> tuple[str, ...]:
-    """The scopes to go through: for `auto` those to prove, else those to warm up with, and the one asked for."""
+def _scopes(options: Options, chosen: Formulation, between: str = "") -> tuple[str, ...]:
+    """The scopes to go through: for `auto` those to prove, else those to warm up with, and the one asked for.
+
+    between
+        As of `_between`. The first scope doesn't depend on it.
+    """
     if not chosen.deepening:
         return ("full" if options.scope == "auto" else options.scope,)
     if not options.remat:
         return ("full",)  # where nothing runs again all scopes are one space
     if options.scope == "auto":
         return (*(f"depth:{d}" for d in DEPTHS), "full")
-    between = _between(problem, options, chosen)
     if between:
         return f"depth:{DEPTHS[0]}", between, options.scope
     asked = chosen.depth(options.scope)
@@ -75,9 +78,9 @@ def _between(problem: Problem, options: Options, chosen: Formulation) -> str:
     return found if math.isinf(chosen.depth(options.scope)) and found != options.scope else ""
 
 
-def first_scope(problem: Problem, options: Options, chosen: Formulation) -> str:
+def first_scope(options: Options, chosen: Formulation) -> str:
     """The one that is searched first, as results call it: what is found before it is said to be of it."""
-    return scope_name(_scopes(problem, options, chosen)[0])
+    return scope_name(_scopes(options, chosen)[0])
 
 
 def through_scopes(run: Run, chosen: Formulation) -> Proof:
@@ -85,13 +88,13 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
     proven: Proof | None = None
     nearly: Proof | None = None
     last: Proof | None = None
-    scopes = _scopes(run.problem, run.options, chosen)
+    between = _between(run.problem, run.options, chosen)
+    scopes = _scopes(run.options, chosen, between)
     automatic = run.options.scope == "auto"
     paid = quick = True
     # Of less deep scopes it would say as much, but they are asked for to see what lies in them.
     whole = chosen.backwards is not None and not automatic and math.isinf(chosen.depth(scopes[-1]))
     stagewise = Stagewise.of(run, chosen, scopes[-1]) if whole else None
-    between = _between(run.problem, run.options, chosen)
     lightened = lightened_run(run) if between else None
     before_at = run
     for place, scope in enumerate(scopes):
@@ -100,8 +103,8 @@ def through_scopes(run: Run, chosen: Formulation) -> Proof:
         if deeper and not (paid and quick and last is not None and last.within(WARM_UP_GAP)):
             continue
         at = lightened if lightened is not None and place else run
-        run.until = at.until = run.latest
-        at.soon, at.gap = math.inf, run.options.gap
+        for one in (run, at):
+            one.until, one.soon, one.gap = run.latest, math.inf, run.options.gap
         if warm_up:
             finer = BETWEEN_FINER if scope == between else FINER
             at.gap = min(at.gap, max(at.gap / finer, FINEST))
