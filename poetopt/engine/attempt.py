@@ -20,6 +20,8 @@ from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name
 
+AHEAD = {"depth:8": "depth:12"}
+"""Where schedules are looked for beyond a scope of which much is open."""
 ATTEMPTS = 8
 """How many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TIGHTER_SHARE = 0.5
@@ -31,7 +33,13 @@ TARGET = 1e4
 
 
 def search_scope(
-    run: Run, chosen: Formulation, scope: str, inner: Proof | None, patience: float = 0.0, ahead: str = ""
+    run: Run,
+    chosen: Formulation,
+    scope: str,
+    inner: Proof | None,
+    patience: float = 0.0,
+    *,
+    rare: bool = False,
 ) -> Proof:
     """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans.
 
@@ -39,11 +47,11 @@ def search_scope(
         What was proven of a scope inside of it, if anything: only what lies beyond is then searched.
     patience
         Share of the time then left that may go into leaving out refused schedules one by one.
-    ahead
-        A deeper scope to look at for schedules, where much is open in this one.
+    rare
+        Whether a better schedule is hardly to be found there, so that what is left is to prove that.
     """
     run.scope = scope_name(scope)
-    exact = _attempt(run, chosen, scope, inner, Tighter(), ahead=ahead)
+    exact = _attempt(run, chosen, scope, inner, Tighter(), ahead=_ahead(run, chosen, scope), rare=rare)
     overlaps = run.problem.dma and run.options.paging and run.options.deadline_model is not DeadlineModel.PAPER
     steps = Tightening(run.options.ram_bytes, overlaps=overlaps)
     late = run.incumbent.makespan_excess_s is not None
@@ -75,6 +83,15 @@ def search_scope(
     )
 
 
+def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
+    """What is known of the scope at hand or, where that is nothing yet, of the last one with the plan found since."""
+    value = run.incumbent.value
+    if run.bound <= 0 and last is not None and not last.infeasible:
+        run.bound = last.bound if value is None else min(last.bound, value)
+        return replace(last, bound=run.bound, value=value, closed=run.closed(run.options.gap))
+    return Proof(scope, run.scope, run.bound, False, value, run.closed(run.options.gap))
+
+
 def _patient(run: Run, chosen: Formulation, scope: str, inner: Proof | None, before: Ending, patience: float) -> Ending:
     """What was asked once more, where each schedule that is refused is left out, with what else it proves late."""
     until = run.until
@@ -94,6 +111,7 @@ def _attempt(
     tighter: Tighter,
     patient: bool = False,
     ahead: str = "",
+    rare: bool = False,
 ) -> Ending:
     """Build and search one model, which is `tighter` than what was asked."""
     exact = tighter.exact
@@ -112,7 +130,6 @@ def _attempt(
         return Ending.INFEASIBLE
     except TimeUpError:
         return Ending.STOPPED
-    rare = False
     if inner is not None and beyond is not None:
         run.ceiling = math.inf if inner.infeasible else inner.bound
         rare = not inner.infeasible and not inner.outdone and chosen.depth(inner.asked) >= SETTLED_DEPTH
@@ -127,6 +144,13 @@ def _attempt(
     if ending is Ending.INFEASIBLE and inner is not None and beyond is not None:
         return _nothing_beyond(run, inner)
     return ending
+
+
+def _ahead(run: Run, chosen: Formulation, scope: str) -> str:
+    """The scope to look at for schedules, from this one on; empty where that doesn't pay."""
+    pays = chosen.leaning is not None and chosen.plans_count and run.options.remat
+    # One thread's work is the same every time, and a look ends by the clock.
+    return AHEAD.get(scope, "") if pays and run.options.threads != 1 else ""
 
 
 def look_ahead(run: Run, chosen: Formulation, scope: str) -> None:

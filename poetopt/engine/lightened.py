@@ -9,13 +9,14 @@ problem's simulator alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from poetopt.engine.guided import guided, leaning_of
 from poetopt.engine.incumbent import Incumbent, Refusal
 from poetopt.engine.run import Run
+from poetopt.engine.solution import Options, Progress
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -45,8 +46,8 @@ def lighten(problem: Problem, most_bytes: float) -> Problem:
 class Through(Incumbent):
     """Judges schedules of a lightened problem as those of the whole, and hands them on."""
 
-    def __init__(self, run: Run, lightened: Problem) -> None:
-        super().__init__(lightened, run.options, best=run.incumbent.best)
+    def __init__(self, run: Run, lightened: Problem, options: Options) -> None:
+        super().__init__(lightened, options, best=run.incumbent.best)
         self._run = run
 
     @property
@@ -81,13 +82,37 @@ class Through(Incumbent):
         return super().refused(schedule) or self._run.incumbent.refused(schedule)
 
 
-def lightened_run(run: Run) -> Run | None:
-    """A run over the lightened problem that hands on what it finds; None where hardly anything is small."""
-    room = run.options.ram_bytes - run.problem.reserve_bytes
-    lightened = lighten(run.problem, LIGHT * run.options.gap * room)
-    sized = [sum(tensor.nbytes > 0 for tensor in problem.tensors) for problem in (lightened, run.problem)]
-    if sized[0] > FEWER * sized[1]:
-        return None
-    found = Run(lightened, run.options, run.listener, begin=run.begin, timing=run.timing, trace=run.trace)
-    found.incumbent = Through(run, lightened)
-    return found
+@dataclass(frozen=True)
+class Lightened:
+    """Two runs over the lightened problem, both of which hand on what they find.
+
+    relaxed
+        In all of the room: what is proven of it holds of the whole problem.
+    aside
+        In what small tensors leave of the room if all of them are there at once: what keeps it is a schedule of the
+        whole problem, mostly with room to spare for the layout, but nothing that is proven says anything of that.
+    """
+
+    relaxed: Run
+    aside: Run
+
+    @classmethod
+    def of(cls, run: Run) -> Lightened | None:
+        """None where hardly anything is small."""
+        options = run.options
+        room = options.ram_bytes - run.problem.reserve_bytes
+        problem = lighten(run.problem, LIGHT * options.gap * room)
+        sized = [sum(tensor.nbytes > 0 for tensor in one.tensors) for one in (problem, run.problem)]
+        if sized[0] > FEWER * sized[1]:
+            return None
+        small = sum(tensor.nbytes for tensor in run.problem.tensors) - sum(tensor.nbytes for tensor in problem.tensors)
+        less = replace(options, ram_bytes=options.ram_bytes - small)
+
+        def told(progress: Progress) -> None:
+            run.say(progress.phase)  # with what is proven of the whole problem
+
+        relaxed = Run(problem, options, run.listener, begin=run.begin, timing=run.timing, trace=run.trace)
+        aside = Run(problem, less, told, begin=run.begin, timing=run.timing)
+        for one in (relaxed, aside):
+            one.incumbent = Through(run, problem, one.options)
+        return cls(relaxed, aside)

@@ -143,7 +143,7 @@ class ModelSearch:
         """Neighbourhoods first where that may pay, then the integer search."""
         run, session = self.run, self.session
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-        wide = self.beyond is None and not run.closed(max(run.gap, IMPROVE_GAP))
+        wide = self.beyond is None and not self.rare and not run.closed(max(run.gap, IMPROVE_GAP))
         near = wide or (not self.rare and run.closed(NEAR_GAP))
         if near or self.patient:
             with run.timed("neighbourhoods"):
@@ -204,7 +204,7 @@ class ModelSearch:
                 if run.remaining_s < ANEW * self.whole_s:
                     self.tree.take_over()
                     break
-                if self.beyond is not None and best is not None and not self.tree.wide:
+                if (self.beyond is not None or self.rare) and best is not None and not self.tree.wide:
                     self.tree.take_over(unless_wide=True)
                     continue
             began, broken_s = time.monotonic(), None

@@ -70,3 +70,9 @@ class Proof:
     def within(self, share: float) -> bool:
         """Whether there is a plan, of which no more than that `share` is open."""
         return self.value is not None and self.gap <= share
+
+    def pays(self, before: float | None, gap: float) -> bool:
+        """Whether a scope that began with a plan of `before` has found enough for a deeper one to be worth it."""
+        if before is None or self.value is None:
+            return False
+        return self.outdone or before - self.value > gap * max(self.value, 1e-300)

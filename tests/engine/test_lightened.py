@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.lightened import lighten, lightened_run
+from poetopt.engine.lightened import Lightened, lighten
 from poetopt.engine.loop import solve
 from poetopt.engine.run import Run
-from poetopt.engine.solution import Options, Status
+from poetopt.engine.solution import Options, Progress, Status
 from poetopt.formulations.retention import retention
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
@@ -107,8 +107,9 @@ def test_what_small_tensors_take_beyond_the_budget_is_found_elsewhere() -> None:
         problem = network(rng, 4)
         options = Options(ram_bytes=tight(rng, problem), scope="forward", gap=0.5, formulation=LIGHT)
         run = Run(problem, options, None)
-        light = lightened_run(run)
-        assert light is not None
+        both = Lightened.of(run)
+        assert both is not None
+        light = both.relaxed
         plan = solve(light.problem, replace(options, gap=1e-3, time_limit_s=10.0)).plan
         if plan is None or not run.incumbent.excess_bytes(schedule_of(plan)):
             continue
@@ -124,9 +125,10 @@ def test_what_is_found_counts_by_the_whole_problem() -> None:
     problem = network(random.Random(2), 6)
     options = Options(ram_bytes=int(0.6 * store_all_bytes(problem)), gap=0.5)
     run = Run(problem, options, None)
-    light = lightened_run(run)
-    assert light is not None
-    assert lightened_run(Run(problem, replace(options, gap=1e-6), None)) is None
+    both = Lightened.of(run)
+    assert both is not None
+    assert Lightened.of(Run(problem, replace(options, gap=1e-6), None)) is None
+    light = both.relaxed
     solution = solve(light.problem, replace(options, scope="full"))
     assert solution.plan is not None
     schedule = schedule_of(solution.plan)
@@ -136,3 +138,22 @@ def test_what_is_found_counts_by_the_whole_problem() -> None:
     assert light.offer(schedule, "search") >= (value < math.inf)
     refusal = light.incumbent.refused(schedule)
     assert (refusal.arena_excess if refusal is not None else 0) == excess
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_leaves_small_tensors_their_room_keeps_the_budget(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = network(rng, 4)
+    options = Options(ram_bytes=tight(rng, problem), scope="forward", gap=0.5, formulation=LIGHT)
+    told: list[Progress] = []
+    run = Run(problem, options, told.append)
+    both = Lightened.of(run)
+    assert both is not None
+    plan = solve(both.aside.problem, replace(both.aside.options, gap=1e-3, time_limit_s=10.0)).plan
+    if plan is not None:
+        assert run.incumbent.excess_bytes(schedule_of(plan)) == 0
+        both.aside.offer(schedule_of(plan), "search")
+        assert both.aside.incumbent.best is run.incumbent.best is not None
+    both.aside.raise_bound(1e9, "search")
+    assert run.bound == 0
+    assert {progress.overhead_bound_j for progress in told} == {0.0}, "what is proven with less room is told to nobody"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine import attempt, model_search, scopes
+from poetopt.engine import attempt, model_search
 from poetopt.engine.loop import solve
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
@@ -96,7 +96,7 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
 
 
 def test_a_look_at_a_deeper_scope_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scopes, "AHEAD", {"depth:1": "depth:8"})
+    monkeypatch.setattr(attempt, "AHEAD", {"depth:1": "depth:8"})
     monkeypatch.setattr(model_search, "AHEAD_S", -1.0)
     monkeypatch.setattr(model_search, "AHEAD_GAP", 0.0)
     seen: list[str] = []
