@@ -41,8 +41,9 @@ LARGE = 20_000
 """With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take. There
 a row may come twice, too: it costs little, and trees begin a little better with it."""
 
-WHOLE_SHARE = 0.4
-"""The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time."""
+WHOLE_SHARE, HUGE = 0.4, 120_000
+"""The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time, or there
+are HUGE rows: it would take half a minute, in which rows that come in get on with the cuts."""
 
 _attendant = Attendant("highs")
 
@@ -116,7 +117,9 @@ class HighsRelaxation(MatrixSession):
         if self._partly:
             return self._relax(time_limit_s)
         until = time.monotonic() + time_limit_s
-        if self._last is None:
+        if self._last is None and self._own >= HUGE:
+            self._begin_anew()
+        elif self._last is None:
             found = self.relax(WHOLE_SHARE * time_limit_s)
             if found.outcome is not Outcome.STOPPED:
                 return found
