@@ -96,18 +96,19 @@ class _Asked:
             if place and (proof := self._by_stages()):
                 return proof
             self._depth(place, depth)
-        if not self._between:
-            return self._by_stages() or self._asked(run)
         if proof := self._by_stages():
             return proof
+        if not self._between:
+            return self._asked(run)
         lightened = Lightened.of(run)
+        seconds = BETWEEN_SHARE[1] * self._left_s()
         if lightened is None:
-            self.last = self._warm_up(run, self._between, BETWEEN_SHARE[1] * self._left_s(), BETWEEN_FINER, self.last)
+            self.last = self._warm_up(run, self._between, seconds, BETWEEN_FINER, self.last)
             return self._by_stages() or self._asked(run)
-        # What is proven of it is nothing to build on, or to tell.
-        found = self._warm_up(lightened.aside, self._between, BETWEEN_SHARE[1] * self._left_s(), BETWEEN_FINER)
+        # What is proven of less room is nothing to build on, or to tell.
+        found = self._warm_up(lightened.aside, self._between, seconds, BETWEEN_FINER)
         lightened.relaxed.pool = lightened.aside.pool
-        return self._by_stages() or self._asked(lightened.relaxed, rare=found.closed)
+        return self._by_stages() or self._asked(lightened.relaxed, rare=found.within(lightened.aside.gap))
 
     def _goes_on(self) -> bool:
         """Whether one more depth is worth it."""
