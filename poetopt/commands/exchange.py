@@ -56,7 +56,10 @@ def export(
     ],
     also: Annotated[
         list[str] | None,
-        typer.Option(metavar="SOLUTION", help="A solution that import-solution refused: add the rows that it breaks."),
+        typer.Option(
+            metavar="SOLUTION",
+            help="A solution that import-solution refused: add the rows that it breaks. May be repeated.",
+        ),
     ] = None,
     time_limit: Annotated[
         str, typer.Option(metavar="TIME", help="Time for finding cuts, which are written with the model.")

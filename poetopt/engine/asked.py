@@ -41,6 +41,8 @@ BETWEEN_FINER = 3.0
 """What FINER is in that scope."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
+LEAST_S = 0.5
+"""Seconds for which it is worth beginning once more, with the whole problem."""
 STAGES_SHARE = 0.8
 """Share of the remaining time that the search stage by stage of the scope that is asked for may take, where its
 incumbent seems within reach. It begins when the first warm-up has left an incumbent."""
@@ -108,7 +110,12 @@ class _Asked:
         # What is proven of less room is nothing to build on, or to tell.
         found = self._warm_up(lightened.aside, self._between, seconds, BETWEEN_FINER)
         lightened.relaxed.pool = lightened.aside.pool
-        return self._by_stages() or self._asked(lightened.relaxed, rare=found.within(lightened.aside.gap))
+        if proof := self._by_stages():
+            return proof
+        proof = self._asked(lightened.relaxed, rare=found.within(lightened.aside.gap))
+        if proof.closed or proof.infeasible or run.remaining_s < LEAST_S:
+            return proof
+        return self._asked(run, bound=proof.bound)  # what is small made the difference
 
     def _goes_on(self) -> bool:
         """Whether one more depth is worth it."""
@@ -138,14 +145,16 @@ class _Asked:
         self._enter(at, scope, 0.0)
         return search_scope(at, self._chosen, scope, _built_on(inner))
 
-    def _asked(self, at: Run, *, rare: bool = False) -> Proof:
-        """Search the scope that was asked for; what `at` proves of a relaxation is handed on."""
+    def _asked(self, at: Run, *, rare: bool = False, bound: float = 0.0) -> Proof:
+        """Search the scope that was asked for, whose `bound` is known; hand on what `at` proves of a relaxation."""
         run = self._run
         at.gap, at.until, at.soon = run.options.gap, run.latest, math.inf
         at.above = run if at is not run else None
-        self._enter(at, self._scope, 0.0 if self._stagewise is None else self._stagewise.bound_j)
+        self._enter(at, self._scope, max(bound, 0.0 if self._stagewise is None else self._stagewise.bound_j))
         inner = _built_on(self.last) if at is run else None
-        return search_scope(at, self._chosen, self._scope, inner, patience=1.0, rare=rare)
+        # What layout or clock refuse is to be left out of the whole problem, not of a relaxation.
+        patience = 1.0 if at is run else 0.0
+        return search_scope(at, self._chosen, self._scope, inner, patience, rare=rare)
 
     def _enter(self, at: Run, scope: str, bound: float) -> None:
         self.at_hand, self._run.scope = scope, scope_name(scope)

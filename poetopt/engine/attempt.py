@@ -87,7 +87,7 @@ def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
     """What is known of the scope at hand or, where that is nothing yet, of the last one with the plan found since."""
     value = run.incumbent.value
     if run.bound <= 0 and last is not None and not last.infeasible:
-        run.bound = last.bound if value is None else min(last.bound, value)
+        run.bound = last.bound  # a plan that is better lies outside of that scope
         return replace(last, bound=run.bound, value=value, closed=run.closed(run.options.gap))
     return Proof(scope, run.scope, run.bound, False, value, run.closed(run.options.gap))
 

@@ -174,7 +174,8 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
         worst = max(broken, key=lambda row: row.violation)
         raise PlanError(
             f"{shown}: it breaks {len(broken)} of the rows that are only written where a solution needs them "
-            f"({worst.kind}); export the model again with --also {shown}, which adds them, and solve that"
+            f"({worst.kind}); export the model again with --also {shown}, which adds "
+            "them, beside each --also given before, and solve that"
         )
     incumbent = Incumbent(problem, options)
     schedule = chosen.schedule(model, point)

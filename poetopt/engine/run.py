@@ -101,6 +101,9 @@ class Run:
         begin = time.monotonic()
         try:
             yield
+        except Exception:
+            interrupts.check()  # which it may have left behind in somebody's library
+            raise
         finally:
             self.timing[phase] = self.timing.get(phase, 0.0) + time.monotonic() - begin
 

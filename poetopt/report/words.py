@@ -41,7 +41,7 @@ def _scope_words(scope: str) -> str:
         return f"schedules whose recomputation chains have at most {operators}"
     return {
         "needed": "schedules that recompute what a backward stage needs itself, where that is better than paging",
-        "forward": "schedules that recompute any forward operator in backward stages",
+        "forward": "schedules whose backward stages recompute what their own operator needs, by chains of any length",
         "full": "schedules that recompute any operator in any stage",
         "store-all": "all schedules",
     }.get(scope, f"schedules of scope {scope}")

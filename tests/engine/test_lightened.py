@@ -98,6 +98,7 @@ def test_what_is_proven_by_it_holds_of_the_whole(seed: int, storage: bool) -> No
         simulate(found.plan, ram_bytes=ram)
         assert found.overhead_bound_j <= optimum * (1 + 1e-9)
         assert found.outdone or found.simulation.overhead_j >= optimum * (1 - 1e-9)
+        assert found.status is not Status.FEASIBLE, "what the lightened problem leaves open is the whole one's to close"
 
 
 def test_what_small_tensors_take_beyond_the_budget_is_found_elsewhere() -> None:

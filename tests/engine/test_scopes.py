@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from poetopt.engine import attempt, model_search
+from poetopt.engine.attempt import interrupted
 from poetopt.engine.loop import solve
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
@@ -116,3 +117,18 @@ def test_a_look_at_a_deeper_scope_proves_nothing(monkeypatch: pytest.MonkeyPatch
         assert shallow.simulation is not None
         assert overhead_j - 1e-9 <= found.simulation.overhead_j <= shallow.simulation.overhead_j + 1e-9
     assert "depth<=1" in seen
+
+
+def test_a_plan_found_since_that_is_better_than_all_of_a_proven_scope_lies_outside_of_it() -> None:
+    problem = random_problem(random.Random(4), operators=6, training=True)
+    run = Run(problem, Options(ram_bytes=10**9), None)
+    again = next(j for j, operator in enumerate(problem.operators) if operator.recomputable and operator.energy_j > 0)
+    run.offer(Schedule(frozenset({(len(problem.operators) - 1, again)}), frozenset()), "test")
+    value = run.incumbent.value
+    assert value is not None
+    run.interrupt()
+    found = interrupted(run, "forward", proof(4, 2 * value, 2 * value))
+    assert (found.asked, found.bound) == ("depth:4", 2 * value)
+    assert found.outdone
+    run.bound = value / 2
+    assert interrupted(run, "forward", proof(4, 2 * value, 2 * value)).asked == "forward"

@@ -163,8 +163,8 @@ class RetentionSpace:
 def recomputable_stages(problem: Problem, scope: str, remat: bool, dear: Flags | None = None) -> tuple[Flags, str]:
     """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
 
-    `depth:D`: chains of at most D operators, forward operators in backward stages. `needed`: chains of any length, on
-    which none of the operators is `dear`. `forward`: any forward operator in a backward stage. `full`: any operator in
+    `depth:D`: in a backward stage, forward operators on chains of at most D that end in an input of the stage's own
+    operator. `forward`: on chains of any length. `needed`: on those without a `dear` operator. `full`: any operator in
     any later stage.
 
     dear
