@@ -113,7 +113,7 @@ class _Asked:
         if proof := self._by_stages():
             return proof
         proof = self._asked(lightened.relaxed, rare=found.within(lightened.aside.gap))
-        if proof.closed or proof.infeasible or run.remaining_s < LEAST_S:
+        if proof.settled or self._left_s() < LEAST_S:
             return proof
         return self._asked(run, bound=proof.bound)  # what is small made the difference
 
@@ -143,7 +143,7 @@ class _Asked:
         at.gap, at.until = min(gap, max(gap / finer, FINEST)), time.monotonic() + seconds
         at.soon = time.monotonic() + WARM_ENOUGH_SHARE * seconds
         self._enter(at, scope, 0.0)
-        return search_scope(at, self._chosen, scope, _built_on(inner))
+        return search_scope(at, self._chosen, scope, inner)
 
     def _asked(self, at: Run, *, rare: bool = False, bound: float = 0.0) -> Proof:
         """Search the scope that was asked for, whose `bound` is known; hand on what `at` proves of a relaxation."""
@@ -151,7 +151,7 @@ class _Asked:
         at.gap, at.until, at.soon = run.options.gap, run.latest, math.inf
         at.above = run if at is not run else None
         self._enter(at, self._scope, max(bound, 0.0 if self._stagewise is None else self._stagewise.bound_j))
-        inner = _built_on(self.last) if at is run else None
+        inner = self.last if at is run else None
         # What layout or clock refuse is to be left out of the whole problem, not of a relaxation.
         patience = 1.0 if at is run else 0.0
         return search_scope(at, self._chosen, self._scope, inner, patience, rare=rare)
@@ -180,8 +180,3 @@ def _between(problem: Problem, options: Options, chosen: Formulation) -> str:
         return ""
     found = chosen.between(problem, limits_of(options), options.paging)
     return "" if found == options.scope else found
-
-
-def _built_on(proof: Proof | None) -> Proof | None:
-    """What a deeper scope needs not search again."""
-    return proof if proof is not None and (proof.closed or proof.infeasible) else None

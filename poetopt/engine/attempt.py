@@ -44,13 +44,14 @@ def search_scope(
     """Solve one scope: exactly, and again a little tighter while only the layout or the clock refuse its plans.
 
     inner
-        What was proven of a scope inside of it, if anything: only what lies beyond is then searched.
+        What a scope inside of it ended with, if anything: where that is settled, only what lies beyond is searched.
     patience
         Share of the time then left that may go into leaving out refused schedules one by one.
     rare
         Whether a better schedule is hardly to be found there, so that what is left is to prove that.
     """
     run.scope = scope_name(scope)
+    inner = inner if inner is not None and inner.settled else None
     exact = _attempt(run, chosen, scope, inner, Tighter(), ahead=_ahead(run, chosen, scope), rare=rare)
     overlaps = run.problem.dma and run.options.paging and run.options.deadline_model is not DeadlineModel.PAPER
     steps = Tightening(run.options.ram_bytes, overlaps=overlaps)

@@ -71,6 +71,11 @@ class Proof:
         """Whether there is a plan, of which no more than that `share` is open."""
         return self.value is not None and self.gap <= share
 
+    @property
+    def settled(self) -> bool:
+        """Whether a deeper scope need not search this one again."""
+        return self.closed or self.infeasible
+
     def pays(self, before: float | None, gap: float) -> bool:
         """Whether a scope that began with a plan of `before` has found enough for a deeper one to be worth it."""
         if before is None or self.value is None:

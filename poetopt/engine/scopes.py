@@ -52,9 +52,8 @@ def _deeper(run: Run, chosen: Formulation) -> Proof:
             run.soon = time.monotonic() + SOON_SHARE * run.remaining_s
         before = run.incumbent.value
         run.scope, run.bound = scope_name(scope), 0.0
-        inner = last if last is not None and (last.closed or last.infeasible) else None
         try:
-            last = search_scope(run, chosen, scope, inner, PATIENCE)
+            last = search_scope(run, chosen, scope, last, PATIENCE)
         except KeyboardInterrupt:
             run.interrupt()
             return interrupted(run, scope, last)
