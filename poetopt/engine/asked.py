@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 
-from poetopt.engine.attempt import interrupted, search_scope
+from poetopt.engine.attempt import LEAST_S, interrupted, search_scope
 from poetopt.engine.lightened import Lightened
 from poetopt.engine.model import limits_of
 from poetopt.engine.proof import Proof
@@ -41,8 +41,6 @@ BETWEEN_FINER = 3.0
 """What FINER is in that scope."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
-LEAST_S = 0.5
-"""Seconds for which it is worth beginning once more, with the whole problem."""
 STAGES_SHARE = 0.8
 """Share of the remaining time that the search stage by stage of the scope that is asked for may take, where its
 incumbent seems within reach. It begins when the first warm-up has left an incumbent."""

@@ -22,6 +22,8 @@ from poetopt.formulations.scope import scope_name
 
 AHEAD = {"depth:8": "depth:12"}
 """Where schedules are looked for beyond a scope of which much is open."""
+LEAST_S = 0.5
+"""Seconds left for which it is worth beginning once more."""
 ATTEMPTS = 8
 """How many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TIGHTER_SHARE = 0.5
@@ -61,7 +63,7 @@ def search_scope(
     if run.incumbent.best is not None:
         run.until = time.monotonic() + TIGHTER_SHARE * max(run.remaining_s, 0.0)
     for _ in range(ATTEMPTS):
-        if exact is Ending.INFEASIBLE or run.closed(run.options.gap) or run.remaining_s < 0.5:
+        if exact is Ending.INFEASIBLE or run.closed(run.options.gap) or run.remaining_s < LEAST_S:
             break
         tighter = tighter or steps.next(run.incumbent)
         if tighter is None:
@@ -89,7 +91,7 @@ def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
     value = run.incumbent.value
     if run.bound <= 0 and last is not None and not last.infeasible:
         run.bound = last.bound  # a plan that is better lies outside of that scope
-        return replace(last, bound=run.bound, value=value, closed=run.closed(run.options.gap))
+        return replace(last, value=value, closed=run.closed(run.options.gap))
     return Proof(scope, run.scope, run.bound, False, value, run.closed(run.options.gap))
 
 
@@ -98,7 +100,7 @@ def _patient(run: Run, chosen: Formulation, scope: str, inner: Proof | None, bef
     until = run.until
     run.until = time.monotonic() + patience * max(run.remaining_s, 0.0)
     try:
-        ending = _attempt(run, chosen, scope, inner, Tighter(), patient=True) if run.remaining_s > 0.5 else before
+        ending = _attempt(run, chosen, scope, inner, Tighter(), patient=True) if run.remaining_s > LEAST_S else before
     finally:
         run.until = until
     return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED) else before

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from poetopt.engine.asked import asked_scope, search_asked, warm_ups
-from poetopt.engine.attempt import interrupted, search_scope
+from poetopt.engine.attempt import LEAST_S, interrupted, search_scope
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
@@ -46,7 +46,7 @@ def _deeper(run: Run, chosen: Formulation) -> Proof:
     last: Proof | None = None
     for scope in _depths(run.options, chosen):
         run.soon = math.inf
-        if last is not None and (run.remaining_s < 0.5 or (scope == "full" and not last.infeasible)):
+        if last is not None and (run.remaining_s < LEAST_S or (scope == "full" and not last.infeasible)):
             break  # the full space is tried where there is nothing in the others
         if scope != "full":
             run.soon = time.monotonic() + SOON_SHARE * run.remaining_s
