@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.chain_rows import ChainRows
-from poetopt.formulations.retention.memory import stage_bytes
+from poetopt.formulations.retention.pressure import Pressure
 from poetopt.formulations.retention.repetition import Repetition
 from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.rows import PointLike, Row
+from poetopt.formulations.rows import Floats, PointLike, Row
 
 Singles = NDArray[np.float32]
 
@@ -43,11 +43,11 @@ VIOLATION = 0.02
 """Cuts violated by less are not worth a row."""
 PER_USE = 3
 """At most this many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
-FULL_WINDOWS, FULL_SHARE, FULL = 8, 0.5, 1e-4
-"""At most FULL_WINDOWS further ones, for windows that begin where memory is full, but for a share FULL of it, and that
-miss at least FULL_SHARE of what the worst one does: a relaxation that is denied one of them takes the next."""
 LARGE = 10_000
-"""A space with fewer points has none of those: there rounds are quick, and each node of a tree carries all rows."""
+"""A space with so many points has two cuts for one use: for the worst window, and for the one that begins where memory
+is shortest. In smaller ones rounds are quick, and each node of a tree carries all rows."""
+PRESSED_SHARE = 0.5
+"""That one misses at least this share of what the worst one does."""
 ROUND = 1500
 """At most this many cuts a round, the most violated first."""
 ALWAYS = np.float32(1)
@@ -58,7 +58,9 @@ IMAGES = 3000
 
 def _build(block: PyomoBlock) -> None:
     """No variables and no rows of its own; what the separator remembers."""
-    block.repetition = Repetition(block.model().space.problem)
+    space: RetentionSpace = block.model().space
+    block.repetition = Repetition(space.problem)
+    block.pressure = Pressure(space) if len(space.point_tensor) >= LARGE else None
     block.given = set()
     block.rows = None
 
@@ -71,7 +73,9 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     if not len(space.recompute_stage) and not space.paging:
         return []
     values = _Values.at(model, space, point)
-    found = sorted(_violated(space, values), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
+    if block.pressure is not None:
+        block.pressure.note(point[model.residency.k])
+    found = sorted(_violated(space, values, block.pressure), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
     chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
     made = _rows(block)
     rows = [made.row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
@@ -88,12 +92,16 @@ def _rows(block: PyomoBlock) -> ChainRows:
 def _images(block: PyomoBlock, chains: list[Chain]) -> list[Chain]:
     """The cuts of `chains` in equal blocks of the network, each at most once a model.
 
-    They are seldom violated yet; the relaxation would move there next, block by block and round by round.
+    They are seldom violated yet; the relaxation would move there next, block by block and round by round. In a large
+    space those are worth a row that begin where memory has been short.
     """
     block.given.update(chains)
+    pressure: Pressure | None = block.pressure
     found: list[Chain] = []
     for chain in chains:
         for image in block.repetition.images(chain):
+            if pressure is not None and not pressure.by_stage[image.s]:
+                continue
             if image not in block.given and len(found) < IMAGES:
                 block.given.add(image)
                 found.append(image)
@@ -105,15 +113,13 @@ class _Values:
     """A point, arranged for the recursion. N stages, n tensors.
 
     crossing: (n, N) value of the k that crosses from stage s to s+1. recomputed: (N operators, N+1)
-    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o. full: (N,) whether
-    memory is, in stage s or in the one after it, where the space is large.
+    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o.
     """
 
     crossing: Singles
     recomputed: Singles
     paged: Singles
     written: Singles
-    full: NDArray[np.bool_]
 
     @classmethod
     def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
@@ -126,22 +132,16 @@ class _Values:
             pages = space.page_point
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
-        kept = point[model.residency.k]
-        full = np.zeros(stages, dtype=bool)
-        if len(space.point_tensor) >= LARGE:
-            here = stage_bytes(space, kept) >= (1 - FULL) * space.room_bytes
-            full = here | np.append(here[1:], False)
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
         return cls(
-            crossing=space.crossing(kept).astype(np.float32),
+            crossing=space.crossing(point[model.residency.k]).astype(np.float32),
             recomputed=np.cumsum(recomputed, axis=1).astype(np.float32),
             paged=np.cumsum(paged, axis=1).astype(np.float32),
             written=written.astype(np.float32),
-            full=full,
         )
 
 
-def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, int, int]]:
+def _violated(space: RetentionSpace, values: _Values, pressure: Pressure | None) -> list[tuple[float, int, int, int]]:
     """(violation, tensor, s, b) of the most violated cuts for each real use."""
     problem = space.problem
     stages = len(problem.operators)
@@ -155,6 +155,7 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
     columns = columns[columns >= late].astype(np.int64)
     column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
+    pressed = None if pressure is None else pressure.by_stage
     distance: dict[int, Singles] = {}
     found: list[tuple[float, int, int, int]] = []
     for i in _by_producer(space):
@@ -168,9 +169,7 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
                 for u in problem.operators[producer].inputs:
                     np.minimum(tail, distance[u], out=tail)
                 distance[i] = np.add(tail, distance[i], out=tail)
-            _collect(
-                found, distance[i], values.full, i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late]
-            )
+            _collect(found, distance[i], pressed, i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late])
             for u in problem.operators[producer].inputs:
                 pending[u] -= 1
                 if not pending[u]:
@@ -183,7 +182,7 @@ def _violated(space: RetentionSpace, values: _Values) -> list[tuple[float, int, 
             distance[i] = np.broadcast_to(ALWAYS, (stages, len(columns)))
         if len(early):
             single = _stay(values, i, early, stages)
-            _collect(found, single, values.full, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
+            _collect(found, single, pressed, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
         if not pending[i]:
             distance.pop(i, None)
     return found
@@ -223,7 +222,7 @@ def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
 def _collect(
     found: list[tuple[float, int, int, int]],
     distance: Singles,
-    full: NDArray[np.bool_],
+    pressed: Floats | None,
     i: int,
     earliest: int,
     uses: list[tuple[int, int]],
@@ -234,23 +233,26 @@ def _collect(
         missing = 1.0 - distance[earliest:b, column]
         if missing.max() < VIOLATION:
             continue
-        for s in _windows(missing, full[earliest:b]):
+        for s in _windows(missing, None if pressed is None else pressed[earliest:b]):
             if missing[s] > VIOLATION:
                 found.append((float(missing[s]), i, s + earliest, b))
 
 
-def _windows(missing: Singles, full: NDArray[np.bool_]) -> list[int]:
-    """The beginnings of the windows of one use that are worth a cut: what each misses, and whether memory is full."""
+def _windows(missing: Singles, pressed: Floats | None) -> list[int]:
+    """Where windows of one use that are worth a cut begin, by what each misses and how short memory is there."""
+    if pressed is not None:
+        worst = int(missing.argmax())
+        others = np.where(missing > PRESSED_SHARE * missing[worst], pressed, 0.0)
+        others[worst] = 0.0
+        shortest = int(others.argmax())
+        return [worst, shortest] if others[shortest] else [worst]
     # the best window of each basin: the neighbours of a minimum give nearly the same cut
     falls = np.diff(missing, append=-np.inf) < 0
     rises = np.diff(missing, prepend=-np.inf) > 0
     basins = np.flatnonzero(rises | falls)
     basins = basins[rises[basins]]
     chosen: list[int] = basins[np.argsort(-missing[basins], kind="stable")][:PER_USE].tolist()
-    more = np.flatnonzero(full & (missing > FULL_SHARE * missing.max()))
-    more = more[~np.isin(more, chosen)]
-    further: list[int] = more[np.argsort(-missing[more], kind="stable")][:FULL_WINDOWS].tolist()
-    return chosen + further
+    return chosen
 
 
 def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Chain:

@@ -1,0 +1,67 @@
+"""Where windows of chain cuts begin: at the stages that have been full."""
+
+from __future__ import annotations
+
+import random
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from poetopt.formulations import formulation
+from poetopt.formulations.retention.memory import stage_bytes
+from poetopt.formulations.retention.pressure import Pressure
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.simulate import simulate
+from poetopt.schedule import Schedule
+from tests.formulations.points import FakePoint
+from tests.problems import random_problem
+
+RETENTION = formulation("retention")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pressure_is_where_memory_was_full_by_what_ordinary_training_keeps_there(seed: int) -> None:
+    """At ordinary training's own peak the stages before and in it are full, and those weigh what is kept in them."""
+    problem = random_problem(random.Random(seed), operators=7, training=True)
+    simulation = simulate(plan_of(problem, Schedule()))
+    model = RETENTION.build(problem, ram_bytes=simulation.peak_bytes)
+    values = RETENTION.start(model, Schedule())
+    assert values is not None
+    kept = next(array for variable, array in values if variable is model.residency.k)
+    pressure = Pressure(model.space)
+    assert not pressure.by_stage.any()
+    pressure.note(kept)
+    once = pressure.by_stage.copy()
+    live = stage_bytes(model.space, kept)
+    full = np.flatnonzero(live == live.max())
+    short = {*full.tolist(), *(full - 1).tolist()} - {-1}
+    assert set(np.flatnonzero(once).tolist()) == short
+    pressure.note(kept)
+    assert np.array_equal(pressure.by_stage, 2 * once)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_use_is_cut_at_its_worst_window_and_where_memory_is_shortest(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a point that keeps nothing all windows miss as much: one of a use's two begins at the most pressed stage."""
+    monkeypatch.setattr(import_module("poetopt.formulations.retention.chain_cuts"), "LARGE", 0)
+    problem = random_problem(random.Random(seed), operators=8, training=True)
+    model = RETENTION.build(problem, ram_bytes=sum(tensor.nbytes for tensor in problem.tensors))
+    nothing = [
+        (variable, np.zeros(len(variable)))
+        for variable in (model.recompute.r, model.residency.k, model.paging.p, model.paging.o)
+    ]
+    pressed = len(problem.operators) // 2
+    model.chain_cuts.pressure.by_stage[pressed] = 1.0
+    rows = [row for row in RETENTION.separate(model, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
+    assert rows
+    windows: dict[tuple[int, int], set[int]] = {}
+    for row in rows:
+        if row.violation > 0:
+            windows.setdefault((row.key.path[0], row.key.b), set()).add(row.key.s)
+    for (i, b), begins in windows.items():
+        assert len(begins) <= 2
+        if max(problem.tensors[i].producer, 0) <= pressed < b:
+            assert pressed in begins
