@@ -43,7 +43,7 @@ VIOLATION = 0.02
 """Cuts violated by less are not worth a row."""
 PER_USE = 3
 """At most this many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
-LARGE = 10_000
+LARGE = 5_000
 """A space with so many points has two cuts for one use: for the worst window, and for the one that begins where memory
 is shortest. In smaller ones rounds are quick, and each node of a tree carries all rows."""
 PRESSED_SHARE = 0.5
