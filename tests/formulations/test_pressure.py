@@ -65,3 +65,23 @@ def test_a_use_is_cut_at_its_worst_window_and_where_memory_is_shortest(
         assert len(begins) <= 2
         if max(problem.tensors[i].producer, 0) <= pressed < b:
             assert pressed in begins
+
+
+def test_cuts_of_a_scope_inside_tell_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut that comes from a scope inside weighs the stage at which its window begins, and no other."""
+    monkeypatch.setattr(import_module("poetopt.formulations.retention.chain_cuts"), "LARGE", 0)
+    problem = random_problem(random.Random(3), operators=8, training=True)
+    inner, model = (
+        RETENTION.build(problem, ram_bytes=sum(tensor.nbytes for tensor in problem.tensors), scope=scope)
+        for scope in ("depth:1", "full")
+    )
+    nothing = [
+        (variable, np.zeros(len(variable)))
+        for variable in (inner.recompute.r, inner.residency.k, inner.paging.p, inner.paging.o)
+    ]
+    rows = [row for row in RETENTION.separate(inner, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
+    pressure = model.chain_cuts.pressure
+    assert rows
+    assert not pressure.by_stage.any()
+    assert RETENTION.revive(model, [(row.block, row.key) for row in rows])
+    assert set(np.flatnonzero(pressure.by_stage).tolist()) == {row.key.s for row in rows}

@@ -287,6 +287,8 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
 def _revive(block: PyomoBlock, key: object) -> Row:
     """A cut found in another scope, in the variables of this one."""
     assert isinstance(key, Chain)
+    if block.pressure is not None:
+        block.pressure.begun(key.s)
     return _rows(block).row(key, 0.0)
 
 

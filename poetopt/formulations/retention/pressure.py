@@ -2,7 +2,8 @@
 
 Of two windows that a point breaks alike, the one to cut is the one that the final relaxation will rest on: it begins
 where keeping a tensor is dearest. A single point doesn't tell, as one whose recomputes cost nothing yet keeps little;
-so stages are weighed by how often memory was full there so far, times what would have to be kept with all of it kept.
+so stages are weighed by how often memory was full there so far, or a scope inside had a cut that binds, times what is
+there in ordinary training.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class Pressure:
         self._space = space
         self._kept_bytes = _store_all_bytes(space)
         self.by_stage: Floats = np.zeros(len(self._kept_bytes))
+
+    def begun(self, stage: int) -> None:
+        """Learn from a cut that another scope's bound rests on, whose window begins there."""
+        self.by_stage[stage] += self._kept_bytes[stage]
 
     def note(self, kept: Floats) -> None:
         """Learn from a point, of which `kept` (n_points,) are the values of k."""
