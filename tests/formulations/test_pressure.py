@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from poetopt.formulations import formulation
+from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.memory import stage_bytes
 from poetopt.formulations.retention.pressure import Pressure
+from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.schedule import Schedule
@@ -18,6 +20,11 @@ from tests.formulations.points import FakePoint
 from tests.problems import random_problem
 
 RETENTION = formulation("retention")
+
+
+def _chain(row: Row) -> Chain:
+    assert isinstance(row.key, Chain)
+    return row.key
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -58,9 +65,8 @@ def test_a_use_is_cut_at_its_worst_window_and_where_memory_is_shortest(
     rows = [row for row in RETENTION.separate(model, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
     assert rows
     windows: dict[tuple[int, int], set[int]] = {}
-    for row in rows:
-        if row.violation > 0:
-            windows.setdefault((row.key.path[0], row.key.b), set()).add(row.key.s)
+    for chain in (_chain(row) for row in rows if row.violation > 0):
+        windows.setdefault((chain.path[0], chain.b), set()).add(chain.s)
     for (i, b), begins in windows.items():
         assert len(begins) <= 2
         if max(problem.tensors[i].producer, 0) <= pressed < b:
@@ -84,4 +90,4 @@ def test_cuts_of_a_scope_inside_tell_where_memory_is_short(monkeypatch: pytest.M
     assert rows
     assert not pressure.by_stage.any()
     assert RETENTION.revive(model, [(row.block, row.key) for row in rows])
-    assert set(np.flatnonzero(pressure.by_stage).tolist()) == {row.key.s for row in rows}
+    assert set(np.flatnonzero(pressure.by_stage).tolist()) == {_chain(row).s for row in rows}
