@@ -212,8 +212,8 @@ class MatrixSession(ABC):
             raise FormulationError("this backend gives no multipliers of a relaxation (Capability.DUALS)")
         whole = self._matrix.extended(self._added)
         multipliers = np.zeros(len(whole.row_lower))
-        if self._multipliers is not None and len(self._multipliers) == len(multipliers):
-            multipliers = self._multipliers / self._scale
+        if self._multipliers is not None:  # rows that came since, before a solve that was stopped, have none
+            multipliers[: len(self._multipliers)] = self._multipliers / self._scale
         return DualProof(
             constant=whole.constant,
             costs=whole.costs.tolist(),

@@ -49,6 +49,24 @@ def test_bounds_where_storage_is_woken(dma: bool) -> None:
     assert compared
 
 
+def test_rows_that_came_after_the_last_solve_leave_its_bound() -> None:
+    """As where time is up while new cuts are solved for: the multipliers before them prove what they did."""
+    compared = 0
+    for seed in range(10):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6)
+        chosen = formulation("retention")
+        model = chosen.build(problem, ram_bytes=ram_bytes)
+        session = backend("highs").open(model, threads=1, scale=1.0)
+        relaxed = session.relax(10.0)
+        if relaxed.point is None or relaxed.objective <= 1e-6:
+            continue
+        rows = chosen.separate(model, relaxed.point)
+        session.add(rows)
+        assert float(exact_bound(session.dual_proof())) == pytest.approx(relaxed.objective, abs=1e-5)
+        compared += bool(rows)
+    assert compared
+
+
 def test_a_variable_without_a_bound_proves_nothing_where_it_would_pay() -> None:
     open_ended = replace(proof([2.0, -1.0]), upper=[1.0, math.inf])
     assert exact_bound(open_ended) == Fraction(7, 4)
