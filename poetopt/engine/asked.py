@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import time
 
-from poetopt.engine.attempt import LEAST_S, interrupted, search_scope
+from poetopt.engine.attempt import interrupted, search_scope
 from poetopt.engine.lightened import Lightened
 from poetopt.engine.model import limits_of
 from poetopt.engine.proof import Proof
-from poetopt.engine.run import Run
+from poetopt.engine.run import LEAST_S, Run
 from poetopt.engine.solution import Options
 from poetopt.engine.stagewise import Stagewise
 from poetopt.formulations.language import Formulation

@@ -13,7 +13,7 @@ from poetopt import clock
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.model_search import ModelSearch
 from poetopt.engine.proof import Ending, Proof
-from poetopt.engine.run import Run
+from poetopt.engine.run import LEAST_S, Run
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.engine.tighten import Tightening, Tighter
 from poetopt.errors import InfeasibleError, TimeUpError
@@ -22,8 +22,6 @@ from poetopt.formulations.scope import scope_name
 
 AHEAD = {"depth:8": "depth:12"}
 """Where schedules are looked for beyond a scope of which much is open."""
-LEAST_S = 0.5
-"""Seconds left for which it is worth beginning once more."""
 ATTEMPTS = 8
 """How many times a model is solved again, a little tighter, where only the layout or the clock refused its plan."""
 TIGHTER_SHARE = 0.5

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
-from poetopt.engine.run import Run
+from poetopt.engine.run import LEAST_S, Run
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Floats
 
@@ -39,7 +39,7 @@ def near_relaxation(run: Run, chosen: Formulation, model: Any, session: Session,
     relaxed = session.incumbent_bound
     for share in CORES:
         seconds = min(CORE_S, until - time.monotonic())
-        if seconds < 0.5 or run.closed(run.gap) or relaxed >= value:
+        if seconds < LEAST_S or run.closed(run.gap) or relaxed >= value:
             return
         before = run.incumbent.value
         guess = relaxed + share * (value - relaxed)

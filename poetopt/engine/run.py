@@ -25,6 +25,8 @@ ENDING_SHARE = 0.1
 """At most this share of the time limit is set aside for what comes after the search."""
 ENDING_S = 1e-5
 """Seconds of it for each pair of operators: 2 where there are 457 of them, and 10 where there are 1,000."""
+LEAST_S = 0.5
+"""Seconds left for which it is worth beginning once more."""
 
 
 @dataclass

@@ -7,9 +7,9 @@ import time
 from dataclasses import replace
 
 from poetopt.engine.asked import asked_scope, search_asked, warm_ups
-from poetopt.engine.attempt import LEAST_S, interrupted, search_scope
+from poetopt.engine.attempt import interrupted, search_scope
 from poetopt.engine.proof import NEARLY, Proof
-from poetopt.engine.run import Run
+from poetopt.engine.run import LEAST_S, Run
 from poetopt.engine.solution import Options
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.scope import scope_name

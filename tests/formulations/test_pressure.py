@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,13 @@ RETENTION = formulation("retention")
 def _chain(row: Row) -> Chain:
     assert isinstance(row.key, Chain)
     return row.key
+
+
+def _cuts_of_nothing(model: Any) -> list[Row]:
+    """The chain cuts that a point breaks which keeps, recomputes and pages nothing."""
+    variables = (model.recompute.r, model.residency.k, model.paging.p, model.paging.o)
+    nothing = [(variable, np.zeros(len(variable))) for variable in variables]
+    return [row for row in RETENTION.separate(model, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -56,13 +64,9 @@ def test_a_use_is_cut_at_its_worst_window_and_where_memory_is_shortest(
     monkeypatch.setattr(import_module("poetopt.formulations.retention.chain_cuts"), "LARGE", 0)
     problem = random_problem(random.Random(seed), operators=8, training=True)
     model = RETENTION.build(problem, ram_bytes=sum(tensor.nbytes for tensor in problem.tensors))
-    nothing = [
-        (variable, np.zeros(len(variable)))
-        for variable in (model.recompute.r, model.residency.k, model.paging.p, model.paging.o)
-    ]
     pressed = len(problem.operators) // 2
     model.chain_cuts.pressure.by_stage[pressed] = 1.0
-    rows = [row for row in RETENTION.separate(model, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
+    rows = _cuts_of_nothing(model)
     assert rows
     windows: dict[tuple[int, int], set[int]] = {}
     for chain in (_chain(row) for row in rows if row.violation > 0):
@@ -81,11 +85,7 @@ def test_cuts_of_a_scope_inside_tell_where_memory_is_short(monkeypatch: pytest.M
         RETENTION.build(problem, ram_bytes=sum(tensor.nbytes for tensor in problem.tensors), scope=scope)
         for scope in ("depth:1", "full")
     )
-    nothing = [
-        (variable, np.zeros(len(variable)))
-        for variable in (inner.recompute.r, inner.residency.k, inner.paging.p, inner.paging.o)
-    ]
-    rows = [row for row in RETENTION.separate(inner, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
+    rows = _cuts_of_nothing(inner)
     pressure = model.chain_cuts.pressure
     assert rows
     assert not pressure.by_stage.any()

@@ -73,9 +73,11 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     if not len(space.recompute_stage) and not space.paging:
         return []
     values = _Values.at(model, space, point)
+    pressed: Floats | None = None
     if block.pressure is not None:
         block.pressure.note(point[model.residency.k])
-    found = sorted(_violated(space, values, block.pressure), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
+        pressed = block.pressure.by_stage
+    found = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
     chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
     made = _rows(block)
     rows = [made.row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
@@ -100,11 +102,12 @@ def _images(block: PyomoBlock, chains: list[Chain]) -> list[Chain]:
     found: list[Chain] = []
     for chain in chains:
         for image in block.repetition.images(chain):
-            if pressure is not None and not pressure.by_stage[image.s]:
+            if image in block.given or (pressure is not None and not pressure.by_stage[image.s]):
                 continue
-            if image not in block.given and len(found) < IMAGES:
-                block.given.add(image)
-                found.append(image)
+            block.given.add(image)
+            found.append(image)
+            if len(found) == IMAGES:
+                return found
     return found
 
 
@@ -141,7 +144,7 @@ class _Values:
         )
 
 
-def _violated(space: RetentionSpace, values: _Values, pressure: Pressure | None) -> list[tuple[float, int, int, int]]:
+def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) -> list[tuple[float, int, int, int]]:
     """(violation, tensor, s, b) of the most violated cuts for each real use."""
     problem = space.problem
     stages = len(problem.operators)
@@ -155,7 +158,6 @@ def _violated(space: RetentionSpace, values: _Values, pressure: Pressure | None)
     columns = columns[columns >= late].astype(np.int64)
     column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
-    pressed = None if pressure is None else pressure.by_stage
     distance: dict[int, Singles] = {}
     found: list[tuple[float, int, int, int]] = []
     for i in _by_producer(space):

@@ -47,5 +47,5 @@ def _store_all_bytes(space: RetentionSpace) -> Floats:
     for nbytes, tensor, readers in zip(space.tensor_bytes, problem.tensors, problem.readers, strict=True):
         first = max(tensor.producer, 0)
         steps[first] += nbytes
-        steps[max(first, *readers) + 1 if readers else first + 1] -= nbytes
+        steps[max((first, *readers)) + 1] -= nbytes
     return np.asarray(np.cumsum(steps)[:-1])
