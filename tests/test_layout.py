@@ -28,6 +28,7 @@ LAYERS = (
         "files",
         "units",
         "plugins",
+        "notes",
         "graph",
         "problem",
         "schedule",

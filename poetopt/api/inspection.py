@@ -8,6 +8,7 @@ from poetopt.devices import device as device_of
 from poetopt.devices.cost import resident_breakdown, type_notes
 from poetopt.errors import ModelError
 from poetopt.frontends.summary import summary
+from poetopt.notes import document
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import needs
 
@@ -41,8 +42,9 @@ def inspect(
         training = model.differentiate(loss=loss, output=output)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
+    said = [*training.graph.notes, *type_notes(training.graph)]
     return Inspection(
-        contents={**contents, "notes": [*training.graph.notes, *type_notes(training.graph)]},
+        contents={**contents, "notes": said, "important": document(said)},
         unsupported=missing,
         loss=training.graph.loss_kind,
         needs=needs(training.cost(found)),

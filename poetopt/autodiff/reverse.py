@@ -28,6 +28,7 @@ from poetopt.autodiff.registry import (
 )
 from poetopt.errors import ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
+from poetopt.notes import Note, listed
 
 
 def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None) -> TrainingGraph:
@@ -60,7 +61,8 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
         raise ModelError(f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}")
     notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
     if missing := [name for name in graph.trained if name not in gradients]:
-        notes.append(f"these parameters don't reach the loss and get no gradient: {', '.join(missing)}")
+        text = "these parameters don't reach the loss and get no gradient"
+        notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
     rename = _name_gradients(builder, gradients, totals)
     backward = tuple(_finished(builder, rename, {f"{name}.grad" for name in gradients}))
     tensors = {rename.get(name, name): replace(t, name=rename.get(name, name)) for name, t in builder.tensors.items()}

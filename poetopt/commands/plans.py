@@ -35,7 +35,7 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
     import poetopt as po
-    from poetopt.report.execution import execution_document, execution_text, training_text
+    from poetopt.report.execution import execution_document, execution_text, training_document, training_text
 
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
@@ -45,7 +45,7 @@ def run(
     if steps is not None and lr is not None:
         with doing(f"training for {steps:,} steps"):
             ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
-        write_json(ended.to_dict(), json)
+        write_json(training_document(loaded.plan, ended), json)
         say(training_text(loaded.plan, ended), unless=[json])
         if not ended.ok:
             raise ExecutionError(ended.message)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.frontends.origins import UNFOLDED
 from poetopt.frontends.specialise import Draft
+from poetopt.notes import Note
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -40,11 +41,10 @@ def note(draft: Draft, trained: Mapping[str, Array], batches: Collection[int]) -
         return []
     shown = ", ".join(f"{name} {list(trained[name].shape)}" for name in list(found)[:3])
     shown += ", ..." if len(found) > 3 else ""
-    return [
-        f"parameters with the same rows for each element of the batch ({shown}): where the module has one that is "
-        "expanded (a class token), the rows are trained apart; export the model with a dynamic batch, and fix it here "
-        f"with --batch, or with {UNFOLDED}"
-    ]
+    text = f"parameters with the same rows for each element of the batch ({shown}): where the module has one that is "
+    text += "expanded (a class token), the rows are trained apart"
+    advice = f"export the model with a dynamic batch, and fix it here with --batch, or with {UNFOLDED}"
+    return [Note(f"{text}; {advice}", short=text)]
 
 
 def _repeats(array: Array) -> bool:

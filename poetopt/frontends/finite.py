@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.notes import About, Note
+
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
@@ -19,10 +21,9 @@ def note(arrays: Mapping[str, Array]) -> list[str]:
     found = [name for name, array in arrays.items() if not _finite(array)]
     if not found:
         return []
-    return [
-        f"NaN or infinite values in {len(found)} of {len(arrays)} parameters, {found[0]!r} the first: loss and "
-        "gradients won't be numbers either; export the model from a checkpoint without them"
-    ]
+    text = f"NaN or infinite values in {len(found)} of {len(arrays)} parameters, {found[0]!r} the first: loss and "
+    text += "gradients won't be numbers either"
+    return [Note(f"{text}; export the model from a checkpoint without them", About.GRADIENTS, text)]
 
 
 def _finite(array: Array) -> bool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from poetopt.frontends.leftovers import named_by_exporter
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
+from poetopt.notes import About, Note
 
 Values = NDArray[np.float64]
 
@@ -82,7 +83,8 @@ def note(found: Mapping[str, tuple[str, str]], trained: Iterable[str]) -> list[s
         return []
     shown = ", ".join(f"{name} is {text}" for name, text in list(shares.items())[:3])
     shown += ", ..." if len(shares) > 3 else ""
-    return [
+    text = (
         f"the file holds functions of weights beside them ({shown}): the gradient of a weight lacks the share through "
-        "its function; export with do_constant_folding=False"
-    ]
+    )
+    text += "its function"
+    return [Note(f"{text}; export with do_constant_folding=False", About.GRADIENTS, text)]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from onnx import NodeProto
 
 from poetopt.frontends.read import Document
+from poetopt.notes import Note, listed
 
 _OUTPUT = re.compile(r"(^|/)[A-Z]\w*_output_\d+$")
 _CONSTANT = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")
@@ -76,18 +77,24 @@ def computed_by_tensorflow(trained: Iterable[str]) -> list[str]:
     found = [name for name in names if not _VARIABLE.search(name)]
     if not found or not any("ReadVariableOp" in name for name in names):
         return []
-    shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    text = f"{len(found)} trained tensors are no variables ({listed(found, 3)}): the exporter computed them ahead"
     return [
-        f"{len(found)} trained tensors are no variables ({shown}): the exporter computed them ahead, as it does with a "
-        "BatchNormalization in inference mode and a negated slope, or packed them; a gradient is that of "
-        "what is stored"
+        Note(
+            f"{text}, as it does with a BatchNormalization in inference mode and a negated slope, or packed them; "
+            "a gradient is that of what is stored",
+            short=text,
+        )
     ]
 
 
 def note(left: Mapping[str, Iterable[str]]) -> list[str]:
     """What to say of data: kind -> names."""
-    found = [f"{kind} ({', '.join(names)})" for kind, names in left.items() if names]
+    held = {kind: list(names) for kind, names in left.items() if names}
+    found = [f"{kind} ({', '.join(names)})" for kind, names in held.items()]
     advice = "--train names them where they are parameters"
     if left.get(FOLDED):
         advice += ", and the file from before the optimiser has what it computed them of"
-    return [f"taken for data: {'; '.join(found)}; {advice}"] if found else []
+    if not found:
+        return []
+    short = "; ".join(f"{kind} ({listed(names, 3)})" for kind, names in held.items())
+    return [Note(f"taken for data: {'; '.join(found)}; {advice}", short=f"taken for data, not trained: {short}")]

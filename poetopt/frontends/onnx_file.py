@@ -33,6 +33,7 @@ from poetopt.frontends.structure import needed, tidy
 from poetopt.frontends.ties import tie_copies
 from poetopt.frontends.weights import fill_constants, resolve_identities, separate_statistics
 from poetopt.graph import Graph
+from poetopt.notes import Note
 
 if TYPE_CHECKING:
     import onnx
@@ -129,7 +130,10 @@ def load_onnx(
 def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:
     """What to say of outputs that can't be imported: name -> the whole reason."""
     short = {name: reason.removeprefix(f"{where}: ").partition(";")[0] for name, reason in unread.items()}
-    return [f"output {name!r} can't be imported and is left out: {reason}" for name, reason in short.items()]
+    return [
+        Note(f"output {name!r} can't be imported and is left out: {reason}", short=f"output {name!r} is left out")
+        for name, reason in short.items()
+    ]
 
 
 def _simplified(draft: Draft) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from onnx import NodeProto
 
 from poetopt.frontends.read import Document
+from poetopt.notes import About, Note, listed
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -29,6 +30,10 @@ _FUNCTION = re.compile(
 """Names of folded tensors, called after what made them, where that was no mere change of shape or type."""
 UNFOLDED = "torch.onnx.export(..., dynamo=True, optimize=False)"
 """What keeps parameters as the module has them."""
+
+
+TRAINING = "torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING)"
+"""What keeps BatchNormalization as it is while the module trains."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,19 @@ class Origins:
             found.append(f"{len(renamed)} parameters are stored transposed or under other names ({shown})")
         if self.functions:
             shown = ", ".join(f"{weight} of {name}" for name, weight in self.functions.items())
+            text = f"the file holds functions of parameters in their place ({shown})"
             found.append(
-                f"the file holds functions of parameters in their place ({shown}); "
-                "a gradient is that of the function's result, which is what can be trained here; "
-                f"{UNFOLDED} keeps the parameters"
+                Note(
+                    f"{text}; a gradient is that of the function's result, which is what can be trained here; "
+                    f"{UNFOLDED} keeps the parameters",
+                    short=f"{text}, which are trained",
+                )
             )
         mixed = [name for name in self.mixed if name in trained]
         if mixed:
+            text = "the exporter computed with parameters, their results are trained"
             found.append(
-                f"the exporter computed with parameters, their results are trained: {', '.join(mixed)}; "
-                f"{UNFOLDED} keeps the parameters"
+                Note(f"{text}: {', '.join(mixed)}; {UNFOLDED} keeps the parameters", short=f"{text}: {listed(mixed)}")
             )
         shares = [
             f"{weight} of {name}"
@@ -97,24 +105,26 @@ class Origins:
         ]
         if shares:
             shown = ", ".join(shares[:3]) + (", ..." if len(shares) > 3 else "")
-            found.append(
+            text = (
                 f"the exporter computed tensors of parameters that are read elsewhere too ({shown}): the gradient of "
-                f"such a parameter lacks the share through them; {UNFOLDED} keeps it whole"
             )
+            text += "such a parameter lacks the share through them"
+            found.append(Note(f"{text}; {UNFOLDED} keeps it whole", About.GRADIENTS, text))
         if self.merged:
             shown = ", ".join(self.merged[:6]) + (", ..." if len(self.merged) > 6 else "")
             lost = f" (of its own, {', '.join(self.gone[:4])}{', ...' * (len(self.gone) > 4)} are gone)" * bool(
                 self.gone
             )
             found.append(
-                f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what "
-                f"was merged; {UNFOLDED} keeps the layers apart"
+                Note(
+                    f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what "
+                    f"was merged; {UNFOLDED} keeps the layers apart",
+                    short=f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of that",
+                )
             )
         if self.frozen_statistics:
-            found.append(
-                "exported from a module in training mode, but BatchNormalization is in evaluation mode here; to train "
-                "it, export with torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING)"
-            )
+            text = "exported from a module in training mode, but BatchNormalization is in evaluation mode here"
+            found.append(Note(f"{text}; to train it, export with {TRAINING}", short=text))
         return tuple(found)
 
 

@@ -32,6 +32,7 @@ from poetopt.frontends.operands import (
     zero_states,
 )
 from poetopt.frontends.read import Document
+from poetopt.notes import Note, listed
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,12 @@ def choose_trained(
         notes = [f"{len(trained)} of {len(uses.readable)} float tensors are trained (--train)"]
     shared = [name for name in trained if uses.readers[name] > 1]
     if shared:
-        shown = ", ".join(shared[:3]) + (", ..." if len(shared) > 3 else "")
+        text = f"{len(shared)} parameters are shared by several operators ({listed(shared, 3)})"
         notes.append(
-            f"{len(shared)} parameters are shared by several operators ({shown}); the gradient of each is their sum "
-            "(exporters merge initializers of equal value)"
+            Note(
+                f"{text}; the gradient of each is their sum (exporters merge initializers of equal value)",
+                short=f"{text}, maybe as the exporter merges equal ones",
+            )
         )
     return Roles(trained, tuple(notes))
 
@@ -195,10 +198,8 @@ def _inferred(
     known = {*constants, *fixed, *trained}
     states = [name for name in uses.states if name not in known]
     if states:
-        notes.append(
-            f"first states of recurrent layers that are all zero are data ({', '.join(states)}); "
-            "--train names them where they are parameters"
-        )
+        text = f"first states of recurrent layers that are all zero are data ({listed(states)})"
+        notes.append(Note(f"{text}; --train names them where they are parameters", short=text))
     notes += leftovers.note(
         {
             "Constant nodes, while weights are initializers": [
@@ -214,8 +215,8 @@ def _inferred(
     notes += leftovers.computed_by_tensorflow(trained)
     trained_scalars = [name for name in trained if name in scalars]
     if trained_scalars:
-        shown = ", ".join(trained_scalars)
-        notes.append(f"scalars with a module's name are trained ({shown}); --train leaves out what is none")
+        text = f"scalars with a module's name are trained ({listed(trained_scalars)})"
+        notes.append(Note(f"{text}; --train leaves out what is none", short=text))
     left_scalars = [name for name in candidates if not document.weights[name].dims and name not in known]
     if left_scalars:
         shown = ", ".join(left_scalars)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.notes import Note
+
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
@@ -77,10 +79,8 @@ def note(arrays: Mapping[str, Array]) -> list[str]:
         return []
     shown = ", ".join(f"{part} of {whole}" for part, whole in found[:3]) + (", ..." if len(found) > 3 else "")
     count = len({part for part, _ in found})
-    return [
-        f"{count} tensors hold rows of others ({shown}): where the module has one parameter, "
-        "the exporter stored parts of it, and each is trained by its own uses alone"
-    ]
+    text = f"{count} tensors hold rows of others ({shown}): where the module has one parameter, "
+    return [Note(text + "the exporter stored parts of it, and each is trained by its own uses alone")]
 
 
 def _bits(array: Array) -> Bits:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from poetopt.graph import Graph, Role, Tensor
+from poetopt.notes import document
 
 
 def summary(graph: Graph) -> dict[str, object]:
@@ -15,7 +16,8 @@ def summary(graph: Graph) -> dict[str, object]:
     `inputs` and `outputs` (lists of name, shape, dtype, bytes); `trained`, `frozen` (untrained floats, running
     statistics included) and `constants` (everything else that is stored), each with `tensors`, `elements` and
     `bytes`; `parameters` (each trained parameter with shape, dtype, bytes); `activation_bytes`
-    (all forward activations together, views not counted twice); `notes`.
+    (all forward activations together, views not counted twice); `notes`;
+    `important`, those of them that the answer depends on (about, text).
     """
     stored = [graph.tensors[name] for name in graph.values]
     trained = [graph.tensors[name] for name in graph.trained]
@@ -41,6 +43,7 @@ def summary(graph: Graph) -> dict[str, object]:
         "parameters": [_tensor(tensor) for tensor in trained],
         "activation_bytes": sum(tensor.nbytes for tensor in activations if not tensor.resident),
         "notes": list(graph.notes),
+        "important": document(graph.notes),
     }
 
 

@@ -29,6 +29,7 @@ from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.proto import copied
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.unique import unique
+from poetopt.notes import Note
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -102,7 +103,7 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
     _replace(document, roots, perms)
     shown = ", ".join(f"{copy} of {root}" for copy, root in list(roots.items())[:3]) + (", ..." * (len(roots) > 3))
     note = f"{len(roots)} tensors are copies of weights ({shown}); each weight is one parameter, its gradient a sum"
-    return Ties(roots, (note,))
+    return Ties(roots, (Note(note),))
 
 
 def _same_numbers(root: Array, copy: Array) -> bool:

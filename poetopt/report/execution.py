@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from poetopt import notes
 from poetopt.backends.ort import Execution, TrainingRun
 from poetopt.backends.ort.clock import told
 from poetopt.backends.ort.machine import machine
@@ -29,6 +30,7 @@ def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
     costed = predicted(plan)
     return {
         **execution.to_dict(),
+        "important": notes.document(_said(plan)),
         "predicted_step_s": None if costed is None else costed.makespan_s,
         "predicted_transfer_s": None if costed is None else costed.transfer_s,
     }
@@ -37,6 +39,7 @@ def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
+    rows += notes.rows(_said(plan))
     costed = predicted(plan)
     if costed is not None:
         rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))
@@ -63,6 +66,11 @@ def predicted_words(predicted_s: float, step_s: float) -> str:
     return text
 
 
+def training_document(plan: Plan, ended: TrainingRun) -> dict[str, object]:
+    """The object of `run --steps --json`."""
+    return {**ended.to_dict(), "important": notes.document(_said(plan))}
+
+
 def training_text(plan: Plan, ended: TrainingRun) -> str:
     """The summary of `poetopt run --steps`."""
     first, last = ended.losses[0], ended.losses[-1]
@@ -78,6 +86,7 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
             f"{show_seconds(ended.reference_step_s)}{_told(ended.waited_share)}",
         ),
     ]
+    rows += notes.rows(_said(plan))
     if lost is not None:
         rows.insert(
             1,
@@ -91,6 +100,11 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {ended.steps} steps of training, lr {ended.lr:g}, momentum {ended.momentum:g}", rows)
+
+
+def _said(plan: Plan) -> tuple[str, ...]:
+    """What the frontend and the loss had to say of the network."""
+    return plan.problem.graph.notes if plan.problem.graph else ()
 
 
 def _mean(values: Sequence[float]) -> float:

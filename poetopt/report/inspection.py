@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from poetopt.notes import Note
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.needs import Needs
@@ -57,7 +58,8 @@ class Inspection:
             rows.append(_resident_row(self.needs.problem, self.resident))
             if self.device is not None:
                 rows += _device_rows(self.needs)
-        rows += [("note", str(note)) for note in _list(self.contents.get("notes"))]
+        said = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
+        rows += [("note", str(note)) for note in said]
         return table(str(self.contents["name"]), rows)
 
     def _unsupported_rows(self) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 
+from poetopt import notes as told
 from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Hiding
@@ -167,7 +168,8 @@ class Report:
             "asked_scope": options.scope,
             "threads": options.threads,
             "solver_options": dict(options.solver_options),
-            "notes": [*problem.notes, *(problem.graph.notes if problem.graph else ())],
+            "notes": [*problem.notes, *self._said()],
+            "important": told.document(self._said()),
             "version": __version__,
             "versions": _versions(),
         }
@@ -222,6 +224,7 @@ class Report:
         if self.solution.order is not None:
             rows.append(("order", order_words(self.solution.order)))
         rows.append(("proof", proof_words(self.solution)))
+        rows += told.rows(self._said())
         rows += [("note", note) for note in self._notes()]
         rows.append(("solved", self._solved()))
         return rows
@@ -279,6 +282,10 @@ class Report:
             f"{solution.options.formulation_name} on {solution.options.backend_name}: "
             f"built in {show_seconds(solution.build_s)}, solved in {show_seconds(solution.solve_s)}, {total} in all"
         )
+
+    def _said(self) -> tuple[str, ...]:
+        """What the frontend and the loss had to say of the network."""
+        return self.problem.graph.notes if self.problem.graph else ()
 
     def _notes(self) -> list[str]:
         notes = []
