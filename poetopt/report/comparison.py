@@ -87,15 +87,18 @@ def _summary(found: Comparison) -> list[str]:
                 cells.append(f"{100 * row.overhead_j / (found.problem.baseline_energy_j or 1.0):.3g}")
         table.append((name, *cells))
     legend = "none: it has no plan there, by proof; failed: it found none, and one may exist"
-    same = [f"{name} = {other}" for name, other in coinciding(found).items()]
-    return [*columns(table), *([f"the same at every budget: {', '.join(same)}"] if same else []), legend]
+    groups: dict[str, list[str]] = {}
+    for name, other in coinciding(found).items():
+        groups.setdefault(other, [other]).append(name)
+    same = [f"the same at every budget: {' = '.join(group)}" for group in groups.values()]
+    return [*columns(table), *same, legend]
 
 
 def coinciding(found: Comparison) -> dict[str, str]:
-    """Methods whose overheads are those of an earlier one at every budget, and that one; ones without any have none."""
+    """Methods whose overheads are those of an earlier one at every budget, and that one; ones without a plan have none."""
     cells = {(row.method, row.ram_budget_bytes): row.overhead_j for row in found.rows}
     overheads = {name: [cells.get((name, budget)) for budget in found.budgets] for name in found.methods}
-    told = [name for name in found.methods if any(overheads[name])]
+    told = [name for name in found.methods if any(overhead is not None for overhead in overheads[name])]
     first = {name: next(other for other in told if _close(overheads[name], overheads[other])) for name in told}
     return {name: other for name, other in first.items() if other != name}
 

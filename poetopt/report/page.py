@@ -19,7 +19,7 @@ from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, timeline
 from poetopt.report.view import View
 
-_PARTS = ("base", "axis", "inspector", "matrix", "memory", "lanes", "energy", "tables", "main")
+_PARTS = ("base", "axis", "inspector", "matrix", "ram", "memory", "lanes", "energy", "tables", "main")
 """The scripts, in the order in which they need each other."""
 _ACTIONS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN, Action.FREE)
 
@@ -50,7 +50,8 @@ def frame(view: View, height: int = 900) -> str:
 def page_data(view: View) -> dict[str, object]:
     """What the page draws: tables by column, in bytes, seconds and joules, indexed as in the plan.
 
-    `steps` has an entry an instruction, `buffers` one an allocation, `slices` one a stretch of time on a lane.
+    `steps` has an entry an instruction, `buffers` one an allocation, `slices` one a stretch of time on a lane,
+    `store_all_live_bytes` one an operator.
     `action` counts compute, page_out, page_in, free; `kind` and `lane` are in the order of `Kind` and `Lane`.
     """
     problem, simulation = view.problem, view.simulation
@@ -62,6 +63,10 @@ def page_data(view: View) -> dict[str, object]:
         "budget_bytes": view.ram_bytes,
         "deadline_s": view.deadline_s,
         "store_all_bytes": number(view, "store_all_peak_bytes"),
+        "store_all_live_bytes": view.store_all_live_bytes,
+        "resident_bytes": problem.resident_bytes,
+        "device": view.device,
+        "device_ram_bytes": problem.device_ram_bytes,
         "reserve_bytes": problem.reserve_bytes,
         "peak_bytes": simulation.peak_bytes,
         "arena_bytes": view.arena_bytes,

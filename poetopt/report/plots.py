@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,21 +97,19 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
     peak, base = found.store_all_peak_bytes, found.problem.baseline_energy_j or 1.0
     shown = [name for name in found.methods if len(found.methods) <= 13 or name not in LEFT_OUT]
     spare = iter(OTHERS * len(shown))
-    same = coinciding(found)
+    groups = _drawn_once(shown, coinciding(found))
     overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j and row.method in shown]
     _overhead_scale(axes, overheads)
     for budget in found.budgets:
         axes.axvline(100 * budget / peak, color="#dddddd", linewidth=0.8, zorder=0)
-    for name in shown:
+    for name, others in groups.items():
         rows = [row for row in found.rows if row.method == name and row.overhead_j is not None]
         colour, marker, line = STYLES[name] if name in STYLES else next(spare)
         heavy = name == "poet"
         notes = [] if rows else ["no plan"]
         if 0 < len(rows) < len(found.budgets):
             notes.append(f"from {100 * rows[0].ram_budget_bytes / peak:.3g} %")
-        if same.get(name) in shown:
-            notes.append(f"= {same[name]}")
-        label = name + (f" ({', '.join(notes)})" if notes else "")
+        label = "\n= ".join([name + (f" ({', '.join(notes)})" if notes else ""), *others])
         axes.plot(
             [100 * row.ram_budget_bytes / peak for row in rows],
             [100 * (row.overhead_j or 0.0) / base for row in rows],
@@ -136,6 +134,19 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
         words = textwrap.fill(f"Not drawn, in the table: {', '.join(left_out)}", 110, break_on_hyphens=False)
         figure.supxlabel(words, fontsize=7.5, x=0.02, ha="left", color="#444444")
     return figure
+
+
+def _drawn_once(shown: Sequence[str], same: Mapping[str, str]) -> dict[str, list[str]]:
+    """The methods to draw, in the order of `shown`, each with those that coincide with it; POET stands for its group.
+
+    same
+        Methods that coincide with an earlier one, and that one.
+    """
+    members: dict[str, list[str]] = {}
+    for name in shown:
+        members.setdefault(same.get(name, name), []).append(name)
+    stands = {("poet" if "poet" in group else group[0]): group for group in members.values()}
+    return {name: [other for other in stands[name] if other != name] for name in shown if name in stands}
 
 
 def _budgets(front: Front, path: str | os.PathLike[str]) -> Figure:

@@ -14,6 +14,7 @@ from poetopt.plan.codec import PlanFile
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import Buffer, arena_bytes, buffers
 from poetopt.plan.simulate import Simulation, simulate
+from poetopt.plan.storeall import store_all
 from poetopt.printable import shown
 from poetopt.problem import Problem
 
@@ -49,6 +50,17 @@ class View:
     def simulation(self) -> Simulation:
         """Bytes, seconds and joules of the plan. Raises PlanError where the plan is not valid."""
         return simulate(self.plan, ram_bytes=self.ram_bytes)
+
+    @cached_property
+    def store_all_live_bytes(self) -> tuple[int, ...]:
+        """What ordinary training has in RAM while each operator runs: one figure an operator, in bytes."""
+        ordinary = store_all(self.problem)
+        live = simulate(ordinary).live_bytes
+        found = [0] * len(self.problem.operators)
+        for step, held in zip(ordinary.instructions, live, strict=True):
+            if step.action is Action.COMPUTE:
+                found[step.target] = held
+        return tuple(found)
 
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:

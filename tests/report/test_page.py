@@ -59,6 +59,18 @@ def data_of(text: str) -> dict[str, Any]:
     return found
 
 
+def ordinary_bytes(problem: Problem) -> list[int]:
+    """Bytes in RAM while each operator runs in ordinary training: a tensor lives from its writer to its last reader."""
+    found = []
+    for k, operator in enumerate(problem.operators):
+        live = problem.reserve_bytes + operator.workspace_bytes
+        for index, tensor in enumerate(problem.tensors):
+            last = max(problem.readers[index], default=tensor.producer)
+            live += tensor.nbytes if tensor.producer <= k <= last else 0
+        found.append(live)
+    return found
+
+
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 def test_the_data_is_the_simulation(seed: int) -> None:
@@ -77,6 +89,7 @@ def test_the_data_is_the_simulation(seed: int) -> None:
         alive = zip(buffers["first"], buffers["last"], buffers["bytes"], strict=True)
         assert data["reserve_bytes"] + sum(n for first, last, n in alive if first <= index <= last) == live
     assert buffers["offset"] == list(view.plan.offsets)
+    assert data["store_all_live_bytes"] == ordinary_bytes(view.problem)
     joules = sum(entry["energy_j"] for entry in data["recomputed"] + data["paged"])
     assert joules == pytest.approx(simulation.overhead_j)
 

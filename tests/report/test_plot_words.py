@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from poetopt.report.plots import STYLES, _proof, logarithmic
+from poetopt.report.plots import STYLES, _drawn_once, _proof, logarithmic
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,9 @@ def test_methods_differ_without_their_colours() -> None:
         assert first[1] != second[1]
         assert first[2] != second[2] or abs(lightness(first[0]) - lightness(second[0])) > 0.15
     assert max(lightness(colour) for colour, _, _ in STYLES.values()) < 0.75
+
+
+def test_methods_that_coincide_are_drawn_once_and_poet_stands_for_its_own() -> None:
+    shown = ["checkpoint-all", "checkmate", "dtr", "capuchin", "poet"]
+    drawn = _drawn_once(shown, {"dtr": "checkmate", "poet": "checkmate", "capuchin": "left-out"})
+    assert drawn == {"checkpoint-all": [], "capuchin": [], "poet": ["checkmate", "dtr"]}

@@ -8,6 +8,8 @@ const FIRST_RUN = new Array(N_OPS).fill(-1);
 for (let i = 0; i < N_STEPS; i++)
   if (STEPS.action[i] === COMPUTE && !STEPS.again[i]) FIRST_RUN[STEPS.target[i]] = i;
 
+const ROOMY = 1.6;  // A budget of more than that many times what is in RAM would flatten the charts.
+
 const byId = (id) => document.getElementById(id);
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
@@ -55,7 +57,7 @@ function readColours() {
   ink = {};
   for (const name of ["paper", "card", "ink", "soft", "line", "grid", "accent", "shade", "forward", "backward", "recompute",
     "page_out", "page_in", "resident", "storage", "wait", "budget", "input", "activation", "gradient", "workspace",
-    "reserve", "again", "back"]) ink[name] = style.getPropertyValue(`--${name}`).trim();
+    "reserve", "again", "back", "fixed", "ordinary"]) ink[name] = style.getPropertyValue(`--${name}`).trim();
 }
 readColours();
 

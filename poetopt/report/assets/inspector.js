@@ -34,7 +34,7 @@ function inspect() {
   ];
   if (STEPS.action[i] === COMPUTE && OPS.kind[STEPS.target[i]]) rows.splice(1, 0, ["kind", OPS.kind[STEPS.target[i]]]);
   byId("moment").replaceChildren(...rows.flatMap(([label, value]) => [make("dt", {}, label), make("dd", {}, value)]));
-  const most = Math.max(D.budget_bytes ?? 0, D.peak_bytes, 1);
+  const most = Math.max(D.budget_bytes > ROOMY * D.peak_bytes ? 0 : (D.budget_bytes ?? 0), D.peak_bytes, 1);
   byId("fill").replaceChildren(...STACK.map((kind, s) =>
     make("span", { style: { background: `var(--${kind})`, width: `${(100 * STACKED[s][i]) / most}%` } })));
   const living = livingAt(i), entries = living.slice(0, LIST).map((k) =>

@@ -3,7 +3,7 @@ const matrix = (() => {
   const canvas = byId("matrix");
   const xs = new Range(0, Math.max(N_COLUMNS, 1), 6), ys = new Range(0, Math.max(N_OPS, 1), 6);
   const area = { x: 0, y: 0, w: 1, h: 1 };
-  const NAMED = 13;
+  const NAMED = 13, TILT = Math.PI / 3.2;
 
   // Residence: one bar a buffer, from the stage that makes it to the stage that frees it. Parked: the stages on storage.
   const bars = [], parked = [], cells = new Map();
@@ -30,11 +30,19 @@ const matrix = (() => {
   const X = (column) => area.x + ((column - xs.from) / xs.span) * area.w;
   const Y = (stage) => area.y + ((stage - ys.from) / ys.span) * area.h;
 
-  function layout(width, height) {
+  // How far the tilted names of the last columns reach beyond them, in pixels.
+  function overhang(g, room) {
+    let most = 8;
+    for (let c = Math.min(N_COLUMNS, Math.ceil(xs.to)) - 1; c >= Math.max(0, xs.from); c--)
+      most = Math.max(most, g.measureText(tail(columnName(c), 20)).width * Math.cos(TILT) + 8 - (xs.to - c - 0.5) * (room / xs.span));
+    return Math.min(most, room / 3);
+  }
+
+  function layout(g, width, height) {
     const wide = width / xs.span >= NAMED, tall = height / ys.span >= NAMED;
     area.x = tall ? 150 : 44;
     area.y = wide ? 116 : 24;
-    area.w = Math.max(width - area.x - 8, 1);
+    area.w = Math.max(width - area.x - (wide ? overhang(g, width - area.x) : 8), 1);
     area.h = Math.max(height - area.y - 8, 1);
     return { wide: area.w / xs.span >= NAMED - 1, tall: area.h / ys.span >= NAMED - 1 };
   }
@@ -48,7 +56,7 @@ const matrix = (() => {
         if (x < area.x || x > area.x + area.w) continue;
         g.save();
         g.translate(x, area.y - 5);
-        g.rotate(-Math.PI / 3.2);
+        g.rotate(-TILT);
         g.textAlign = "left";
         g.fillText(tail(columnName(c), 20), 0, 0);
         g.restore();
@@ -69,7 +77,7 @@ const matrix = (() => {
 
   function paint() {
     const { g, width, height, pixel } = surface(canvas);
-    const named = layout(width, height);
+    const named = layout(g, width, height);
     labels(g, named);
     g.save();
     g.beginPath();

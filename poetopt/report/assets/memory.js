@@ -87,6 +87,24 @@ function byteAxis(g, area, most, scale) {
   }
 }
 
+// Ordinary training's curve, stage by stage: each stage is as wide as this schedule takes for it.
+function drawOrdinary(g, chart, scale, live) {
+  const { area, X } = chart, foot = area.y + area.h;
+  g.beginPath();
+  g.moveTo(X(0), foot);
+  for (let i = 0; i < N_STEPS; i++) {
+    const y = foot - (live[STEPS.stage[i]] ?? 0) * scale;
+    g.lineTo(X(time.from(i)), y);
+    g.lineTo(X(time.to(i)), y);
+  }
+  g.lineTo(X(time.to(N_STEPS - 1)), foot);
+  g.closePath();
+  g.fillStyle = ink.ordinary;
+  g.fill();
+  g.strokeStyle = ink.wait;
+  g.stroke();
+}
+
 // The most that is live in each column of pixels, so that no peak is too short to be seen.
 function eachColumn(chart, pixel, visit) {
   const { area } = chart, columns = Math.ceil(area.w / pixel), per = time.range.span / columns;
@@ -100,7 +118,13 @@ function eachColumn(chart, pixel, visit) {
 }
 
 (() => {
-  const canvas = byId("memory"), most = Math.max(D.budget_bytes ?? 0, D.peak_bytes, 1) * 1.06;
+  const ORDINARY = D.store_all_live_bytes, ordinaryPeak = ORDINARY.reduce((most, x) => Math.max(most, x), 0);
+  // Ordinary training is drawn where it differs; a budget far above all curves is named, not drawn.
+  let ordinary = ordinaryPeak > D.peak_bytes;
+  const curves = () => Math.max(D.peak_bytes, ordinary ? ordinaryPeak : 0, 1);
+  const roomy = () => D.budget_bytes > ROOMY * curves();
+  const most = () => Math.max(roomy() ? 0 : (D.budget_bytes ?? 0), curves()) * 1.06;
+  const canvas = byId("memory");
   const chart = timeChart(canvas, 20, (x, y, area, per) => {
     let step = time.at(x);
     // Under the pointer's pixel, the instruction with most in RAM.
@@ -108,16 +132,18 @@ function eachColumn(chart, pixel, visit) {
       if (STEPS.live_bytes[i] > STEPS.live_bytes[step]) step = i;
     const largest = livingAt(step).slice(0, 8).map((k) => `  ${showBytes(BUFFERS.bytes[k])}  ${shorten(bufferName(k))}`);
     const share = D.budget_bytes ? `, ${showShare(STEPS.live_bytes[step] / D.budget_bytes)} of the budget` : "";
-    return { step, text: [`${showSeconds(STEPS.start_s[step])}: ${stepWords(step)}`, `${showBytes(STEPS.live_bytes[step])}${share}`, ...largest].join("\n") };
+    const beside = ordinary ? [`ordinary training ${showBytes(ORDINARY[STEPS.stage[step]] ?? 0)}`] : [];
+    return { step, text: [`${showSeconds(STEPS.start_s[step])}: ${stepWords(step)}`, `${showBytes(STEPS.live_bytes[step])}${share}`, ...beside, ...largest].join("\n") };
   });
   painters.push(() => {
     const { g, width, height, pixel } = surface(canvas), { area } = chart;
     chart.frame(height, width);
-    const scale = area.h / most;
-    byteAxis(g, area, most, scale);
+    const scale = area.h / most();
+    byteAxis(g, area, most(), scale);
     chart.axisLabels(g);
     if (!N_STEPS) return;
     chart.clip(g);
+    if (ordinary) drawOrdinary(g, chart, scale, ORDINARY);
     STACK.forEach((kind, s) => {
       g.fillStyle = ink[kind];
       g.beginPath();
@@ -128,7 +154,7 @@ function eachColumn(chart, pixel, visit) {
       });
       g.fill();
     });
-    if (D.budget_bytes) {
+    if (D.budget_bytes && !roomy()) {
       const y = area.y + area.h - D.budget_bytes * scale;
       g.strokeStyle = ink.budget;
       g.lineWidth = 1.5;
@@ -140,7 +166,21 @@ function eachColumn(chart, pixel, visit) {
     g.restore();
   });
   const used = STACK.filter((kind, s) => STACKED[s].some((x) => x > 0));
-  legend("memory-legend", [...used.map((kind) => [kind, BUFFER_WORDS[kind]]), ...(D.budget_bytes ? [["budget", `budget ${showBytes(D.budget_bytes)}`, true]] : [])]);
+  function words() {
+    const budget = `budget ${showBytes(D.budget_bytes ?? 0)}${roomy() ? ", above the chart" : ""}`;
+    legend("memory-legend", [...used.map((kind) => [kind, BUFFER_WORDS[kind]]), ...(D.budget_bytes ? [["budget", budget, true]] : []),
+      ...(ordinary ? [["wait", `ordinary training, up to ${showBytes(ordinaryPeak)}`]] : [])]);
+  }
+  words();
+  if (ordinary) {
+    const [shown] = tools("time-tools", [["Ordinary training", "What ordinary training (store-all) has in RAM while the same operator runs", () => {
+      ordinary = !ordinary;
+      shown.setAttribute("aria-pressed", ordinary);
+      words();
+      repaint();
+    }]]);
+    shown.setAttribute("aria-pressed", true);
+  }
   canvas.setAttribute("aria-label", `Memory over time: at most ${showBytes(D.peak_bytes)}`
     + (D.budget_bytes ? ` of a budget of ${showBytes(D.budget_bytes)}.` : ".") + " Left and right move the cursor.");
 })();
