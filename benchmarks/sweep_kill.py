@@ -24,8 +24,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from poetopt.sweep.points import read_sweep
-from poetopt.sweep.store import POINT, RESULT
+from poetopt.sweeps.points import read_sweep
+from poetopt.sweeps.store import POINT, RESULT
 
 SWEEP = """\
 models = ["mlp", "vgg16-cifar"]

@@ -23,7 +23,7 @@ from poetopt.plugins import culprit, failure, origin
 from poetopt.printable import escaped, shortened, shown
 
 if TYPE_CHECKING:
-    from poetopt.engine.solution import Listener, Progress
+    from poetopt.engine.solution import Listener
 
 BROKEN_PIPE = 141
 """What a shell shows for SIGPIPE: nobody reads the standard output any more. Files are written, nothing is told."""
@@ -102,6 +102,8 @@ def live_progress() -> Iterator[Listener | None]:
         return
     from rich.console import Console
 
+    from poetopt.report.progress import progress_line
+
     with Console(stderr=True).status("reading the model", spinner="dots") as status:
         yield lambda progress: status.update(progress_line(progress))
 
@@ -119,20 +121,6 @@ def doing(what: str) -> Iterator[None]:
     finally:
         sys.stderr.write("\r\x1b[2K")
         sys.stderr.flush()
-
-
-def progress_line(progress: Progress) -> str:
-    """`12.3 s  search, depth<=4: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
-    from poetopt.units import show_amount, show_share
-
-    text = f"{progress.elapsed_s:.1f} s  {progress.phase}, {progress.scope}: "
-    overhead, bound = progress.overhead_j, progress.overhead_bound_j
-    text += "no schedule yet" if overhead is None else f"overhead {show_amount(overhead, progress.unit)}"
-    if bound:
-        text += f", bound {show_amount(bound, progress.unit)}"
-        if overhead:
-            text += f", gap {show_share(max(0.0, (overhead - bound) / overhead))}"
-    return text
 
 
 def own_the_process() -> None:

@@ -36,6 +36,7 @@ LAYERS = (
         "interrupts",
         "garbage",
         "sparse",
+        "telling",
     ),
     ("frontends",),
     ("autodiff",),
@@ -47,7 +48,7 @@ LAYERS = (
     ("comparison", "testing"),
     ("report",),
     ("api", "__init__"),
-    ("sweep",),
+    ("sweeps",),
     ("console", "commands", "cli", "__main__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""
@@ -115,7 +116,7 @@ def test_imports_go_upstream(path: Path) -> None:
 
 def test_who_solves_many_times_has_no_half_answers() -> None:
     """An interrupt ends `engine.loop.solve` with the best so far, which is an answer to one question only."""
-    many = ("baselines", "comparison", "testing", "report", "sweep", "console", "commands")
+    many = ("baselines", "comparison", "testing", "report", "sweeps", "console", "commands")
     callers = {path for path in modules() if "poetopt.engine.loop" in imports(path)}
     assert callers
     assert not [path for path in callers if part_of(path) in many], "call engine.whole.solve_whole"

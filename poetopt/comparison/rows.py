@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TypedDict
 
 from poetopt.engine.solution import OPTIMAL_GAP, Solution, Status
+from poetopt.formulations.scope import kind_words
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
 
@@ -71,7 +72,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Row:
     if solution.plan is None:
         impossible = solution.status is Status.INFEASIBLE
         whole = solution.scope in WHOLE
-        within = f"no schedule in scope {solution.scope}, by proof; wider scopes may have one"
+        within = f"no schedule with {kind_words(solution.scope)}, by proof; wider scopes may have one"
         return Row(
             method=method,
             ram_budget_bytes=ram_bytes,

@@ -20,6 +20,7 @@ from poetopt.engine.starts import first_schedules, plain_schedules
 from poetopt.engine.why_not import SECONDS as WHY_S
 from poetopt.engine.why_not import explain
 from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.scope import kind_words
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -146,8 +147,10 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     if best is None:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
         reason = (
-            f"no schedule exists in the scope {proof.scope}"
-            + ("" if proof.scope == "full" else ", by proof; a wider --scope may have one")
+            "no schedule exists"
+            if proof.scope == "full"
+            else f"no schedule of the kind searched exists, by proof; kind: {kind_words(proof.scope)}; a wider --scope "
+            "may have one"
             if proof.infeasible
             else f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
         )

@@ -12,7 +12,8 @@ from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import LEAST_S, Run
 from poetopt.engine.solution import Options
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.scope import scope_name
+from poetopt.formulations.scope import kind_words, scope_name
+from poetopt.units import show_share
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` tries, in order."""
@@ -91,8 +92,8 @@ def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -
     return replace(
         proven,
         note=(
-            f"a plan of the deeper scope {last.scope} was taken, where {last.gap:.2%} of the overhead is open "
-            f"(the tolerance is {gap:.2%})"
+            f"the plan is of a wider kind, {kind_words(last.scope)}; a better one of that kind may save up to "
+            f"{show_share(last.gap)} of the overhead (asked: {show_share(gap)})"
         )
         if last.value is not None and (proven.value is None or last.value < proven.value)
         else _open(last),
@@ -100,4 +101,7 @@ def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -
 
 
 def _open(last: Proof) -> str:
-    return f"the deeper scope {last.scope} is open by {last.gap:.2%} of the overhead"
+    kind = kind_words(last.scope)
+    if last.gap >= 1.0:
+        return f"nothing is proven of schedules of the next kind, {kind}: give more --time-limit to search them"
+    return f"a schedule of the next kind, {kind}, may save up to {show_share(last.gap)} of the overhead"

@@ -28,3 +28,18 @@ def scope_name(scope: str) -> str:
 def scope_option(name: str) -> str:
     """How options call a scope of a result: `depth<=8` is `depth:8`."""
     return name.replace("depth<=", "depth:")
+
+
+def kind_words(scope: str) -> str:
+    """The kind of schedules that a scope of a result holds, in words that need no explanation."""
+    if scope.startswith("depth<="):
+        depth = scope.removeprefix("depth<=")
+        if depth == "0":
+            return "nothing recomputed"
+        return "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row"
+    return {
+        NEEDED: "each backward operator's inputs recomputed, where that is better than paging",
+        "forward": "any number of forward operators recomputed in a row",
+        "full": "any operator recomputed at any time",
+        "store-all": "everything kept",
+    }.get(scope, scope)

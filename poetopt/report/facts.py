@@ -7,13 +7,17 @@ know (the bound, its scope, the store-all peak) is the report's.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from poetopt.engine.solution import OPTIMAL_GAP, Status
+from poetopt.formulations.goal import ENERGY
 from poetopt.plan.transfers import hiding
 from poetopt.printable import shown
 from poetopt.report.objective import minimised
+from poetopt.report.proof import Claim
 from poetopt.report.view import View
-from poetopt.report.words import hiding_words, scope_words
+from poetopt.report.words import hiding_words
 from poetopt.units import finite, show_bytes, show_joules, show_seconds, show_share
 
 _SAME = 1e-9
@@ -56,7 +60,7 @@ def facts(view: View) -> tuple[Fact, ...]:
     found.append(Fact("Pages", pages, moved if problem.paging else "the device has no storage"))
     if problem.dma and simulation.transfer_s:
         hidden = hiding(view.plan, simulation)
-        found.append(Fact("Hidden", show_share(hidden.share), hiding_words(hidden)))
+        found.append(Fact("Transfers", show_seconds(hidden.transfer_s), hiding_words(hidden)))
     if problem.resident_bytes:
         beside = "parameters, gradients, state: beside the budget"
         found.append(Fact("Resident", show_bytes(problem.resident_bytes), beside))
@@ -64,7 +68,23 @@ def facts(view: View) -> tuple[Fact, ...]:
 
 
 def proof(view: View) -> str:
-    """What is proven of the plan, in one sentence; 'optimal' is said only of a proof."""
+    """What is proven of the plan, in one plain sentence; 'optimal' is said only of a proof."""
+    claim = _claim(view)
+    return claim if isinstance(claim, str) else _sentence(claim.plain())
+
+
+def proof_exact(view: View) -> str:
+    """The same with the space of schedules as the formulation has it; empty where nothing is proven."""
+    claim = _claim(view)
+    return "" if isinstance(claim, str) else _sentence(claim.exact())
+
+
+def _sentence(words: str) -> str:
+    return f"{shown(words[:1].upper() + words[1:])}."
+
+
+def _claim(view: View) -> Claim | str:
+    """What the report claims of this plan, or why that is nothing."""
     report, overhead = view.report, view.simulation.overhead_j
     if not report:
         return "Nothing is proven: the file holds a valid schedule and no report of a solver."
@@ -74,27 +94,38 @@ def proof(view: View) -> str:
             f"Nothing is proven: the file's report is of a schedule of {show_joules(said)} overhead, and this one has "
             f"{show_joules(overhead)}."
         )
-    scope = str(report.get("scope") or "")
-    if scope == "store-all":
-        return "Optimal: keeping everything fits, and nothing can cost less."
-    paging, remat = report.get("paging") is not False, report.get("remat") is not False
-    formulation = str(report.get("formulation") or "")
-    space = scope_words(scope, formulation=formulation, paging=paging, remat=remat, storage=view.problem.paging)
-    space = shown(space)
     swapped = minimised(report)
     if swapped is not None:
-        return swapped.proof(view.simulation, view.problem, space)
-    bound = number(view, "overhead_bound_j")
-    if bound is None:
-        return f"A valid schedule; there is no bound on what {space} could save."
-    gap = max(0.0, (overhead - bound) / overhead) if overhead > 0 else 0.0
-    if report.get("beyond_scope") is True:
-        return f"Better than all {space.removeprefix('all ')}, by proof."
-    if report.get("status") == "optimal":
-        return f"Optimal among {space}."
-    if bound <= 0 < overhead:
-        return f"A valid schedule; no bound above 0 was found on the overhead among {space}."
-    return f"At most {show_share(gap)} of the overhead can be saved among {space}."
+        wrong = swapped.contradiction(view.simulation, view.problem)
+        if wrong is not None:
+            return wrong
+        value, bound, goal = swapped.value, swapped.bound, swapped.name
+    else:
+        value, bound, goal = overhead, number(view, "overhead_bound_j"), ENERGY.name
+    gap = None if bound is None else max(0.0, (value - bound) / value) if value > 0 else 0.0
+    return Claim(
+        status=_status(report, gap),
+        scope=str(report.get("scope") or ""),
+        gap=gap,
+        proven=bool(bound and bound > 0) or not value,
+        outdone=report.get("beyond_scope") is True,
+        goal=goal,
+        asked=number(view, "gap_tolerance"),
+        formulation=str(report.get("formulation") or ""),
+        paging=report.get("paging") is not False,
+        remat=report.get("remat") is not False,
+        storage=view.problem.paging,
+        ordered=report.get("order") == "search",
+    )
+
+
+def _status(report: Mapping[str, object], gap: float | None) -> Status:
+    """No better than the gap is, whatever the report says."""
+    if gap is None:
+        return Status.FEASIBLE
+    if gap <= OPTIMAL_GAP:
+        return Status.OPTIMAL
+    return Status.WITHIN_GAP if report.get("status") == Status.WITHIN_GAP else Status.FEASIBLE
 
 
 def made_by(view: View) -> str:

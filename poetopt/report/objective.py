@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poetopt.engine.solution import OPTIMAL_GAP, Objective, Solution
+from poetopt.engine.solution import Objective, Solution
 from poetopt.formulations.goal import TIME
 from poetopt.plan.simulate import Simulation
 from poetopt.printable import shown
 from poetopt.problem import Problem
-from poetopt.units import finite, show_amount, show_seconds, show_share
+from poetopt.units import finite, show_amount, show_seconds
 
 
 def objective_words(objective: Objective) -> str:
@@ -53,21 +53,16 @@ class Minimised:
     value: float
     bound: float | None
 
-    def proof(self, simulation: Simulation, problem: Problem, space: str) -> str:
-        """What is proven of it, in one sentence. A time is held against the simulation; idle joules are the file's."""
+    def contradiction(self, simulation: Simulation, problem: Problem) -> str | None:
+        """Where the plan isn't the report's. A time is held against the simulation; idle joules are the file's."""
         late = max(0.0, simulation.makespan_s - problem.baseline_time_s)
         within = 1e-9 * simulation.makespan_s
-        if self.name == TIME.name and not math.isclose(self.value, late, rel_tol=1e-6, abs_tol=within):
-            return (
-                f"Nothing is proven: the file's report is of a schedule of {show_seconds(self.value)} above one pass, "
-                f"and this one has {show_seconds(late)}."
-            )
-        if self.bound is None:
-            return f"A valid schedule; there is no bound on the {self.name} that {space} could save."
-        gap = max(0.0, (self.value - self.bound) / self.value) if self.value > 0 else 0.0
-        if gap <= OPTIMAL_GAP:
-            return f"Optimal in {self.name} among {space}."
-        return f"At most {show_share(gap)} of the {self.name} above one pass can be saved among {space}."
+        if self.name != TIME.name or math.isclose(self.value, late, rel_tol=1e-6, abs_tol=within):
+            return None
+        return (
+            f"Nothing is proven: the file's report is of a schedule of {show_seconds(self.value)} above one pass, "
+            f"and this one has {show_seconds(late)}."
+        )
 
 
 def minimised(report: Mapping[str, object]) -> Minimised | None:

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from poetopt.plan.instructions import Action
 from poetopt.printable import shown
-from poetopt.report.facts import facts, made_by, notes, number, proof, title
+from poetopt.report.facts import facts, made_by, notes, number, proof, proof_exact, title
 from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, timeline
 from poetopt.report.view import View
@@ -31,7 +31,7 @@ def page(view: View) -> str:
         "SUBTITLE": html.escape(_subtitle(view)),
         "FACTS": _facts(view),
         "PROOF": html.escape(proof(view)),
-        "MADE_BY": html.escape(made_by(view)),
+        "MADE_BY": html.escape(_exactly(view)),
         "NOTES": _notes(view),
         "STYLE": _asset("page.css"),
         "DATA": _embedded(page_data(view)),
@@ -145,6 +145,12 @@ def _facts(view: View) -> str:
         f"<dd class=remark>{html.escape(fact.remark)}</dd></div>"
         for fact in facts(view)
     )
+
+
+def _exactly(view: View) -> str:
+    """The exact statement of what is proven, and what made the plan."""
+    exact = proof_exact(view)
+    return " ".join(part for part in (f"Exactly: {exact}" if exact else "", made_by(view)) if part)
 
 
 def _notes(view: View) -> str:

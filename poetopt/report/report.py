@@ -18,7 +18,8 @@ from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.objective import objective_document, objective_words
-from poetopt.report.words import hiding_words, order_fields, order_words, proof_words
+from poetopt.report.proof import exact_words, proof_words
+from poetopt.report.words import hiding_words, order_fields, order_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 
@@ -93,7 +94,9 @@ class Report:
         options = self.solution.options
         # The paper's deadline does not bound the makespan, which is what a reader of the file would check.
         deadline = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
-        return codec.to_text(self.plan, self.to_dict(), ram_bytes=options.ram_bytes, deadline_s=deadline)
+        # Sentences about figures that stand beside them are made anew by whoever reads the file.
+        said = {key: value for key, value in self.to_dict().items() if key not in ("proof", "proof_exact")}
+        return codec.to_text(self.plan, said, ram_bytes=options.ram_bytes, deadline_s=deadline)
 
     def to_dict(self) -> dict[str, object]:
         """The figures, with plain numbers, strings, lists and None (where not known)."""
@@ -135,6 +138,8 @@ class Report:
             "energy_bound_j": None if bound is None else baseline + bound,
             "overhead_bound_j": bound,
             "beyond_scope": solution.outdone,
+            "proof": proof_words(solution),
+            "proof_exact": exact_words(solution),
             "gap": solution.gap,
             "overhead_gap": solution.overhead_gap,
             "makespan_s": simulation.makespan_s if simulation else None,
@@ -217,7 +222,7 @@ class Report:
                 ("schedule", self._schedule()),
             ]
             if self.problem.dma and self.hiding and self.hiding.transfer_s:
-                rows.append(("hidden", hiding_words(self.hiding)))
+                rows.append(("transfers", hiding_words(self.hiding)))
         rows += [("asked", text) for text in self.solution.options.asks]
         if self.solution.objective is not None:
             rows.append(("minimised", objective_words(self.solution.objective)))

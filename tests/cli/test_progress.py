@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.console import live_progress, progress_line
+from poetopt.console import live_progress
 from poetopt.engine.solution import Progress
+from poetopt.report.progress import progress_line
 from tests.cli.support import REPORT_KEYS
 from tests.cli.test_commands import PROGRAM
 
@@ -18,10 +19,14 @@ from tests.cli.test_commands import PROGRAM
 @pytest.mark.parametrize(
     ("overhead", "bound", "text"),
     [
-        (None, 0.0, "1.5 s  search, depth<=4: no schedule yet"),
-        (0.0117, 0.0, "1.5 s  search, depth<=4: overhead 11.7 mJ"),
-        (0.02, 0.015, "1.5 s  search, depth<=4: overhead 20.0 mJ, bound 15.0 mJ, gap 25 %"),
-        (0.0, 0.0, "1.5 s  search, depth<=4: overhead 0 J"),
+        (None, 0.0, "1.5 s  search, up to 4 operators recomputed in a row: no schedule yet"),
+        (0.0117, 0.0, "1.5 s  search, up to 4 operators recomputed in a row: overhead 11.7 mJ"),
+        (
+            0.02,
+            0.015,
+            "1.5 s  search, up to 4 operators recomputed in a row: overhead 20.0 mJ, bound 15.0 mJ, gap 25 %",
+        ),
+        (0.0, 0.0, "1.5 s  search, up to 4 operators recomputed in a row: overhead 0 J"),
     ],
 )
 def test_the_line(overhead: float | None, bound: float, text: str) -> None:

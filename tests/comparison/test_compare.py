@@ -21,6 +21,7 @@ from poetopt.comparison.rows import COLUMNS, row_of_solution
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import OptionError
+from poetopt.formulations.scope import kind_words
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
@@ -123,7 +124,7 @@ def test_a_proof_within_a_scope_is_not_called_infeasible(scope: str, status: str
     empty = Solution(status=Status.INFEASIBLE, scope=scope, options=options, reason="no schedule exists")
     row = row_of_solution("checkmate", 4, empty)
     assert (row.status, row.scope) == (status, scope)
-    assert (f"no schedule in scope {scope}, by proof" in row.reason) == (status == "failed")
+    assert (f"no schedule with {kind_words(scope)}, by proof" in row.reason) == (status == "failed")
 
 
 @pytest.mark.parametrize("scope", ["auto", "depth:2", "forward"])

@@ -20,7 +20,7 @@ from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
-from poetopt.report.words import proof_words
+from poetopt.report.proof import exact_words
 from poetopt.schedule import Schedule
 from tests.problems import random_problem, random_tight
 
@@ -50,7 +50,7 @@ def test_the_deepest_proof_is_claimed() -> None:
     proven, deeper = proof(4, 10.0, 10.0), proof(8, 7.0, 8.0)
     found = claim(proven, None, deeper, 1e-3)
     assert (found.scope, found.bound) == ("depth<=4", 10.0)
-    assert "deeper scope depth<=8 was taken" in found.note
+    assert "of a wider kind, up to 8 operators recomputed in a row" in found.note
     assert claim(proven, None, proof(8, 8.0, 8.0), 1e-3).scope == "depth<=8"
 
 
@@ -62,7 +62,7 @@ def test_what_is_nearly_proven_is_claimed_unless_something_better_was_found_deep
     assert not proof(4, 7.0, None).within(NEARLY)
     found = claim(None, nearly, proof(8, 7.0, 10.0), 1e-3)
     assert (found.scope, found.closed) == ("depth<=4", False)
-    assert "depth<=8 is open by 30.00%" in found.note
+    assert "up to 8 operators recomputed in a row, may save up to 30 %" in found.note
     better = claim(None, nearly, proof(8, 7.0, 8.0), 1e-3)
     assert (better.scope, better.value) == ("depth<=8", 8.0)
     assert claim(None, nearly, nearly, 1e-3) == nearly
@@ -87,13 +87,17 @@ def deeper_pays() -> Iterator[tuple[Problem, Solution, Plan, float]]:
 
 def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
     problem, shallow, plan, overhead_j = next(deeper_pays())
-    assert proof_words(shallow).startswith("optimal among schedules whose recomputation chains have at most 1 operator")
+    assert str(exact_words(shallow)).startswith(
+        "optimal among schedules whose recomputation chains have at most 1 operator"
+    )
     found = solve(problem, shallow.options, starts=[schedule_of(plan)])
     assert found.status is Status.OPTIMAL
     assert found.outdone
     assert found.simulation is not None
     assert found.overhead_bound_j == found.simulation.overhead_j == overhead_j
-    assert proof_words(found).startswith("better than all schedules whose recomputation chains have at most 1 operator")
+    assert str(exact_words(found)).startswith(
+        "better than all schedules whose recomputation chains have at most 1 operator"
+    )
 
 
 def test_a_look_at_a_deeper_scope_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.problem import Problem
-from poetopt.report.words import proof_words
+from poetopt.report.proof import proof_words
 from poetopt.testing.problems import tight
 from tests.bruteforce import plan_optimum
 from tests.problems import random_budget, random_problem

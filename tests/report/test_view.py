@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from poetopt.plan.instructions import Action
 from poetopt.printable import shown
-from poetopt.report.facts import facts, notes, proof
+from poetopt.report.facts import facts, notes, proof, proof_exact
 from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, timeline
 from tests.report.views import HOSTILE, hostile_view, random_view
@@ -98,17 +98,21 @@ def test_a_proof_is_of_this_plan_or_of_nothing() -> None:
     view = random_view(11)
     overhead = view.simulation.overhead_j
     assert overhead > 0
-    assert "at most 50 %" in proof(view).lower()
+    assert "saves more than 50 % of the overhead" in proof(view)
+    assert proof_exact(view).startswith("At most 50 % of the overhead can be saved among schedules whose")
 
     def said(**report: object) -> str:
         return proof(replace(view, report={**view.report, **report}))
 
     assert said(overhead_j=overhead / 2).startswith("Nothing is proven")
     assert proof(replace(view, report={})).startswith("Nothing is proven")
-    assert said(status="optimal", overhead_bound_j=overhead).startswith("Optimal among")
+    assert said(status="optimal", overhead_bound_j=overhead).startswith(
+        "Optimal: no schedule of the kind searched costs less; kind: up to"
+    )
     better = said(status="optimal", overhead_bound_j=overhead, beyond_scope=True, scope="depth<=8")
-    assert better.startswith("Better than all schedules whose recomputation chains have at most 8 operators")
-    assert "no bound" in said(overhead_bound_j=None)
-    assert "no bound above 0" in said(overhead_bound_j=0.0)
+    assert better.startswith("Better than every schedule of the kind searched can be; kind: up to 8 operators")
+    assert "nothing is proven of better ones" in said(overhead_bound_j=None)
+    assert "nothing is proven of how much" in said(overhead_bound_j=0.0)
+    assert "ptimal" not in said(status="optimal", overhead_bound_j=overhead / 2)
     for bound in (0.0, overhead / 2, None):
         assert "ptimal" not in said(overhead_bound_j=bound)

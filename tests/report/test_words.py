@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from poetopt.plan.transfers import Hiding
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
 from poetopt.report.objective import Minimised, objective_words
-from poetopt.report.words import failure_words, hiding_words, proof_words, scope_words
+from poetopt.report.proof import Claim, exact_words, proof_words, scope_words
+from poetopt.report.words import failure_words, hiding_words
 
 PROBLEM = Problem(
     name="one",
@@ -37,8 +39,11 @@ def test_a_gap_is_never_called_optimal(status: Status, bound: float) -> None:
 
 
 def test_optimal_names_its_space() -> None:
-    text = proof_words(solution(Status.OPTIMAL, 1.0, 1.0))
-    assert text == (
+    found = solution(Status.OPTIMAL, 1.0, 1.0)
+    assert proof_words(found) == (
+        "optimal: no schedule of the kind searched costs less; kind: up to 4 operators recomputed in a row"
+    )
+    assert exact_words(found) == (
         "optimal among schedules whose recomputation chains have at most 4 operators, with transfers between stages"
     )
 
@@ -50,7 +55,10 @@ def test_a_space_without_a_move_says_so(scope: str) -> None:
     assert scope_words(scope, paging=False) == bare + ", without paging"
     assert scope_words(scope) == bare + ", with transfers between stages"
     paging_only = replace(solution(Status.OPTIMAL, 1.0, 1.0, scope), options=Options(ram_bytes=100, remat=False))
-    assert proof_words(paging_only) == "optimal among all schedules without recomputation"
+    assert exact_words(paging_only) == "optimal among all schedules without recomputation"
+    assert proof_words(paging_only).endswith("kind: nothing recomputed")
+    neither = replace(paging_only, options=replace(paging_only.options, paging=False))
+    assert proof_words(neither).endswith("kind: nothing recomputed, nothing paged")
 
 
 def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
@@ -58,10 +66,67 @@ def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
     assert "Algorithm 1" not in scope_words("full", formulation="retention")
 
 
+@pytest.mark.parametrize(
+    ("claim", "says"),
+    [
+        (
+            {"status": Status.WITHIN_GAP, "gap": 5e-4, "asked": 1e-3},
+            "proven: no schedule of the kind searched saves more than 0.05 % of the overhead (asked: 0.1 %); "
+            "kind: up to 8 operators recomputed in a row",
+        ),
+        (
+            {"status": Status.FEASIBLE, "gap": 0.25, "asked": 1e-3},
+            "proven so far: no schedule of the kind searched saves more than 25 % of the overhead (asked: 0.1 %); "
+            "kind: up to 8 operators recomputed in a row",
+        ),
+        (
+            {"status": Status.FEASIBLE, "gap": 1.0, "proven": False},
+            "a valid schedule; nothing is proven of how much a better one of the kind searched saves; "
+            "kind: up to 8 operators recomputed in a row",
+        ),
+        ({"status": Status.FEASIBLE, "gap": None}, "a valid schedule; nothing is proven of better ones"),
+        (
+            {"status": Status.OPTIMAL, "gap": 0.0, "goal": "time", "scope": "forward"},
+            "optimal: no schedule of the kind searched takes less time; "
+            "kind: any number of forward operators recomputed in a row",
+        ),
+        (
+            {"status": Status.FEASIBLE, "gap": 0.5, "goal": "time", "scope": "full"},
+            "proven so far: no schedule of the kind searched saves more than 50 % of the time above one pass; "
+            "kind: any operator recomputed at any time",
+        ),
+        (
+            {"status": Status.OPTIMAL, "gap": 0.0, "scope": "full", "formulation": "poet", "ordered": True},
+            "optimal: no schedule of the kind searched costs less; "
+            "kind: all that the paper's Algorithm 1 has, in this order of the operators",
+        ),
+        (
+            {"status": Status.OPTIMAL, "gap": 0.0, "outdone": True, "scope": "depth<=1"},
+            "better than every schedule of the kind searched can be; kind: single operators recomputed",
+        ),
+        (
+            {"status": Status.OPTIMAL, "gap": 0.0, "scope": "store-all"},
+            "optimal: keeping everything fits, and nothing can cost less",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(map(str, value.values())),
+)
+def test_proofs_are_plain_sentences(claim: dict[str, Any], says: str) -> None:
+    told = Claim(**{"scope": "depth<=8", "proven": True, **claim})
+    assert told.plain() == says
+    if told.scope != "store-all":
+        assert told.exact() != says
+    for word in ("chains", "stages", "depth", "hidden", "scope"):
+        assert word not in says
+
+
 def test_a_gap_says_how_much_could_be_saved() -> None:
-    assert "at most 25 % of the overhead" in proof_words(solution(Status.FEASIBLE, 1.0, 0.75))
-    assert "0.1 %" in proof_words(solution(Status.WITHIN_GAP, 1.0, 0.9995))
-    assert "no bound" in proof_words(solution(Status.FEASIBLE, 1.0, 0.0))
+    open_ = solution(Status.FEASIBLE, 1.0, 0.75)
+    assert "saves more than 25 % of the overhead" in proof_words(open_)
+    assert "at most 25 % of the overhead can be saved among" in str(exact_words(open_))
+    assert "(asked: 0.1 %)" in proof_words(solution(Status.WITHIN_GAP, 1.0, 0.9995))
+    assert "nothing is proven" in proof_words(solution(Status.FEASIBLE, 1.0, 0.0))
+    assert "no bound above 0" in str(exact_words(solution(Status.FEASIBLE, 1.0, 0.0)))
 
 
 @pytest.mark.parametrize("scope", ["depth<=0", "depth<=1", "depth<=12", "forward", "full", "store-all"])
@@ -91,7 +156,8 @@ def test_tables_wrap_under_their_text_and_keep_units() -> None:
 
 def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
     said = hiding_words(Hiding(2.0, 1.5, 4000, 3000))
-    assert said == "1.50 s of 2.00 s and 3.00 kB of 4.00 kB move while the CPU computes"
+    assert said == "4.00 kB in 2.00 s, 1.50 s of it while the CPU computes"
+    assert hiding_words(Hiding(2.0, 0.0, 4000, 0)) == "4.00 kB in 2.00 s, while the CPU waits"
 
 
 def test_each_goal_in_its_unit() -> None:
@@ -102,6 +168,5 @@ def test_each_goal_in_its_unit() -> None:
 
 def test_seconds_of_another_goal_than_time_are_not_the_makespan() -> None:
     simulation = simulate(store_all(PROBLEM))
-    channel = Minimised("channel time", "s", 10.0, 10.0)
-    assert channel.proof(simulation, PROBLEM, "all schedules") == "Optimal in channel time among all schedules."
-    assert "Nothing is proven" in Minimised("time", "s", 10.0, 10.0).proof(simulation, PROBLEM, "all schedules")
+    assert Minimised("channel time", "s", 10.0, 10.0).contradiction(simulation, PROBLEM) is None
+    assert "Nothing is proven" in str(Minimised("time", "s", 10.0, 10.0).contradiction(simulation, PROBLEM))

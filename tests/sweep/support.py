@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from poetopt.sweep.evaluate import Value, evaluate
-from poetopt.sweep.points import read_sweep
-from poetopt.sweep.store import POINT, RESULT
+from poetopt.sweeps.evaluate import Value, evaluate
+from poetopt.sweeps.points import read_sweep
+from poetopt.sweeps.store import POINT, RESULT
 from tests.cli.support import chain, write_problem
 
 FILE = """

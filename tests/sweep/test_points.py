@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from poetopt.errors import DeviceError, ModelError, OptionError
-from poetopt.sweep.evaluate import evaluate
-from poetopt.sweep.points import read_sweep
+from poetopt.sweeps.evaluate import evaluate
+from poetopt.sweeps.points import read_sweep
 from poetopt.units import Factor, Share
 from tests.cli.support import chain, write_problem
 from tests.sweep.support import FILE, write_sweep

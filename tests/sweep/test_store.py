@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from poetopt.errors import OptionError, OutputError
-from poetopt.sweep.evaluate import evaluate
-from poetopt.sweep.points import Point, read_sweep
-from poetopt.sweep.store import COLUMNS, opened
+from poetopt.sweeps.evaluate import evaluate
+from poetopt.sweeps.points import Point, read_sweep
+from poetopt.sweeps.store import COLUMNS, opened
 from tests.sweep.support import FILE, write_sweep
 
 

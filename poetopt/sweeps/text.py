@@ -6,8 +6,8 @@ import csv
 import io
 from collections import Counter
 
-from poetopt.sweep.run import State, Swept
-from poetopt.sweep.store import COLUMNS
+from poetopt.sweeps.run import State, Swept
+from poetopt.sweeps.store import COLUMNS
 from poetopt.units import show_seconds
 
 

@@ -12,7 +12,7 @@ from poetopt.comparison.compare import compare
 from poetopt.engine.solution import Status
 from poetopt.errors import PoetError
 from poetopt.problem import Problem
-from poetopt.sweep.points import ModelSpec, Point
+from poetopt.sweeps.points import ModelSpec, Point
 from poetopt.units import Factor
 
 Value = str | int | float | None

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from poetopt.errors import OptionError, OutputError
 from poetopt.files import check_writable
-from poetopt.sweep.evaluate import Value
-from poetopt.sweep.points import Point
+from poetopt.sweeps.evaluate import Value
+from poetopt.sweeps.points import Point
 
 POINT = ("point", "model", "device", "method", "ram", "deadline")
 RESULT = (

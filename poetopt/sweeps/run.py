@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetopt.errors import ExecutionError, OptionError
-from poetopt.sweep.cluster import check_dask, connected
-from poetopt.sweep.evaluate import Value, evaluate
-from poetopt.sweep.points import Point, read_sweep
-from poetopt.sweep.store import Store, opened
+from poetopt.sweeps.cluster import check_dask, connected
+from poetopt.sweeps.evaluate import Value, evaluate
+from poetopt.sweeps.points import Point, read_sweep
+from poetopt.sweeps.store import Store, opened
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -98,7 +98,7 @@ def sweep(
     """Run the points of a sweep file that its results file has no row of.
 
     path
-        The sweep (`poetopt.sweep.points`).
+        The sweep (`poetopt.sweeps.points`).
     out
         The results; by default beside the sweep, with the ending `.sqlite`.
     scheduler

@@ -1,0 +1,168 @@
+"""What is proven of a plan: in a plain sentence for people, and exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poetopt.engine.solution import Solution, Status
+from poetopt.formulations.goal import ENERGY, TIME
+from poetopt.formulations.scope import kind_words
+from poetopt.units import show_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What is proven of a plan.
+
+    status, scope
+        Of the solve; the scope as results call it.
+    gap
+        The part of what was minimised that a better schedule could save at most, above one pass; None: not known.
+    proven
+        Whether a bound above 0 is known.
+    outdone
+        Whether the plan is better than all that the scope holds.
+    goal
+        Name of what was minimised.
+    asked
+        The gap that was asked for, or None where that isn't known.
+    formulation
+        Whose scope it is: `full` is Algorithm 1's own rules in `poet`, and more than those in `retention`.
+    paging, remat
+        Whether schedules may page, and recompute.
+    storage
+        Whether there is a storage to page to.
+    ordered
+        Whether an order of operators was searched for: the proof is of the one that is used.
+    """
+
+    status: Status | str
+    scope: str
+    gap: float | None
+    proven: bool
+    outdone: bool = False
+    goal: str = ENERGY.name
+    asked: float | None = None
+    formulation: str = "retention"
+    paging: bool = True
+    remat: bool = True
+    storage: bool = True
+    ordered: bool = False
+
+    @classmethod
+    def of(cls, solution: Solution) -> Claim:
+        """What is proven of the plan in a solution."""
+        options, objective = solution.options, solution.objective
+        bound = solution.overhead_bound_j if objective is None else objective.bound
+        return cls(
+            status=solution.status,
+            scope=solution.scope,
+            gap=solution.overhead_gap,
+            proven=bool(bound),
+            outdone=solution.outdone,
+            goal=ENERGY.name if objective is None else objective.name,
+            asked=options.gap,
+            formulation=options.formulation_name,
+            paging=options.paging,
+            remat=options.remat,
+            storage=solution.plan is None or solution.plan.problem.paging,
+            ordered=solution.order is not None,
+        )
+
+    def plain(self) -> str:
+        """`proven: no schedule of the kind searched saves more than 0.06 % of the overhead; kind: ...`."""
+        if self.scope == "store-all":
+            return f"optimal: keeping everything fits, and nothing can {self._less('cost', 'take', 'have')}"
+        if self.gap is None:
+            return "a valid schedule; nothing is proven of better ones"
+        kind = f"; kind: {self._kind()}"
+        if self.outdone:
+            return f"better than every schedule of the kind searched can be{kind}"
+        if self.status == Status.OPTIMAL:
+            return f"optimal: no schedule of the kind searched {self._less('costs', 'takes', 'has')}{kind}"
+        if not self.proven:
+            return f"a valid schedule; nothing is proven of how much a better one of the kind searched saves{kind}"
+        so_far = "" if self.status == Status.WITHIN_GAP else " so far"
+        asked = "" if self.asked is None else f" (asked: {show_share(self.asked)})"
+        saves = f"no schedule of the kind searched saves more than {show_share(self.gap)} of the {self._above()}"
+        return f"proven{so_far}: {saves}{asked}{kind}"
+
+    def exact(self) -> str:
+        """The same with the space of schedules as the formulation has it; docs/limits.md says what that leaves out."""
+        if self.scope == "store-all":
+            return self.plain()
+        space = self.space()
+        if self.gap is None:
+            return f"no bound on what {space} could save"
+        if self.outdone:
+            return f"better than all {space.removeprefix('all ')}, by proof"
+        if self.status == Status.OPTIMAL:
+            return f"optimal{'' if self.goal == ENERGY.name else f' in {self.goal}'} among {space}"
+        if self.status != Status.WITHIN_GAP and not self.proven:
+            return f"a valid schedule; no bound above 0 was found on the {self._above()} among {space}"
+        return f"at most {show_share(self.gap)} of the {self._above()} can be saved among {space}"
+
+    def space(self) -> str:
+        """The space of schedules, as it reads after 'among'."""
+        space = scope_words(
+            self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat, storage=self.storage
+        )
+        return space + (", in the order of operators used" if self.ordered else "")
+
+    def _above(self) -> str:
+        return "overhead" if self.goal == ENERGY.name else f"{self.goal} above one pass"
+
+    def _less(self, costs: str, takes: str, has: str) -> str:
+        if self.goal == ENERGY.name:
+            return f"{costs} less"
+        return f"{takes} less time" if self.goal == TIME.name else f"{has} less {self.goal}"
+
+    def _kind(self) -> str:
+        if not self.remat:
+            kind = "nothing recomputed"
+        elif self.scope == "full" and self.formulation.partition("+")[0] == "poet":
+            kind = "all that the paper's Algorithm 1 has"
+        else:
+            kind = kind_words(self.scope)
+        kind += "" if self.paging else ", nothing paged"
+        return kind + (", in this order of the operators" if self.ordered else "")
+
+
+def scope_words(
+    scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True, storage: bool = True
+) -> str:
+    """The space of schedules that `scope` names, as it reads after 'among'. The arguments are those of `Claim`."""
+    if not remat:
+        return f"all schedules without recomputation{'' if paging else ' and paging'}"
+    papers = scope == "full" and formulation.partition("+")[0] == "poet"
+    space = "all schedules of the paper's Algorithm 1" if papers else _scope_words(scope)
+    if not paging:
+        return space + ", without paging"
+    # What is recomputed within a stage finds what is paged in for the stage in RAM already.
+    between = storage and not papers and scope not in ("depth<=0", "store-all")
+    return space + (", with transfers between stages" if between else "")
+
+
+def _scope_words(scope: str) -> str:
+    if scope.startswith("depth<="):
+        depth = scope.removeprefix("depth<=")
+        if depth == "0":
+            return "schedules without recomputation"
+        operators = "1 operator" if depth == "1" else f"{depth} operators"
+        return f"schedules whose recomputation chains have at most {operators}"
+    return {
+        "needed": "schedules that recompute what a backward stage needs itself, where that is better than paging",
+        "forward": "schedules whose backward stages recompute what their own operator needs, by chains of any length",
+        "full": "schedules that recompute any operator in any stage",
+        "store-all": "all schedules",
+    }.get(scope, f"schedules of scope {scope}")
+
+
+def proof_words(solution: Solution) -> str:
+    """What is proven of the plan, in one plain sentence; 'optimal' is said only of a proof."""
+    return "there is no schedule" if solution.simulation is None else Claim.of(solution).plain()
+
+
+def exact_words(solution: Solution) -> str | None:
+    """The same exactly, or None where there is no plan."""
+    return None if solution.simulation is None else Claim.of(solution).exact()
