@@ -34,14 +34,18 @@ if TYPE_CHECKING:
         train,
     )
     from poetopt.api.inspection import inspect
+    from poetopt.api.sensitivity import sensitivity
+    from poetopt.api.showing import show
     from poetopt.api.verification import verify
     from poetopt.comparison.interface import compare, pareto
     from poetopt.devices import Device
     from poetopt.errors import PoetError
+    from poetopt.frontends import zoo
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.plan.instructions import Plan
     from poetopt.problem import Problem
     from poetopt.report.report import Report
+    from poetopt.sweeps.run import sweep
 
 __version__ = "0.1.0"
 
@@ -80,17 +84,20 @@ __all__ = [
     "plan",
     "plan_of",
     "report",
+    "sensitivity",
+    "show",
     "simulate",
     "solve",
     "store_all_peak_bytes",
+    "sweep",
     "testing",
     "train",
     "verify",
+    "zoo",
 ]
 
-_SUBPACKAGES = frozenset(
-    {"autodiff", "backends", "baselines", "devices", "formulations", "frontends", "plan", "report", "testing"}
-)
+_FOLDERS = ("autodiff", "backends", "baselines", "devices", "formulations", "frontends", "plan", "report", "testing")
+_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"zoo": "poetopt.frontends.zoo"}
 _HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",
@@ -120,12 +127,15 @@ _HOMES = {
     "verify": "poetopt.api.verification",
     "pareto": "poetopt.comparison.interface",
     "plan_of": "poetopt.api",
+    "sensitivity": "poetopt.api.sensitivity",
+    "show": "poetopt.api.showing",
+    "sweep": "poetopt.sweeps.run",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"poetopt.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'poetopt' has no attribute {name!r}")

@@ -21,12 +21,15 @@ from poetopt.errors import InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plugins import culprit, failure, origin
 from poetopt.printable import escaped, shortened, shown
+from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.engine.solution import Listener
 
 BROKEN_PIPE = 141
 """What a shell shows for SIGPIPE: nobody reads the standard output any more. Files are written, nothing is told."""
+ERASED = "\r\x1b[2K"
+"""To the start of a terminal's line, with nothing left in it."""
 LAYOUT = "\n\t"
 """What text for people is laid out with."""
 
@@ -109,17 +112,25 @@ def live_progress() -> Iterator[Listener | None]:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
-    """What is being done, on a terminal's stderr, while the body runs. It stands still: clocks are read meanwhile."""
+def doing(what: str) -> Iterator[Told]:
+    """What is being done, on a terminal's stderr, while the body runs, which may tell what comes next.
+
+    The line stands still in between: clocks are read meanwhile.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield silent
         return
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"{ERASED}{text} ...")
+        sys.stderr.flush()
+
     sys.stderr.write(f"{what} ...")
     sys.stderr.flush()
     try:
-        yield
+        yield tell
     finally:
-        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.write(ERASED)
         sys.stderr.flush()
 
 

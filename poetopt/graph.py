@@ -15,6 +15,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from poetopt.printable import shown
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -179,6 +181,10 @@ class Graph:
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        what = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"
+        return f"<{type(self).__name__} {shown(self.name)}: {what}, opset {self.opset}>"
+
     @cached_property
     def storage(self) -> Mapping[str, str]:
         """For each tensor that a view operator writes, or one in place: whose bytes it shares, followed to the root."""
@@ -208,7 +214,7 @@ class Graph:
         return self.storage.get(name, name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingGraph(Graph):
     """A forward network with its loss and backward operators: one training step without the update.
 

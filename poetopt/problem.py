@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from poetopt.printable import shown
+
 if TYPE_CHECKING:
     from poetopt.graph import TrainingGraph
 
@@ -112,6 +114,10 @@ class Problem:
     model_hash: str = ""
     recipe: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        size = f"{len(self.operators)} operators, {len(self.tensors)} tensors"
+        return f"<Problem {shown(self.name)} on {shown(self.device)}: {size}>"
 
     def __deepcopy__(self, memo: object) -> Problem:
         """Itself, as nothing in it changes: Pyomo copies what stands on a model, and a graph is large."""

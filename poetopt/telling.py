@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 
 Told = Callable[[str], None]
@@ -13,6 +14,22 @@ LOG = "poetopt"
 
 def silent(_text: str) -> None:
     """Tell nobody."""
+
+
+def paced(told: Told, every_s: float = 1.0) -> Told:
+    """Pass a line on where so many seconds have gone by since the last one, the first after as many."""
+    if told is silent:
+        return silent
+    last_s = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s >= last_s + every_s:
+            last_s = now_s
+            told(text)
+
+    return tell
 
 
 def telling(progress: bool = False) -> Told:

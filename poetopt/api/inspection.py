@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from poetopt.api.models import SAME_BYTES, Model, TrainingFile
+import os
+from typing import TYPE_CHECKING, Unpack
+
+from poetopt.api.models import SAME_BYTES, Model, TrainingFile, load
+from poetopt.api.problems import ReadOptions
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
 from poetopt.devices.cost import resident_breakdown, type_notes
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.summary import summary
 from poetopt.notes import document
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import needs
 
+if TYPE_CHECKING:
+    import onnx
+
 
 def inspect(
-    model: Model | TrainingFile, *, device: str | None = None, loss: str = "auto", output: str | None = None
+    model: Model | TrainingFile | onnx.ModelProto | str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    loss: str = "auto",
+    output: str | None = None,
+    **read: Unpack[ReadOptions],
 ) -> Inspection:
     """Look at a model: contents, what has no gradient rule, and what training it takes.
 
+    model
+        What `load` gave, or what it takes: a path, a zoo network's name.
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
+    read
+        For what isn't loaded yet: `batch`, `train`.
 
     Raises DeviceError for an unknown device. A model that can't be trained is told in the result.
     """
+    if not isinstance(model, Model | TrainingFile):
+        model = load(model, **read)
+    elif read:
+        raise OptionError(f"{', '.join(read)}: too late for what is loaded; give the model's path with them")
     if isinstance(model, TrainingFile):
         problem = model.cost(device or next(iter(model.file.costs)))
         return Inspection(

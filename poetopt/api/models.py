@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetopt.errors import ModelError, OptionError
+from poetopt.printable import shown
 
 if TYPE_CHECKING:
     import onnx
@@ -29,6 +30,9 @@ class Model:
 
     graph: Graph
     recipe: Mapping[str, object]
+
+    def __repr__(self) -> str:
+        return f"<Model {_described(self.graph)}>"
 
     def differentiate(
         self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
@@ -80,6 +84,9 @@ class Training:
     graph: TrainingGraph
     recipe: Mapping[str, object]
 
+    def __repr__(self) -> str:
+        return f"<Training {_described(self.graph)}, loss {self.graph.loss_kind}>"
+
     def cost(
         self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
     ) -> Problem:
@@ -122,6 +129,9 @@ class TrainingFile:
     """A problem file: a training step already, with costs of its own. It can't be executed."""
 
     file: ProblemFile
+
+    def __repr__(self) -> str:
+        return f"<TrainingFile {shown(self.file.source)}, costs for {shown(', '.join(self.file.costs))}>"
 
     def differentiate(
         self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
@@ -171,11 +181,19 @@ def load(
     return Model(found, {"batch": batch, "train": patterns})
 
 
-def device(name: str) -> Device:
-    """The device of the catalogue with that name. Raises DeviceError, naming the closest ones."""
+def device(name: str | os.PathLike[str]) -> Device:
+    """The device of that name (or alias) in the catalogue, or that a TOML file describes.
+
+    Raises DeviceError, naming the closest ones.
+    """
     from poetopt import devices
 
     return devices.device(name)
+
+
+def _described(graph: Graph) -> str:
+    size = f"{len(graph.operators)} operators, {len(graph.trained)} trained tensors"
+    return f"{shown(graph.source or graph.name)}: {size}"
 
 
 def _pedigree(device: Device) -> str:

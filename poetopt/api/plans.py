@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.models import SAME_BYTES, TrainingFile, load
 from poetopt.errors import PlanError
+from poetopt.telling import telling
 
 if TYPE_CHECKING:
     from poetopt.backends.ort import Execution, TrainingRun
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from poetopt.plan.simulate import Simulation
     from poetopt.problem import Problem
     from poetopt.report.report import Report
+    from poetopt.telling import Told
 
 
 def simulate(
@@ -88,6 +90,8 @@ def execute(
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
     threads: int = 1,
+    told: Told | None = None,
+    progress: bool = False,
 ) -> Execution:
     """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
 
@@ -102,6 +106,9 @@ def execute(
         Where the paging file lies meanwhile; by default the system's temporary folder.
     threads
         How many each kernel uses. A plan reserves what kernels allocate with one; with more the budget may be missed.
+    told, progress
+        Called with what is done next, never while a clock runs; whether that goes to stderr. Whoever listens to the log
+        `poetopt` at INFO gets it there.
 
     The budget is the one of the report or plan file; of a bare plan, its own peak. What the checks found is in
     the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, ModelError for data that
@@ -111,7 +118,15 @@ def execute(
     from poetopt.backends.ort import save_results
 
     found = _read(plan)
-    execution = run(_plan(found), ram_bytes=_budget(found), data=data, seed=seed, workdir=workdir, threads=threads)
+    execution = run(
+        _plan(found),
+        ram_bytes=_budget(found),
+        data=data,
+        seed=seed,
+        workdir=workdir,
+        threads=threads,
+        told=told or telling(progress),
+    )
     if dump is not None:
         save_results(execution, dump)
     return execution
@@ -127,6 +142,8 @@ def train(
     dump: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
+    told: Told | None = None,
+    progress: bool = False,
 ) -> TrainingRun:
     """Take steps of gradient descent with a plan, and the same without one beside, and compare every loss bit by bit.
 
@@ -139,6 +156,8 @@ def train(
     dump
         Where to write `losses` (`losses.2` where a parameter is called so), and parameters and statistics after the
         last step, as `.npz`.
+    told, progress
+        As for `execute`.
 
     Raises OptionError for numbers that make no sense; else as `execute`.
     """
@@ -155,6 +174,7 @@ def train(
         data=data,
         seed=seed,
         workdir=workdir,
+        told=told or telling(progress),
     )
     if dump is not None:
         save_training(ended, dump)

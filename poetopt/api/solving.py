@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.options import asked, store_all_peak_bytes
+from poetopt.api.problems import TrainingOptions, problem_of
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.units import Factor, Share
 
 if TYPE_CHECKING:
+    from poetopt.api.problems import Solvable
     from poetopt.backends.solver import Backend
+    from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
     from poetopt.engine.solution import Listener, Options, Solution
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
@@ -21,8 +25,10 @@ if TYPE_CHECKING:
 
 
 def solve(
-    problem: Problem,
+    problem: Solvable,
     *,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
     ram: str | float | Share | None = None,
     deadline: str | float | Factor | None = None,
     steps: int = 1,
@@ -40,9 +46,16 @@ def solve(
     solver_options: Mapping[str, str] | None = None,
     log: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
+    progress: bool = False,
+    **model: Unpack[TrainingOptions],
 ) -> Report:
     """The schedule of least energy that keeps a RAM budget and a deadline.
 
+    problem
+        A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
+        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, as the command has them.
+    device, profile
+        As for `Training.cost`.
     ram
         Bytes, a size (`"300KiB"`) or a share of the store-all peak (`"40%"`). By default the device's RAM less the
         resident region.
@@ -76,6 +89,8 @@ def solve(
         A file for what the solver prints. It is begun anew.
     listener
         Called with each `Progress`.
+    progress
+        Write a line to stderr where something is new. Whoever listens to the log `poetopt` at INFO gets them there.
 
     Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
     found in time, OptionError for an option that can't be understood, BackendUnavailableError for a solver that isn't
@@ -85,9 +100,13 @@ def solve(
     from poetopt import interrupts
     from poetopt.engine.loop import solve as search
     from poetopt.engine.solution import Status
+    from poetopt.report.progress import listening
     from poetopt.report.report import Report
     from poetopt.report.words import failure_words
+    from poetopt.telling import telling
 
+    problem = problem_of(problem, device=device, profile=profile, **model)
+    listener = listening(telling(progress), listener)
     options = asked(
         problem,
         ram=ram,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -135,7 +134,7 @@ def pareto(
     """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
     import poetopt as po
     from poetopt.comparison.deadlines import DeadlineFront
-    from poetopt.units import show_seconds
+    from poetopt.comparison.interface import point_words
 
     check_outputs([model], {"-o": out, "--json": json})
     if against not in ("ram", "deadline"):
@@ -144,11 +143,6 @@ def pareto(
         from poetopt.report.plots import check_picture
 
         check_picture(out)
-
-    def words(limit: float, why: str) -> str:
-        if math.isinf(limit):
-            return f"without a deadline: {why}"
-        return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
 
     with _told() as told:
         problem = training_of(model, batch=batch, train=train, loss=loss, output=output).cost(device)
@@ -162,7 +156,7 @@ def pareto(
                 time_limit=time_limit,
                 gap=gap,
                 threads=threads,
-                told=lambda limit, why: told(words(limit, why)),
+                told=lambda limit, why: told(point_words(limit, why, against)),
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:

@@ -43,15 +43,17 @@ def run(
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model)
     if steps is not None and lr is not None:
-        with doing(f"training for {steps:,} steps"):
-            ended = po.train(loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir)
+        with doing(f"training for {steps:,} steps") as told:
+            ended = po.train(
+                loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir, told=told
+            )
         write_json(training_document(loaded.plan, ended), json)
         say(training_text(loaded.plan, ended), unless=[json])
         if not ended.ok:
             raise ExecutionError(ended.message)
         return 0
-    with doing("executing the plan and ordinary training, and measuring both"):
-        execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir)
+    with doing("executing the plan and ordinary training, and measuring both") as told:
+        execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
     write_json(execution_document(loaded.plan, execution), json)
     say(execution_text(loaded.plan, execution), unless=[json])
     if not execution.ok:

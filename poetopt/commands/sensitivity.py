@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from poetopt.units import Factor, parse_deadline, parse_time
+from poetopt.units import parse_time
 
 if TYPE_CHECKING:
-    from poetopt.devices.model import Storage
     from poetopt.report.report import Report
 
 SensitivityOption = Annotated[
@@ -34,46 +33,25 @@ def add_sensitivity(
     plot: str | None,
 ) -> str:
     """Solve the changed devices; put the result into `document` and the picture into `plot`. The text for people."""
-    from poetopt.comparison.sensitivity import sensitivity
+    from poetopt.api.sensitivity import sensitivity
     from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
 
     def told(text: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"sensitivity: {text}\n")
 
-    storage = storage_of(device, profile) if report.problem.graph is not None else None
     found = sensitivity(
-        report.problem,
-        report.solution,
-        time_limit_s=parse_time(time_limit, option="--time-limit") / SHARE,
-        storage_share=storage_share(storage),
-        latencies_s=None if storage is None else (storage.page_in_latency_s, storage.page_out_latency_s),
-        relative_deadline=deadline is not None and isinstance(parse_deadline(deadline), Factor),
+        report,
+        device=device,
+        profile=profile,
+        deadline=deadline,
+        time_limit=parse_time(time_limit, option="--time-limit") / SHARE,
         told=told,
     )
     document["sensitivity"] = found.to_dict()
     if plot is not None:
         save_sensitivity(found, report.title(), plot)
     return sensitivity_text(found)
-
-
-def storage_share(storage: Storage | None) -> float:
-    """The part of a transfer's power that is the storage's; 1 where that isn't known."""
-    total = storage.power_w + storage.cpu_power_w if storage is not None else 0.0
-    return storage.power_w / total if storage is not None and total else 1.0
-
-
-def storage_of(device: str, profile: str | None) -> Storage | None:
-    """The storage of `device`, as the profile measured it where there is one; None: not known."""
-    import poetopt as po
-    from poetopt.devices.profile import load_profile, measured_device
-    from poetopt.errors import DeviceError
-
-    try:
-        found = po.device(device)
-    except DeviceError:
-        return None  # a problem file has devices of its own
-    return (found if profile is None else measured_device(found, load_profile(profile))).storage
 
 
 def check_plot(path: str | None) -> None:

@@ -57,6 +57,9 @@ class Comparison:
     plans: dict[tuple[str, int], Plan] = field(repr=False)
     total_s: float = 0.0
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.methods)} methods at {len(self.budgets)} budgets: {self.problem!r}>"
+
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt compare --json`."""
         from poetopt import __version__

@@ -45,6 +45,9 @@ class DeadlineFront:
     bound_scope: str
     total_s: float
 
+    def __repr__(self) -> str:
+        return f"<DeadlineFront of {len(self.points)} points: {self.problem!r}>"
+
     @property
     def least_is_proven(self) -> bool:
         """Whether no schedule of `bound_scope` is quicker, but for the resolution of the search."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, overload
 
@@ -18,7 +19,8 @@ from poetopt.comparison.refine import Told as ToldPoint
 from poetopt.errors import OptionError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, check_problem
-from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
+from poetopt.telling import telling
+from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time, show_seconds
 
 POINT_S = 20.0
 """Seconds for one point of a front."""
@@ -34,6 +36,7 @@ def compare(
     gap: str | float = 1e-3,
     threads: int = 0,
     told: ToldMethod | None = None,
+    progress: bool = False,
 ) -> Comparison:
     """Methods side by side on the same budgets.
 
@@ -48,6 +51,8 @@ def compare(
         Of one solve, for the methods that solve an integer program.
     told
         Called with the method and the budget that are next.
+    progress
+        Write that to stderr. Whoever listens to the log `poetopt` at INFO gets it there.
 
     Raises OptionError for an unknown method or a budget that can't be understood.
     """
@@ -70,7 +75,14 @@ def compare(
         threads=threads,
     )
     in_ram = in_bytes(budgets, store_all_bytes(problem))
-    return run(problem, in_ram, asked, settings, told)
+    say = telling(progress)
+
+    def next_up(name: str, budget: int) -> None:
+        say(f"{name} at {budget:,} B")
+        if told is not None:
+            told(name, budget)
+
+    return run(problem, in_ram, asked, settings, next_up)
 
 
 @overload
@@ -85,6 +97,7 @@ def pareto(
     gap: str | float = 0.02,
     threads: int = 0,
     told: ToldPoint | None = None,
+    progress: bool = False,
 ) -> Front: ...
 
 
@@ -100,6 +113,7 @@ def pareto(
     gap: str | float = 0.02,
     threads: int = 0,
     told: ToldPoint | None = None,
+    progress: bool = False,
 ) -> DeadlineFront: ...
 
 
@@ -114,6 +128,7 @@ def pareto(
     gap: str | float = 0.02,
     threads: int = 0,
     told: ToldPoint | None = None,
+    progress: bool = False,
 ) -> Front | DeadlineFront:
     """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
 
@@ -129,6 +144,8 @@ def pareto(
         No new point is taken up after this many seconds.
     gap, threads
         Of one solve.
+    told, progress
+        As in `compare`, with a limit and why it is next.
 
     Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
     to the other front.
@@ -136,6 +153,13 @@ def pareto(
     check_problem(problem)
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
+    say = telling(progress)
+
+    def next_up(limit: float, why: str) -> None:
+        say(point_words(limit, why, against))
+        if told is not None:
+            told(limit, why)
+
     limit = parse_time(time_limit, option="--time-limit")
     settings = Settings(
         deadline_s=_deadline_s(problem, deadline),
@@ -146,7 +170,7 @@ def pareto(
     if against == "ram":
         if ram is not None:
             raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
-        return trace(problem, points=points, settings=settings, time_limit_s=limit, told=told)
+        return trace(problem, points=points, settings=settings, time_limit_s=limit, told=next_up)
     if against != "deadline":
         raise OptionError(f"--against {against}: must be ram or deadline")
     if deadline is not None:
@@ -154,7 +178,14 @@ def pareto(
     if ram is None:
         raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
     (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(problem))
-    return deadline_front(problem, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=told)
+    return deadline_front(problem, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
+
+
+def point_words(limit: float, why: str, against: str) -> str:
+    """A point that is next, for people."""
+    if math.isinf(limit):
+        return f"without a deadline: {why}"
+    return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
 
 
 def _deadline_s(problem: Problem, deadline: str | float | Factor | None) -> float | None:

@@ -38,6 +38,9 @@ class Front:
     deadline_s: float | None
     total_s: float
 
+    def __repr__(self) -> str:
+        return f"<Front of {len(self.points)} points against RAM: {self.problem!r}>"
+
     @property
     def least_is_proven(self) -> bool:
         """Whether no schedule has less RAM than the first point."""

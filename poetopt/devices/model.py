@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from poetopt.printable import shown
+
 
 class Kind(StrEnum):
     """How a figure is known."""
@@ -115,6 +117,9 @@ class Device:
     storage: Storage | None = None
     figures: tuple[Figure, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Device {shown(self.name)}: {shown(self.description)}>"
 
     def compute_s(self, work: Iterable[Work]) -> float:
         """Seconds for nodes that run one after another: each takes the longer of its arithmetic and its traffic."""

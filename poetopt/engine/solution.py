@@ -209,6 +209,10 @@ class Solution:
     trace: tuple[Progress, ...] = ()
     order: OrderFound | None = None
 
+    def __repr__(self) -> str:
+        scope = f" in {self.scope}" if self.scope else ""
+        return f"<Solution {self.status}{scope}: {self.plan!r}>"
+
     @property
     def _figures(self) -> tuple[float, float, float] | None:
         """Baseline, value and bound of what was minimised; None where one of them isn't known."""

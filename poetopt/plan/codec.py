@@ -67,7 +67,7 @@ class PlanFile:
     plan: Plan
     ram_bytes: int | None = None
     deadline_s: float | None = None
-    report: Mapping[str, object] = field(default_factory=dict)
+    report: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 
 def to_json(

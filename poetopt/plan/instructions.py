@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from poetopt.printable import shown
+
 if TYPE_CHECKING:
     from poetopt.problem import Problem
 
@@ -46,3 +48,7 @@ class Plan:
     problem: Problem = field(repr=False)
     instructions: tuple[Instruction, ...]
     offsets: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        laid_out = "laid out" if self.offsets else "not laid out"
+        return f"<Plan of {shown(self.problem.name)}: {len(self.instructions)} instructions, {laid_out}>"

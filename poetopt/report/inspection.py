@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poetopt.notes import Note
+from poetopt.printable import shown
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.needs import Needs
@@ -50,6 +52,13 @@ class Inspection:
             "baseline_time_s": known.baseline_time_s if known else None,
             "baseline_energy_j": known.baseline_energy_j if known else None,
         }
+
+    def __repr__(self) -> str:
+        training = "can't be trained" if self.needs is None else repr(self.needs.problem)
+        return f"<Inspection of {shown(str(self.contents['name']))}: {training}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         rows = [*self._unsupported_rows(), *_content_rows(self.contents)]

@@ -10,17 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from poetopt import notes as told
 from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Hiding
+from poetopt.printable import shown
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.words import hiding_words, order_fields, order_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+
+if TYPE_CHECKING:
+    from poetopt.report.view import View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,14 +196,37 @@ class Report:
         )
         title = html.escape(self.title())
         summary = f"<table><caption style='text-align:left'>{title}</caption><tbody>{body}</tbody></table>"
-        if self.plan is None:
+        view = self.view()
+        if view is None:
             return summary
         from poetopt.report.page import frame
+
+        return f"{summary}<details><summary>the schedule</summary>{frame(view)}</details>"
+
+    def to_html(self) -> str:
+        """The page of `poetopt show`, which needs no other file. Raises PlanError where there is no plan."""
+        from poetopt.errors import PlanError
+        from poetopt.report.page import page
+
+        view = self.view()
+        if view is None:
+            raise PlanError(f"{self.problem.name}: there is no plan to show (status {self.status})")
+        return page(view)
+
+    def view(self) -> View | None:
+        """The plan made ready to be drawn, or None where there is none."""
+        if self.plan is None:
+            return None
         from poetopt.report.view import View
 
         options = self.solution.options
-        view = View(self.plan, options.ram_bytes, options.deadline_s, self.to_dict())
-        return f"{summary}<details><summary>the schedule</summary>{frame(view)}</details>"
+        return View(self.plan, options.ram_bytes, options.deadline_s, self.to_dict())
+
+    def __repr__(self) -> str:
+        problem, simulation = self.problem, self.solution.simulation
+        overhead = "" if simulation is None else f", overhead {show_joules(simulation.overhead_j)}"
+        budget = show_bytes(self.solution.options.ram_bytes)
+        return f"<Report {self.status}: {shown(problem.name)} on {shown(problem.device)}, RAM {budget}{overhead}>"
 
     def title(self) -> str:
         """One line: what was scheduled, and on what."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -91,8 +92,8 @@ def form_of(out: str | None, form: str | None) -> Form:
     return found
 
 
-def show(plan: str, *, out: str | None = None, form: str | None = None, browse: bool = True) -> Shown:
-    """Show the plan file `plan`.
+def show(plan: str | View, *, out: str | None = None, form: str | None = None, browse: bool = True) -> Shown:
+    """Show a plan, or the plan file of that name.
 
     out
         Where to write; `-` is for stdout and returns the text. Without it the text form is returned, and other forms
@@ -105,7 +106,7 @@ def show(plan: str, *, out: str | None = None, form: str | None = None, browse: 
     wanted = form_of(out, form)
     if out == "-" and wanted is Form.PNG:
         raise OptionError("-o -: png is no text, and can't be written to the standard output; give a file")
-    view = View.of(load(plan))
+    view = plan if isinstance(plan, View) else View.of(load(plan))
     if out in (None, "-") and wanted is Form.TXT:
         text = _text(view, sys.stdout.encoding)
         return Shown(wanted, len(text.encode(errors="replace")), text=text)
@@ -115,7 +116,7 @@ def show(plan: str, *, out: str | None = None, form: str | None = None, browse: 
     if out is not None:
         write_atomically(out, content)
         return Shown(wanted, len(content), Path(out))
-    path = _beside(plan, wanted)
+    path = _aside(view.name, wanted) if isinstance(plan, View) else _beside(plan, wanted)
     write_atomically(path, content)
     return Shown(wanted, len(content), path, opened=browse and wanted is Form.HTML and _browser(path))
 
@@ -162,8 +163,14 @@ def _beside(plan: str, form: Form) -> Path:
     try:
         check_writable(beside)
     except OutputError:
-        return Path(tempfile.mkdtemp(prefix="poetopt-")) / name
+        return _aside(Path(plan).stem, form)
     return beside
+
+
+def _aside(name: str, form: Form) -> Path:
+    """A path in a folder of its own, for the schedule of that name."""
+    safe = re.sub(r"[^\w.-]+", "-", name)[:60] or "plan"
+    return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{_ENDINGS[form]}"
 
 
 def _browser(path: Path) -> bool:

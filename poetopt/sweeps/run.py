@@ -71,6 +71,9 @@ class Swept:
     lost: tuple[tuple[str, str], ...]
     total_s: float
 
+    def __repr__(self) -> str:
+        return f"<Swept {self.path}: {len(self.rows)} of {self.total} points>"
+
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt sweep --json`."""
         from poetopt import __version__

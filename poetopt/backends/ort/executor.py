@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
+from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -50,6 +52,7 @@ def execute(
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
     threads: int = 1,
+    told: Told = silent,
 ) -> Execution:
     """Execute `plan` on onnxruntime and check it against ordinary training on the same batch.
 
@@ -65,6 +68,8 @@ def execute(
         Where the paging file lies during the execution; by default the system's temporary folder.
     threads
         Threads of each session. What kernels allocate is only planned for one.
+    told
+        Called with what is done next, never while a clock runs.
 
     Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ModelError` for data that don't
     fit, `ExecutionError` where a kernel or the storage fails. A failed comparison is no error: see `Execution.ok`.
@@ -84,7 +89,8 @@ def execute(
         arena = Block(arena_bytes(plan))
         region = Region.of(chosen)
         sessions = Sessions(chosen, threads)
-        program = Program(plan, chosen, arena, region, sessions, pages)
+        program = Program(plan, chosen, arena, region, sessions, pages, told=paced(told))
+        told("ordinary training, to compare with")
         reference = NodeByNode(chosen, sessions, region.given, names)
 
         def results() -> Mapping[str, Array]:
@@ -92,20 +98,23 @@ def execute(
 
         before = _checksum(region)
         theirs = reference.run(batch)
+        told("the schedule, with all that it frees poisoned")
         program.run_checked(batch)
         if _checksum(region) != before:
             raise ExecutionError(
                 "a kernel has written over a parameter or constant; please report it with the plan file"
             )
         comparison = compare(results(), theirs, names)
+        told("the schedule once more")
         program.load(batch)
         program.run()
         comparison = comparison.joined(compare(results(), theirs, names))
         mine = {name: array.copy() for name, array in results().items()}
-        times, waited, fused_same = _race(chosen, program, batch, names, mine)
+        times, waited, fused_same = _race(chosen, program, batch, names, mine, told)
+        told("timing transfers")
         with Clock() as clock:
             transfer_s = transfer_seconds(program, batch, clock)
-        kernels = _beside(program, batch)
+        kernels = _beside(program, batch, paced(told))
     return _execution(
         chosen, plan, batch, mine, comparison, times, waited, threads,
         fused_bit_identical=fused_same,
@@ -160,17 +169,27 @@ def store_all_program(program: Program) -> Program:
 
 
 def _race(
-    graph: TrainingGraph, program: Program, batch: Batch, names: tuple[str, ...], mine: Mapping[str, Array]
+    graph: TrainingGraph,
+    program: Program,
+    batch: Batch,
+    names: tuple[str, ...],
+    mine: Mapping[str, Array],
+    told: Told,
 ) -> tuple[Mapping[str, float], float, bool]:
     """Median seconds of the three steps, the share that was waiting, and whether the fused one gives the same bits."""
 
+    rounds = count(1)
+    pace = paced(told)
+
     def prepared(one: Program) -> Callable[[], Callable[[], object]]:
         def prepare() -> Callable[[], object]:
+            pace(f"timing steps: run {next(rounds)}")
             one.load(batch)
             return one.run
 
         return prepare
 
+    told("the step as one session")
     fused = Fused(graph, program.sessions, program.region.given, names)
     same = compare(mine, fused.run(batch), names).identical
 
@@ -203,11 +222,17 @@ def transfer_seconds(program: Program, batch: Batch, clock: Clock) -> float:
     return median(found) if found else 0.0
 
 
-def _beside(program: Program, batch: Batch) -> int | None:
+def _beside(program: Program, batch: Batch, told: Told) -> int | None:
     """What kernels allocate beside the arena, at most."""
     gc.collect()
     program.load(batch)
-    return peak_beside_bytes(program.acts, lambda: program.load(batch), expected=program.plan.problem.reserve_bytes)
+    passes = count(1)
+
+    def prepare() -> None:
+        told(f"measuring what kernels allocate: pass {next(passes)}")
+        program.load(batch)
+
+    return peak_beside_bytes(program.acts, prepare, expected=program.plan.problem.reserve_bytes)
 
 
 def _execution(

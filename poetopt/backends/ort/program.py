@@ -24,6 +24,7 @@ from poetopt.errors import ExecutionError
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
+from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -57,7 +58,14 @@ class Program:
     """
 
     def __init__(
-        self, plan: Plan, graph: TrainingGraph, arena: Block, region: Region, sessions: Sessions, pages: PageFile
+        self,
+        plan: Plan,
+        graph: TrainingGraph,
+        arena: Block,
+        region: Region,
+        sessions: Sessions,
+        pages: PageFile,
+        told: Told = silent,
     ) -> None:
         self.plan = plan
         self.graph = graph
@@ -70,6 +78,7 @@ class Program:
         self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
         self._given_up: dict[int, list[tuple[int, int]]] = {}
         for moment in moments(plan):
+            told(f"preparing kernels: instruction {moment.number:,} of {len(plan.instructions):,}")
             self._prepare(moment)
         self._inputs = {name: self._input(name) for name in graph.inputs}
 

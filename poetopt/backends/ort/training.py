@@ -37,6 +37,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
+from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -233,6 +234,7 @@ def train(
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
+    told: Told = silent,
 ) -> TrainingRun:
     """Take `steps` steps of gradient descent with `plan`, and without it beside, and compare every loss bit by bit.
 
@@ -243,7 +245,7 @@ def train(
     data
         Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
         batches (see `Batches`). By default one random batch, drawn with `seed`.
-    graph, ram_bytes, workdir
+    graph, ram_bytes, workdir, told
         As for `execute`.
 
     Random nodes go on drawing from step to step. Raises OptionError for numbers that make no sense, PlanError for a
@@ -269,7 +271,8 @@ def train(
         mine = _Learner(chosen, region.given, lr, momentum)
         theirs = _Learner(chosen, region.given, lr, momentum)
         sessions = Sessions(chosen)
-        program = Program(plan, chosen, arena, replace(region, given=mine.given), sessions, pages)
+        pace = paced(told)
+        program = Program(plan, chosen, arena, replace(region, given=mine.given), sessions, pages, pace)
         reference = NodeByNode(chosen, sessions, theirs.given, names)
         for step in range(steps):
             batch = batches.get(step)
@@ -281,6 +284,8 @@ def train(
             reference_losses.append(found[chosen.loss].copy())
             mine.learn({name: program.result(name) for name in names})
             theirs.learn(found)
+            pace(f"step {step + 1:,} of {steps:,}, loss {float(losses[-1].reshape(-1)[0]):.6g}")
+        told("measuring what kernels allocate")
         reserve = plan.problem.reserve_bytes
         kernels = peak_beside_bytes(program.acts, lambda: program.load(batches.get(0)), expected=reserve)
     differing = [

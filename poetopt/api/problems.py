@@ -1,0 +1,86 @@
+"""What `solve`, `compare` and their like take as a problem: one, or a model (a path, a zoo name) and a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+from poetopt.api.models import Model, Training, TrainingFile, load
+from poetopt.errors import OptionError
+from poetopt.problem import Problem, check_problem
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
+
+    Solvable = Problem | Training | TrainingFile | Model | onnx.ModelProto | str | os.PathLike[str]
+    """A problem, or what is one together with a device."""
+
+
+class ReadOptions(TypedDict, total=False):
+    """How a model's file is read: the options of `load`."""
+
+    batch: int | None
+    train: str | Sequence[str] | None
+
+
+class TrainingOptions(ReadOptions, total=False):
+    """What the training step is: the options of `load` and of `Model.differentiate`."""
+
+    loss: str
+    output: str | None
+    granularity: str
+
+
+READ = tuple(ReadOptions.__annotations__)
+DERIVED = tuple(name for name in TrainingOptions.__annotations__ if name not in READ)
+
+
+def problem_of(
+    given: Solvable,
+    *,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    **options: object,
+) -> Problem:
+    """The problem that `given` is, or becomes on `device`.
+
+    options
+        Those of `TrainingOptions`.
+
+    Raises OptionError for a device that is missing, and for options that come too late; else as `load`,
+    `Model.differentiate` and `Training.cost`.
+    """
+    found: object = given
+    if not isinstance(found, Problem | Training | TrainingFile | Model) and _is_model(found):
+        found = load(found, **{name: options.pop(name) for name in READ if name in options})  # type: ignore[arg-type]
+    if isinstance(found, Model | TrainingFile):
+        mine = {name: options.pop(name) for name in DERIVED if name in options}
+        found = found.differentiate(**mine)  # type: ignore[arg-type]
+    if options:
+        known = (*READ, *DERIVED)
+        wrong = next((name for name in options if name not in known), None)
+        if wrong is not None:
+            raise TypeError(f"unknown option {wrong!r}; a model takes {', '.join(known)}")
+        raise OptionError(
+            f"{', '.join(options)}: too late for a {type(found).__name__}, which is made with such options; give the "
+            "model's path with them"
+        )
+    if isinstance(found, Problem):
+        if device is not None or profile is not None:
+            raise OptionError("device, profile: a Problem has its costs already; leave them out, or give a Training")
+        return found
+    if isinstance(found, Training | TrainingFile):
+        if device is None:
+            raise OptionError('device: which one is it to be? Give its name, as in device="a72" (po.devices.names())')
+        return found.cost(device, profile=profile)
+    check_problem(found)
+    raise AssertionError
+
+
+def _is_model(given: object) -> bool:
+    """Whether `load` takes it; an onnx.ModelProto is known by its graph, without importing onnx."""
+    return isinstance(given, str | os.PathLike) or (hasattr(given, "graph") and hasattr(given, "SerializeToString"))
