@@ -44,6 +44,8 @@ def test_options_that_come_too_late_are_refused(report: po.Report) -> None:
     problem = report.problem
     with pytest.raises(OptionError, match="device: which one"):
         po.solve("lenet")
+    with pytest.raises(TypeError, match=r"not a int: as of po\.load\(model\)"):
+        po.solve(3)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="has its costs already"):
         po.solve(problem, device="a72")
     with pytest.raises(OptionError, match="batch: too late for a Problem"):
