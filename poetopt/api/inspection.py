@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.models import SAME_BYTES, Model, TrainingFile, load
-from poetopt.api.problems import ReadOptions
+from poetopt.api.problems import LoadOptions
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
 from poetopt.devices.cost import resident_breakdown, type_notes
@@ -26,7 +26,7 @@ def inspect(
     device: str | None = None,
     loss: str = "auto",
     output: str | None = None,
-    **read: Unpack[ReadOptions],
+    **read: Unpack[LoadOptions],
 ) -> Inspection:
     """Look at a model: contents, what has no gradient rule, and what training it takes.
 
@@ -35,7 +35,7 @@ def inspect(
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
     read
-        For what isn't loaded yet: `batch`, `train`.
+        For what isn't loaded yet: the options of `load`.
 
     Raises DeviceError for an unknown device. A model that can't be trained is told in the result.
     """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
     from poetopt.frontends.problem_file import ProblemFile
+    from poetopt.frontends.reading import ReadOptions
     from poetopt.graph import Graph, TrainingGraph
     from poetopt.problem import Problem
 
@@ -161,6 +162,10 @@ def load(
     *,
     batch: int | None = None,
     train: str | Sequence[str] | None = None,
+    dims: Mapping[str, int | str] | None = None,
+    shapes: Mapping[str, str | Sequence[int | None]] | None = None,
+    values: Mapping[str, object] | None = None,
+    allow_symlinks: bool = False,
 ) -> Model | TrainingFile:
     """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
 
@@ -168,17 +173,36 @@ def load(
         The size of the batch axis where the file leaves it open, or is to be changed.
     train
         Pattern, or patterns, of the parameters to train (`fc.*`); all of them by default.
+    dims
+        Sizes of dimensions that the file names: `{"height": 160}`.
+    shapes
+        Whole shapes of inputs, as numbers or in a text: `{"input": "1x3x160x160"}`; None, or `?`, for a size that the
+        file, `batch` or `dims` says.
+    values
+        Inputs that become constants: `{"sr": 16000}`. A number fills an input of any size; lists and arrays are whole.
+    allow_symlinks
+        Whether weights in files of their own may lie outside of the model's folder, behind symbolic links.
 
-    Raises ModelError (or UnsupportedOpError) naming file, node and operator.
+    Raises ModelError (or UnsupportedOpError) naming file, node and operator; OptionError for sizes and values that
+    aren't the model's, or contradict each other.
     """
+    from poetopt import frontends
+
+    return read(
+        model,
+        frontends.read_options(
+            batch=batch, train=train, dims=dims, shapes=shapes, values=values, allow_symlinks=allow_symlinks
+        ),
+    )
+
+
+def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Model | TrainingFile:
+    """What `load` does, with all that is said of the file in one."""
     from poetopt import frontends
     from poetopt.frontends.problem_file import ProblemFile
 
-    found = frontends.load(model, batch=batch, train=train)
-    if isinstance(found, ProblemFile):
-        return TrainingFile(found)
-    patterns = train if train is None or isinstance(train, str) else list(train)
-    return Model(found, {"batch": batch, "train": patterns})
+    found = frontends.load_model(model, options)
+    return TrainingFile(found) if isinstance(found, ProblemFile) else Model(found, options.to_recipe())
 
 
 def device(name: str | os.PathLike[str]) -> Device:

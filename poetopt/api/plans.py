@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import SAME_BYTES, TrainingFile, load
-from poetopt.errors import PlanError
+from poetopt.api.models import SAME_BYTES, TrainingFile, read
+from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.telling import telling
 
 if TYPE_CHECKING:
@@ -35,11 +35,15 @@ def simulate(
     return run(_plan(_read(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
 
 
-def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None) -> PlanFile:
+def load_plan(
+    path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None, allow_symlinks: bool = False
+) -> PlanFile:
     """Read a plan file and the model that it is for, so that its `plan` can be executed.
 
     model
         Where the model is now; by default where the plan says, or beside the plan.
+    allow_symlinks
+        As in `load`; a plan can't say it for its model.
 
     Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
     for one that can't be read.
@@ -48,11 +52,14 @@ def load_plan(path: str | os.PathLike[str], *, model: str | os.PathLike[str] | N
 
     shown = os.fspath(path)
     return codec.load(
-        path, lambda found: _again(shown, found.plan.problem, _model_of(shown, found.plan.problem, model))
+        path,
+        lambda found: _again(
+            shown, found.plan.problem, _model_of(shown, found.plan.problem, model), allow_symlinks=allow_symlinks
+        ),
     )
 
 
-def check_model(plan: str, found: PlanFile, model: str) -> None:
+def check_model(plan: str, found: PlanFile, model: str, *, allow_symlinks: bool = False) -> None:
     """Hold the problem in a plan file against the model that it is for: content hash, operators and tensors.
 
     plan, found
@@ -64,7 +71,9 @@ def check_model(plan: str, found: PlanFile, model: str) -> None:
     """
     from poetopt.plan import codec
 
-    codec.with_problem(found, _again(plan, found.plan.problem, model, to_execute=False), plan)
+    codec.with_problem(
+        found, _again(plan, found.plan.problem, model, to_execute=False, allow_symlinks=allow_symlinks), plan
+    )
 
 
 def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:
@@ -181,11 +190,18 @@ def train(
     return ended
 
 
-def _again(plan: str, problem: Problem, reference: str, *, to_execute: bool = True) -> Problem:
+def _again(
+    plan: str, problem: Problem, reference: str, *, to_execute: bool = True, allow_symlinks: bool = False
+) -> Problem:
     """The problem of a plan file, made again of the model in `reference`. Raises PlanError for another model."""
     from poetopt.engine.orders.precedence import reordered_like
+    from poetopt.frontends.reading import from_recipe
 
-    loaded = load(reference, batch=_whole(problem.recipe.get("batch")), train=_patterns(problem.recipe.get("train")))
+    try:
+        options = from_recipe(problem.recipe, allow_symlinks=allow_symlinks)
+    except (ModelError, OptionError) as error:
+        raise PlanError(f"{plan}: it says how its model is read, and that can't be: {error}") from error
+    loaded = read(reference, options)
     if isinstance(loaded, TrainingFile) and to_execute:
         raise PlanError(f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)")
     content_hash = loaded.file.content_hash if isinstance(loaded, TrainingFile) else loaded.graph.content_hash
@@ -221,14 +237,6 @@ def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None)
             f"{plan}: its model {problem.model_ref or problem.name!r} is not there; say where with --model FILE"
         )
     return place
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _patterns(value: object) -> str | list[str] | None:
-    return [str(entry) for entry in value] if isinstance(value, list) else value if isinstance(value, str) else None
 
 
 def _read(plan: Plan | PlanFile | Report | str | os.PathLike[str]) -> Plan | PlanFile | Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from poetopt.api.models import Model, Training, TrainingFile, load
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     """A problem, or what is one together with a device."""
 
 
-class ReadOptions(TypedDict, total=False):
+class LoadOptions(TypedDict, total=False):
     """How a model's file is read: the options of `load`."""
 
     batch: int | None
     train: str | Sequence[str] | None
+    dims: Mapping[str, int | str] | None
+    shapes: Mapping[str, str | Sequence[int | None]] | None
+    values: Mapping[str, object] | None
+    allow_symlinks: bool
 
 
-class TrainingOptions(ReadOptions, total=False):
+class TrainingOptions(LoadOptions, total=False):
     """What the training step is: the options of `load` and of `Model.differentiate`."""
 
     loss: str
@@ -35,7 +39,7 @@ class TrainingOptions(ReadOptions, total=False):
     granularity: str
 
 
-READ = tuple(ReadOptions.__annotations__)
+READ = tuple(LoadOptions.__annotations__)
 DERIVED = tuple(name for name in TrainingOptions.__annotations__ if name not in READ)
 
 

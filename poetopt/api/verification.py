@@ -26,6 +26,7 @@ def verify(
     time_limit_s: float = 60.0,
     model: str | os.PathLike[str] | None = None,
     compare_model: bool = True,
+    allow_symlinks: bool = False,
 ) -> Verification:
     """Check a plan file: simulate it under its budget and deadline, and hold its layout, report and model against that.
 
@@ -37,6 +38,8 @@ def verify(
         Where the model is now; by default where the plan says, or beside the plan. It is left out where it isn't there.
     compare_model
         Whether the problem in the file is compared with it; reading a large one takes seconds.
+    allow_symlinks
+        As in `po.load`; a plan can't say it for its model.
 
     Raises PlanError for a plan that is damaged, breaks a rule or is late, for a report that the plan contradicts, for
     a problem that isn't its model's, and where there is no bound to certify; ModelError for a model that can't be read.
@@ -57,7 +60,7 @@ def verify(
         place = model_place(shown, problem, model)
         missing = "" if place is not None else f"{printable(problem.model_ref or problem.name)} is not there"
     if place is not None:
-        check_model(shown, loaded, place)
+        check_model(shown, loaded, place, allow_symlinks=allow_symlinks)
     certificate = _certificate(shown, loaded, time_limit_s) if bound else None
     return Verification(loaded, simulation, certificate, place, missing)
 

@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poetopt.commands.options import (
+    AllowSymlinksOption,
     BatchOption,
     CsvOption,
     DeadlineOption,
     DeviceOption,
+    DimOption,
     JsonOption,
     LossOption,
     ModelArgument,
     OutputOption,
+    ShapeOption,
     ThreadsOption,
     TrainOption,
+    ValueOption,
+    reading,
     training_of,
 )
 from poetopt.console import check_outputs, say, write_json, write_text
@@ -51,6 +56,10 @@ def compare(
     deadline: DeadlineOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     time_limit: Annotated[
@@ -72,6 +81,7 @@ def compare(
     import poetopt as po
     from poetopt.files import check_folder
 
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
     if out is not None:
         from poetopt.report.plots import check_picture
@@ -84,7 +94,7 @@ def compare(
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         check_folder(plans)
     with _told() as told:
-        problem = training_of(model, batch=batch, train=train, loss=loss, output=output).cost(device)
+        problem = training_of(model, options, loss=loss, output=output).cost(device)
         found = po.compare(
             problem,
             ram=ram,
@@ -123,6 +133,10 @@ def pareto(
     deadline: DeadlineOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new point after that.")] = "230s",
@@ -136,6 +150,7 @@ def pareto(
     from poetopt.comparison.deadlines import DeadlineFront
     from poetopt.comparison.interface import point_words
 
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"-o": out, "--json": json})
     if against not in ("ram", "deadline"):
         raise OptionError(f"--against {against}: must be ram or deadline")
@@ -145,7 +160,7 @@ def pareto(
         check_picture(out)
 
     with _told() as told:
-        problem = training_of(model, batch=batch, train=train, loss=loss, output=output).cost(device)
+        problem = training_of(model, options, loss=loss, output=output).cost(device)
         try:
             front = po.pareto(
                 problem,

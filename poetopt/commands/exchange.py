@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from poetopt.commands.options import (
+    AllowSymlinksOption,
     BatchOption,
     DeadlineModelOption,
     DeadlineOption,
     DeviceOption,
+    DimOption,
     EnergyLimitOption,
     FlashWearOption,
     FormulationOption,
@@ -25,11 +27,14 @@ from poetopt.commands.options import (
     PlanOutOption,
     ProfileOption,
     RamOption,
+    ShapeOption,
     StaticPowerOption,
     StepsOption,
     TrainOption,
+    ValueOption,
     WithOption,
     asked_blocks,
+    reading,
     training_of,
 )
 from poetopt.console import check_outputs, say, write_json, write_text
@@ -79,6 +84,10 @@ def export(
     profile: ProfileOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     granularity: GranularityOption = "operator",
@@ -87,8 +96,9 @@ def export(
     """Write the model of a schedule as an MPS, LP or NL file, for a solver of your own."""
     import poetopt as po
 
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, profile, *(also or [])], {**_files(out), "--json": json})
-    training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
+    training = training_of(model, options, loss=loss, output=output, granularity=granularity)
     written = po.export(
         training.cost(device, profile=profile),
         out,
@@ -134,6 +144,10 @@ def import_solution(
     profile: ProfileOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     granularity: GranularityOption = "operator",
@@ -142,8 +156,9 @@ def import_solution(
     """Read a solver's solution of an exported model back as a simulated plan; give the options of the export."""
     import poetopt as po
 
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, solution, profile], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
+    training = training_of(model, options, loss=loss, output=output, granularity=granularity)
     report = po.import_solution(
         training.cost(device, profile=profile),
         solution,

@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 from poetopt.commands.options import (
+    AllowSymlinksOption,
     BatchOption,
+    DimOption,
     JsonOption,
     LossOption,
     ModelArgument,
     OutputOption,
+    ShapeOption,
     TrainOption,
-    patterns,
+    ValueOption,
+    reading,
 )
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import ModelError
@@ -26,16 +30,21 @@ def inspect(
     ] = None,
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     json: JsonOption = None,
 ) -> int:
     """Show what a model consists of and what training it takes, without solving anything."""
-    import poetopt as po
     from poetopt.api.inspection import inspect as look
+    from poetopt.api.models import read
 
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"--json": json})
-    found = look(po.load(model, batch=batch, train=patterns(train)), device=device, loss=loss, output=output)
+    found = look(read(model, options), device=device, loss=loss, output=output)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     return 0
@@ -46,17 +55,23 @@ def grad(
     out: Annotated[str, typer.Option("-o", "--out", metavar="TRAIN.onnx", help="Write the training graph there.")],
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     json: JsonOption = None,
 ) -> int:
     """Write the training graph (forward, loss, backward) as one standard ONNX file."""
     import poetopt as po
+    from poetopt.api.models import read
     from poetopt.frontends.proto import save_model
     from poetopt.frontends.summary import summary
 
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"-o": out, "--json": json})
-    loaded = po.load(model, batch=batch, train=patterns(train))
+    loaded = read(model, options)
     if not isinstance(loaded, po.Model):
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"

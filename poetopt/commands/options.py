@@ -10,6 +10,7 @@ from poetopt.errors import OptionError
 
 if TYPE_CHECKING:
     from poetopt.api import Training, TrainingFile
+    from poetopt.frontends.reading import ReadOptions
 
 ModelArgument = Annotated[
     str,
@@ -37,6 +38,22 @@ BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="B
 TrainOption = Annotated[
     list[str] | None,
     typer.Option("--train", metavar="PATTERN", help="Train only these parameters (fc.*); may be repeated."),
+]
+DimOption = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Size of a dimension that the file names; may be repeated."),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="INPUT=1x3x160x160", help="Shape of an input; may be repeated."),
+]
+ValueOption = Annotated[
+    list[str] | None,
+    typer.Option("--value", metavar="INPUT=16000", help="Make an input a constant of that value; may be repeated."),
+]
+AllowSymlinksOption = Annotated[
+    bool,
+    typer.Option("--allow-symlinks", help="Read weights outside of the model's folder through symbolic links."),
 ]
 LossOption = Annotated[str, typer.Option("--loss", metavar="auto|cross-entropy|mse|none", help="The loss to attach.")]
 OutputOption = Annotated[
@@ -140,6 +157,40 @@ def asked_blocks(
     return [*(f"{name}={value}" for name, value in named.items() if value is not None), *(more or [])]
 
 
+def reading(
+    batch: int | None,
+    train: list[str] | None,
+    dims: list[str] | None,
+    shapes: list[str] | None,
+    values: list[str] | None,
+    allow_symlinks: bool,
+) -> ReadOptions:
+    """The options that say how MODEL is read. Raises OptionError."""
+    from poetopt.frontends.reading import read_options
+
+    return read_options(
+        batch=batch,
+        train=",".join(train) if train else None,
+        dims=_named("--dim", dims, "height=160"),
+        shapes=_named("--shape", shapes, "input=1x3x160x160"),
+        values=_named("--value", values, "sr=16000"),
+        allow_symlinks=allow_symlinks,
+    )
+
+
+def _named(option: str, texts: list[str] | None, example: str) -> dict[str, str]:
+    """Repeated NAME=VALUE; names may have = in them."""
+    found: dict[str, str] = {}
+    for text in texts or []:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name or not value.strip():
+            raise OptionError(f"{option} {text}: say which and how much, as in {option} {example}")
+        if name in found:
+            raise OptionError(f"{option} {text}: {name} is given twice")
+        found[name] = value
+    return found
+
+
 def pairs(options: list[str] | None) -> dict[str, str]:
     """Repeated `--solver-option` options as a mapping. Raises OptionError for one that isn't `key=value`."""
     found: dict[str, str] = {}
@@ -155,21 +206,13 @@ def pairs(options: list[str] | None) -> dict[str, str]:
 
 def training_of(
     model: str,
+    options: ReadOptions,
     *,
-    batch: int | None,
-    train: list[str] | None,
     loss: str,
     output: str | None,
     granularity: str = "operator",
 ) -> Training | TrainingFile:
     """The training step of MODEL with the options that say what is trained."""
-    import poetopt as po
+    from poetopt.api.models import read
 
-    return po.load(model, batch=batch, train=patterns(train)).differentiate(
-        loss=loss, output=output, granularity=granularity
-    )
-
-
-def patterns(train: list[str] | None) -> str | None:
-    """Repeated `--train` options as one list."""
-    return ",".join(train) if train else None
+    return read(model, options).differentiate(loss=loss, output=output, granularity=granularity)

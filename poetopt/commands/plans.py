@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from poetopt.commands.options import JsonOption, PlanArgument
+from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
 from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ExecutionError, OptionError
 
@@ -31,6 +31,7 @@ def run(
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
     ] = None,
+    allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
@@ -41,7 +42,7 @@ def run(
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model)
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
     if steps is not None and lr is not None:
         with doing(f"training for {steps:,} steps") as told:
             ended = po.train(
@@ -69,6 +70,7 @@ def verify(
         str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
     ] = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Compare the plan with no model.")] = False,
+    allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:
     """Check a plan again, and with --bound its proof, trusting neither the solver nor the file."""
@@ -85,6 +87,7 @@ def verify(
             time_limit_s=parse_time(time_limit, option="--time-limit"),
             model=model,
             compare_model=not no_model,
+            allow_symlinks=allow_symlinks,
         )
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])

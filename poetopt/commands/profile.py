@@ -8,12 +8,17 @@ from typing import Annotated
 import typer
 
 from poetopt.commands.options import (
+    AllowSymlinksOption,
     BatchOption,
+    DimOption,
     JsonOption,
     LossOption,
     ModelArgument,
     OutputOption,
+    ShapeOption,
     TrainOption,
+    ValueOption,
+    reading,
     training_of,
 )
 from poetopt.console import check_outputs, doing, say, write_json, write_text
@@ -44,6 +49,10 @@ def profile(
     ] = None,
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     json: JsonOption = None,
@@ -61,12 +70,13 @@ def profile(
         raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
     if dma and from_csv is None:
         raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs(
         [model, from_csv],
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
         texts=("-o", "--template", "--json"),
     )
-    training = training_of(model, batch=batch, train=train, loss=loss, output=output)
+    training = training_of(model, options, loss=loss, output=output)
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:

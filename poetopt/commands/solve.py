@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from poetopt.commands.options import (
+    AllowSymlinksOption,
     BackendOption,
     BatchOption,
     DeadlineModelOption,
     DeadlineOption,
     DeviceOption,
+    DimOption,
     EnergyLimitOption,
     FlashWearOption,
     FormulationOption,
@@ -26,14 +28,17 @@ from poetopt.commands.options import (
     PlanOutOption,
     ProfileOption,
     RamOption,
+    ShapeOption,
     SolverOption,
     StaticPowerOption,
     StepsOption,
     ThreadsOption,
     TrainOption,
+    ValueOption,
     WithOption,
     asked_blocks,
     pairs,
+    reading,
     training_of,
 )
 from poetopt.commands.sensitivity import (
@@ -55,6 +60,10 @@ def solve(
     deadline_model: DeadlineModelOption = "makespan",
     batch: BatchOption = None,
     train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
     granularity: GranularityOption = "operator",
@@ -92,10 +101,11 @@ def solve(
 
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
     with live_progress() as listener:
-        training = training_of(model, batch=batch, train=train, loss=loss, output=output, granularity=granularity)
+        training = training_of(model, options, loss=loss, output=output, granularity=granularity)
         problem = training.cost(device, profile=profile)
         if sensitivity or sensitivity_plot is not None:
             from poetopt.comparison.sensitivity import check_goal

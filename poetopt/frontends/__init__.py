@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from poetopt import plugins
-from poetopt.errors import ModelError, PoetError
+from poetopt.errors import ModelError, OptionError, PoetError
+from poetopt.frontends.reading import ReadOptions, read_options
 
 if TYPE_CHECKING:
     import onnx
@@ -38,11 +39,10 @@ if TYPE_CHECKING:
     from poetopt.graph import Graph
 
 ENTRY_POINTS = "poetopt.frontends"
-LARGEST_BATCH = 2**31 - 1
 OWN = ("onnx", "json")
 """The endings that no other package may take over."""
 
-__all__ = ["ENTRY_POINTS", "load"]
+__all__ = ["ENTRY_POINTS", "ReadOptions", "load", "load_model", "read_options"]
 
 
 def load(
@@ -51,47 +51,56 @@ def load(
     batch: int | None = None,
     train: str | Sequence[str] | None = None,
 ) -> Graph | ProblemFile:
-    """Read `model`: a zoo name, a problem file (`.json`), a file of a registered ending, or else ONNX.
-
-    Without an ending, as a pipe has none, the content tells a problem file.
+    """`load_model` with the batch and what is trained said alone.
 
     batch
         Size of the batch dimension, where it is symbolic or is to be changed.
     train
         Glob patterns of the parameters to train (comma separated, or a sequence); default: all.
 
-    Raises `ModelError` for an unknown name (with the closest ones) and for whatever is wrong with a file.
+    Raises as `load_model`.
     """
-    if batch is not None and (isinstance(batch, bool) or not 1 <= batch <= LARGEST_BATCH):
-        raise ModelError(
-            f"the batch must be a whole number from 1 to {LARGEST_BATCH:,}, not {batch}; give another --batch"
-        )
+    return load_model(model, read_options(batch=batch, train=train))
+
+
+def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Graph | ProblemFile:
+    """Read `model`: a zoo name, a problem file (`.json`), a file of a registered ending, or else ONNX.
+
+    Without an ending, as a pipe has none, the content tells a problem file.
+
+    Raises `ModelError` for an unknown name (with the closest ones) and for whatever is wrong with a file, `OptionError`
+    for options that don't fit it.
+    """
     if not isinstance(model, (str, os.PathLike)):
         from poetopt.frontends.onnx_file import load_onnx
 
-        return load_onnx(model, batch=batch, train=train)
+        return load_onnx(model, options)
     text = os.fspath(model)
     if not text:
         raise ModelError(f"the name of the model is empty; {_zoo_names()}")
     path = Path(text)
     if isinstance(model, str) and not path.suffix and not path.exists():
-        return _from_zoo(text, batch, train)
+        return _from_zoo(text, options)
     ending = path.suffix.lower().lstrip(".")
     plugin = _registered(ending)
     if not path.exists():
         raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
     if plugin is not None:
-        return _by_plugin(plugin, path, batch, train)
+        return _by_plugin(plugin, path, options)
     content = _piped(path)
     if ending == "json" or (not ending and _begins_as_object(path, content)):
         from poetopt.frontends.problem_file import load_problem_file
 
-        if batch is not None or train is not None:
+        if options.fixes_inputs:
+            raise OptionError(
+                f"{text}: a problem file has fixed sizes and no inputs; leave {' and '.join(options.fixes_inputs)} out"
+            )
+        if options.batch is not None or options.train is not None:
             raise ModelError(f"{text}: a problem file has a fixed batch and no weights; leave --batch and --train out")
         return load_problem_file(path, content)
     from poetopt.frontends.onnx_file import load_onnx
 
-    return load_onnx(path, batch=batch, train=train, content=content)
+    return load_onnx(path, options, content=content)
 
 
 def _registered(ending: str) -> EntryPoint | None:
@@ -125,7 +134,7 @@ def _begins_as_object(path: Path, content: bytes | None) -> bool:
     return (content or b"").lstrip().startswith(b"{")
 
 
-def _from_zoo(name: str, batch: int | None, train: str | Sequence[str] | None) -> Graph:
+def _from_zoo(name: str, options: ReadOptions) -> Graph:
     from poetopt.frontends import zoo
 
     if name not in zoo.names():
@@ -136,7 +145,7 @@ def _from_zoo(name: str, batch: int | None, train: str | Sequence[str] | None) -
         )
     from poetopt.frontends.onnx_file import load_onnx
 
-    return load_onnx(zoo.build(name, batch), train=train, reference=name)
+    return load_onnx(zoo.build(name, options.batch), replace(options, batch=None), reference=name)
 
 
 def _zoo_names() -> str:
@@ -154,7 +163,7 @@ def _closest_files(path: Path) -> str:
     return f" (did you mean {', '.join(str(path.parent / name) for name in close)}?)" if close else ""
 
 
-def _by_plugin(point: EntryPoint, path: Path, batch: int | None, train: str | Sequence[str] | None) -> Graph:
+def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     """What another package's frontend reads. Raises ModelError, naming the package, where it fails."""
     from poetopt.frontends.wholeness import gap
     from poetopt.graph import Graph
@@ -163,8 +172,11 @@ def _by_plugin(point: EntryPoint, path: Path, batch: int | None, train: str | Se
     where = f"{path}: frontend '{point.name}' ({plugins.origin(point)})"
     if not callable(read):
         raise ModelError(f"{where} is a {type(read).__name__}, not a function of a path; tell its authors")
+    if options.fixes_inputs:
+        raise OptionError(f"{where} takes --batch and --train alone; leave {' and '.join(options.fixes_inputs)} out")
+    train = list(options.train) if isinstance(options.train, tuple) else options.train
     try:
-        found = cast("Callable[..., object]", read)(path, batch=batch, train=train)
+        found = cast("Callable[..., object]", read)(path, batch=options.batch, train=train)
     except (PoetError, OSError, MemoryError):
         raise
     except Exception as error:

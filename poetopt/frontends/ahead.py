@@ -17,6 +17,7 @@ from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.reading import ReadOptions
 from poetopt.frontends.specialise import Type, specialise
 from poetopt.frontends.structure import CONTROL_FLOW
 
@@ -42,7 +43,7 @@ class Ahead:
                 if weight in document.weights and weight not in self.types:
                     proto = document.weights[weight]
                     self.types[weight] = (int(proto.data_type), tuple(map(int, proto.dims)))
-                    if proto.data_type not in FLOATS:
+                    if proto.data_type not in FLOATS or weight in document.given:
                         self.constants[weight] = array_of(document, weight)
         try:
             draft = specialise(document.where, document.opset, nodes, self.types, self.constants, {})
@@ -76,12 +77,12 @@ class Ahead:
         return order
 
 
-def ahead(document: Document, batch: int | None) -> list[Ahead]:
+def ahead(document: Document, options: ReadOptions) -> list[Ahead]:
     """Nothing known yet, for the file's batch, and for another one that is asked for.
 
-    Raises `ModelError` where the file leaves the batch open and `batch` is not given.
+    Raises `ModelError` where a size stays open.
     """
-    fixed = fix_inputs(document, batch)
+    fixed = fix_inputs(document, options)
     known = [Ahead(dict(fixed.types))]
     if fixed.changed is not None:
         known.append(Ahead(dict(rebatched(fixed))))

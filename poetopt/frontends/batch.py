@@ -1,9 +1,8 @@
-"""Fix the batch: every input gets a static shape before anything is inferred from it."""
+"""Fix the sizes: every input gets a static shape before anything is inferred from it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -11,13 +10,8 @@ import onnx
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, check_size
-
-_BATCH_NAME = re.compile(r"^_?(n|b|bs|batch|batch_?size|batch_?dim|.*batch.*)$", re.IGNORECASE)
-
-_MADE_UP = re.compile(r"^(unk__\d+|DynamicDimension\.\d+)$")
-"""What TensorFlow's and Paddle's exporters call a size that has no name; each input has one of its own."""
-
-Shape = tuple[int, ...]
+from poetopt.frontends.reading import ReadOptions
+from poetopt.frontends.sizes import Dims, Shape, Sizes
 
 
 @dataclass(frozen=True)
@@ -28,16 +22,22 @@ class FixedInputs:
         ONNX element type and shape of each input, in order.
     changed
         Old and new batch where the file has a fixed batch and another was asked for, else None.
-    symbol
-        Name of the symbolic batch dimension that was fixed, or "".
+    sizes
+        Of every dimension that the file names.
+    restated
+        Whether an input has another size than the file states, so that what it states of other tensors is void.
+    notes
+        What was fixed.
     """
 
     types: Mapping[str, tuple[int, Shape]]
     changed: tuple[int, int] | None
-    symbol: str
+    sizes: Mapping[str, int]
+    restated: bool
+    notes: tuple[str, ...]
 
 
-def _dims(document: Document, info: onnx.ValueInfoProto) -> list[int | str]:
+def input_dims(document: Document, info: onnx.ValueInfoProto) -> Dims:
     """The dims of an input: a positive size, or the name of a symbol (`?` where it has none)."""
     what = f"{document.where}: input {info.name!r}"
     kind = info.type.WhichOneof("value")
@@ -53,7 +53,7 @@ def _dims(document: Document, info: onnx.ValueInfoProto) -> list[int | str]:
         raise ModelError(f"{what}: {error}") from error
     if not tensor.HasField("shape"):
         raise ModelError(f"{what} has no shape; export the model with static shapes")
-    dims: list[int | str] = []
+    dims: Dims = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
             dims.append(int(dim.dim_value))
@@ -64,60 +64,27 @@ def _dims(document: Document, info: onnx.ValueInfoProto) -> list[int | str]:
     return dims
 
 
-def fix_inputs(document: Document, batch: int | None) -> FixedInputs:
-    """Static types of the inputs of `document` with `batch` put in place of the batch dimension.
+def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
+    """Static types of the inputs of `document`, with the sizes that `options` give.
 
     The batch dimension is the leading one of the inputs (of all of them where an exporter made up their symbols), and
-    any that has the same symbol. Raises `ModelError` naming input and dimension where another one is symbolic, or where
-    no batch is given.
+    any that has the same symbol. Raises `ModelError` naming input and dimension, and the options that give it, where a
+    size stays open; `OptionError` for a size that nothing in the file has, or for two that contradict each other.
     """
-    if batch is not None and batch < 1:
-        raise ModelError(f"{document.where}: the batch must be at least 1, not {batch}; give another --batch")
-    shapes = {info.name: _dims(document, info) for info in document.proto.graph.input}
+    shapes = {info.name: input_dims(document, info) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
-    symbols = _batch_symbols(list(shapes.values()))
+    sizes = Sizes(document.where, shapes, options)
     types: dict[str, tuple[int, Shape]] = {}
-    used = ""
-    for name, dims in shapes.items():
-        fixed: list[int] = []
-        for axis, dim in enumerate(dims):
-            if isinstance(dim, int):
-                fixed.append(dim)
-                continue
-            if not (dim in symbols if dim != "?" else axis == 0):
-                raise ModelError(
-                    f"{document.where}: dimension {axis} of input {name!r} {_unfixed(dim)} and is not the batch "
-                    f"(shape {dims}); --batch fixes only the batch, so export the model with this size static"
-                )
-            if batch is None:
-                raise ModelError(
-                    f"{document.where}: dimension {axis} of input {name!r} {_unfixed(dim)} (shape {dims}); "
-                    "give its size with --batch N"
-                )
-            fixed.append(batch)
-            used = dim
-        check_size(f"{document.where}: input {name!r}", tuple(fixed), elems[name])
-        types[name] = (elems[name], tuple(fixed))
+    for name in shapes:
+        shape = sizes.shape(name)
+        check_size(f"{document.where}: input {name!r}", shape, elems[name])
+        types[name] = (elems[name], shape)
     changed = None
-    if batch is not None and not used:
-        old = next((shape[0] for _, shape in types.values() if shape), None)
-        if old is None:
+    if sizes.batch is not None and not sizes.symbol:
+        if sizes.old is None:
             raise ModelError(f"{document.where}: no input has a batch dimension that --batch could fix; leave it out")
-        changed = (old, batch) if old != batch else None
-    return FixedInputs(types, changed, used)
-
-
-def _unfixed(dim: str) -> str:
-    return "has no size (it is unset, 0 or -1)" if dim == "?" else f"is symbolic ({dim!r})"
-
-
-def _batch_symbols(shapes: Sequence[Sequence[int | str]]) -> set[str]:
-    leading = [dims[0] for dims in shapes if dims and isinstance(dims[0], str) and dims[0] != "?"]
-    named = {symbol for symbol in leading if _BATCH_NAME.match(symbol)}
-    if named:
-        return named
-    inner = {dim for dims in shapes for dim in dims if isinstance(dim, str) and _BATCH_NAME.match(dim)}
-    return inner or {*leading[:1], *filter(_MADE_UP.match, leading)}
+        changed = (sizes.old, sizes.batch) if sizes.old != sizes.batch else None
+    return FixedInputs(types, changed, sizes.named, bool(changed or sizes.replaced), tuple(sizes.notes()))
 
 
 def rebatched(fixed: FixedInputs) -> Mapping[str, tuple[int, Shape]]:

@@ -16,16 +16,17 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from poetopt.frontends.ahead import Ahead, ahead
 from poetopt.frontends.proto import constant_tensor, copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.reading import ReadOptions
 from poetopt.frontends.unique import unique
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-def inline_branches(document: Document, batch: int | None) -> None:
+def inline_branches(document: Document, options: ReadOptions) -> None:
     """Replace every If of `document` whose condition is known, those inside its branches too.
 
-    Raises `ModelError` where a condition depends on a batch that neither the file nor `batch` gives.
+    Raises `ModelError` where a condition depends on a batch that neither the file nor `options` give.
     """
     graph = document.proto.graph
     if not any(node.op_type == "If" for node in graph.node):
@@ -41,7 +42,7 @@ def inline_branches(document: Document, batch: int | None) -> None:
         taken = _literal(document, node.input[0])
         if taken is None:
             if reckoning is None:
-                reckoning = ahead(document, batch)
+                reckoning = ahead(document, options)
             answers = [_condition(document, known, node.input[0]) for known in reckoning]
             agreed = set(answers) - {None}
             taken = answers[0] if len(agreed) == 1 else None

@@ -26,11 +26,13 @@ from poetopt.frontends.origins import merged, origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
 from poetopt.frontends.structure import needed, tidy
 from poetopt.frontends.ties import tie_copies
+from poetopt.frontends.values import fix_values
 from poetopt.frontends.weights import fill_constants, resolve_identities, separate_statistics
 from poetopt.graph import Graph
 from poetopt.notes import Note
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 def load_onnx(
     source: str | os.PathLike[str] | onnx.ModelProto,
+    options: ReadOptions | None = None,
     *,
     batch: int | None = None,
     train: str | Sequence[str] | None = None,
@@ -53,6 +56,8 @@ def load_onnx(
 
     source
         Path of an `.onnx` file (external data is looked for beside it), or a model in memory, which is not changed.
+    options
+        How to read it; `batch` and `train` are short for options with these alone.
     batch
         Size of the batch dimension, needed where the file leaves it symbolic. Where the file has a fixed
         batch, it is replaced if nothing else in the model depends on it.
@@ -67,21 +72,21 @@ def load_onnx(
     anything that is not a valid model, and `UnsupportedOpError` for operators that can't be imported; the message names
     file, node, operator, opset and the remedy.
     """
-    document = read_model(source, content)
+    options = options or read_options(batch=batch, train=train)
+    document = read_model(source, content, allow_symlinks=options.allow_symlinks)
     if reference is not None:
         document.where = reference
+    options, notes = fix_values(document, options)
     inline_functions(document)
-    inline_branches(document, batch)
-    split_sequences(document, batch)
+    inline_branches(document, options)
+    split_sequences(document, options)
     normalized = merged(document)
     unread = tidy(document)
     constants = lift_constants(document)
     content_hash = _content_hash(document)
-    notes: list[str] = []
-    fixed = fix_inputs(document, batch)
-    if fixed.symbol:
-        notes.append(f"batch {fixed.symbol!r} fixed at {batch}")
-    declared = _declared(document, batch if fixed.symbol else None, fixed)
+    fixed = fix_inputs(document, options)
+    notes += fixed.notes
+    declared = _declared(document, fixed)
     opset = document.opset
     stored = set(document.weights)
     converted = convert(document)
@@ -100,7 +105,9 @@ def load_onnx(
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
     additive = [name for name in masks.additive_masks(document) if name not in origin.parameters]
-    roles = choose_trained(document, constants, aliases, train, origin.constants.union(additive), origin.parameters)
+    roles = choose_trained(
+        document, constants, aliases, options.train, origin.constants.union(additive), origin.parameters
+    )
     notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
     notes += masks.note([name for name in additive if name not in {*constants, *origin.constants, *roles.trained}])
     draft, trained = _specialised(document, fixed, roles.trained, declared)
@@ -144,20 +151,16 @@ def _simplified(draft: Draft) -> list[str]:
     return notes
 
 
-def _declared(document: Document, batch: int | None, fixed: FixedInputs) -> dict[str, Type]:
-    """What the file says of tensors that are not inputs, where it is static (with the batch put in)."""
+def _declared(document: Document, fixed: FixedInputs) -> dict[str, Type]:
+    """What the file says of tensors that are not inputs, where it is static (with the sizes put in)."""
     found: dict[str, Type] = {}
-    if fixed.changed:
+    if fixed.restated:
         return found
     for info in (*document.proto.graph.value_info, *document.proto.graph.output):
         tensor = info.type.tensor_type
         if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
             continue
-        symbol = fixed.symbol if fixed.symbol != "?" else None
-        dims = [
-            batch if batch and symbol and dim.dim_param == symbol else dim.dim_value if not dim.dim_param else 0
-            for dim in tensor.shape.dim
-        ]
+        dims = [fixed.sizes.get(dim.dim_param, 0) if dim.dim_param else dim.dim_value for dim in tensor.shape.dim]
         if tensor.elem_type and all(dim > 0 for dim in dims):
             found[info.name] = (int(tensor.elem_type), tuple(int(dim) for dim in dims))
     return found

@@ -55,6 +55,10 @@ class Document:
         copies. None of them is changed.
     fills
         Weights that the file does not store, but fills with one value: that value, as an array of one element.
+    given
+        Names of weights that were inputs, and whose value the user said (`--value`).
+    allow_symlinks
+        Whether external data may lie outside of `folder`, behind symbolic links.
     """
 
     where: str
@@ -62,6 +66,8 @@ class Document:
     folder: Path | None
     weights: dict[str, TensorProto] = field(default_factory=dict)
     fills: dict[str, Array] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    allow_symlinks: bool = False
 
     @property
     def opset(self) -> int:
@@ -74,11 +80,15 @@ def opset_of(model: onnx.ModelProto) -> int:
     return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
-def read_model(source: str | os.PathLike[str] | onnx.ModelProto, content: bytes | None = None) -> Document:
+def read_model(
+    source: str | os.PathLike[str] | onnx.ModelProto, content: bytes | None = None, *, allow_symlinks: bool = False
+) -> Document:
     """Parse `source`, and tell its weights from its structure.
 
     content
         What is at the path `source`, where that has been read.
+    allow_symlinks
+        See `Document`.
 
     Raises `ModelError` for what can't be opened, is empty, is text, is truncated, or is no ONNX model.
     """
@@ -88,7 +98,7 @@ def read_model(source: str | os.PathLike[str] | onnx.ModelProto, content: bytes 
         path = Path(source)
         parsed, where, folder = _parse(path, content), str(path), path.parent
     _check_text(where, parsed)
-    document = Document(where, _structure(parsed), folder)
+    document = Document(where, _structure(parsed), folder, allow_symlinks=allow_symlinks)
     _check_header(document)
     _list_weights(document, parsed.graph.initializer)
     _bring_in(document)

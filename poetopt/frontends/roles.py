@@ -136,7 +136,7 @@ def _uses(document: Document, constants: Set[str]) -> _Uses:
         states = zero_states(document, node)
         for index, name in enumerate(node.input):
             proto = document.weights.get(name)
-            if proto is not None and proto.data_type in FLOATS:
+            if proto is not None and proto.data_type in FLOATS and name not in document.given:
                 _note_use(found, document, node, index, in_layer=index in weights, zero_state=index in states)
     return found
 

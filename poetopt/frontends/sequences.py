@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from poetopt.frontends.ahead import Ahead, ahead
 from poetopt.frontends.proto import attribute_int, constant_tensor, copied
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.reading import ReadOptions
 from poetopt.frontends.unique import unique
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -23,10 +24,10 @@ _PIECES = 4096
 """More pieces than that are no chunks."""
 
 
-def split_sequences(document: Document, batch: int | None) -> None:
+def split_sequences(document: Document, options: ReadOptions) -> None:
     """Replace what can be replaced in `document`.
 
-    Raises `ModelError` where a length depends on a batch that neither the file nor `batch` gives.
+    Raises `ModelError` where a length depends on a batch that neither the file nor `options` give.
     """
     graph = document.proto.graph
     if not any(node.op_type == "SplitToSequence" for node in graph.node):
@@ -38,7 +39,7 @@ def split_sequences(document: Document, batch: int | None) -> None:
     results = {info.name for info in graph.output}
     made: dict[str, list[NodeProto]] = {}
     gone: set[str] = set()
-    sizes = _Sizes(document, batch, {name: node for node in graph.node for name in node.output if name})
+    sizes = _Sizes(document, options, {name: node for node in graph.node for name in node.output if name})
     for node in graph.node:
         if node.op_type != "SplitToSequence" or not node.input or not node.output or node.output[0] in results:
             continue
@@ -63,7 +64,7 @@ class _Sizes:
     """Integers and lengths: those that the file states, and those that follow from its shapes, found when asked for."""
 
     document: Document
-    batch: int | None
+    options: ReadOptions
     producers: dict[str, NodeProto]
     known: list[Ahead] = field(default_factory=list)
 
@@ -88,7 +89,7 @@ class _Sizes:
         return (found.pop() or None) if len(found) == 1 else None
 
     def _reach(self, name: str) -> bool:
-        self.known = self.known or ahead(self.document, self.batch)
+        self.known = self.known or ahead(self.document, self.options)
         return all(known.reach(self.document, self.producers, name) for known in self.known)
 
 

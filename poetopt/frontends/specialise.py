@@ -17,12 +17,13 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import check_attributes, check_window
-from poetopt.frontends.batch import Shape
+from poetopt.frontends.deciding import is_setting, value_options
 from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
 from poetopt.frontends.operand_shapes import check_operands
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.resizes import agreed
+from poetopt.frontends.sizes import Shape
 from poetopt.frontends.structure import describe, first_line
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
 
@@ -286,9 +287,10 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
         if kind is None:
             if not must:
                 continue
+            decided = _deciding(draft, node)
             raise UnsupportedOpError(
                 f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}; "
-                "schedules need static shapes, so export the model with them"
+                f"schedules need static shapes, so {decided or 'export the model with them'}"
             )
         check_size(f"{at}: output {name!r}", kind[1], kind[0])
         try:
@@ -297,6 +299,16 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
             raise ModelError(f"{at}: output {name!r}: {error}") from error
         types[name] = kind
     return types
+
+
+def _deciding(draft: Draft, node: NodeProto) -> str:
+    """What to say where inputs decide the integers that `node` reads."""
+    known = draft.constants.keys() | {name for one in draft.nodes for name in one.output}
+    inputs = {name: is_setting(shape) for name, (_, shape) in draft.types.items() if name not in known}
+    open_ = [name for name in node.input if name and name not in draft.constants]
+    integers = [name for name in open_ if dtype_name(draft.types[name][0]).startswith(("int", "uint", "bool"))]
+    options = value_options(draft.nodes, inputs, draft.constants.get, integers)
+    return options and f"say the value of the input that decides it: {options}"
 
 
 def _check_view(draft: Draft, node: NodeProto) -> None:

@@ -15,6 +15,7 @@ from onnx import NodeProto
 
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import GROUP_NORMALIZATION_BY_CHANNEL
+from poetopt.frontends.deciding import deciding
 from poetopt.frontends.proto import copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 
@@ -202,7 +203,7 @@ def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str
         at = describe(document.where, node, opset)
         error = next((lost[name] for name in _reads(node) if name in lost), None)
         try:
-            _check_operator(at, node, opset)
+            _check_operator(at, node, document)
         except UnsupportedOpError as found:
             error = error or found
         if error is not None:
@@ -216,9 +217,9 @@ def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str
     return lost
 
 
-def _check_operator(at: str, node: NodeProto, opset: int) -> None:
+def _check_operator(at: str, node: NodeProto, document: Document) -> None:
     """Raises UnsupportedOpError for an operator that can't be imported."""
-    op = node.op_type
+    op, opset = node.op_type, document.opset
     if node.domain.startswith("com.microsoft") or (not node.domain and op in RUNTIME_OWN):
         raise UnsupportedOpError(
             f"{at}: onnxruntime's own operator, which can't be differentiated; where its optimization wrote it "
@@ -231,6 +232,12 @@ def _check_operator(at: str, node: NodeProto, opset: int) -> None:
             "export with standard ONNX operators only"
         )
     if op == "If":
+        decided = deciding(document, next(iter(node.input), ""))
+        if decided:
+            raise UnsupportedOpError(
+                f"{at}: the value of an input decides its condition, and a schedule has one sequence of operators; "
+                f"say the value: {decided}"
+            )
         raise UnsupportedOpError(
             f"{at}: its condition {next(iter(node.input), '')!r} isn't known before the model runs (shapes don't "
             "decide it), and a schedule has one sequence of operators; take the choice out of the model (compute "

@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from functools import lru_cache
 
-from poetopt.api import Training, TrainingFile, load, store_all_peak_bytes
+from poetopt.api import Training, TrainingFile, store_all_peak_bytes
+from poetopt.api.models import read
 from poetopt.comparison.budgets import in_bytes
 from poetopt.comparison.compare import compare
 from poetopt.engine.solution import Status
@@ -60,7 +61,7 @@ def _row(point: Point) -> dict[str, Value]:
 
 @lru_cache(maxsize=2)
 def _training(model: ModelSpec) -> Training | TrainingFile:
-    loaded = load(model.model, batch=model.batch, train=None if model.train is None else list(model.train))
+    loaded = read(model.model, model.options)
     return loaded.differentiate(loss=model.loss, output=model.output)
 
 

@@ -1,6 +1,7 @@
 """What a sweep asks: one TOML file, read into points, each with a key that says exactly what it is.
 
-    models = ["lenet", { model = "net.onnx", batch = 4, train = ["fc.*"], loss = "mse" }]
+    models = ["lenet", { model = "net.onnx", batch = 4, train = ["fc.*"], loss = "mse" },
+              { model = "open.onnx", dims = { height = 160 }, shapes = { x = "1x3x?x160" }, values = { sr = 16000 } }]
     devices = ["a72", "./board.toml"]
     ram = "20%..100%/9"             # or a list: ["40%", "300KiB"]
     deadlines = ["none", "1.5x"]    # optional, as are all that follow
@@ -19,17 +20,20 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from poetopt.baselines import method
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import parse_budgets
 from poetopt.errors import DeviceError, ModelError, OptionError
+from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_time
 
 KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads")
-MODEL_KEYS = ("model", "name", "batch", "train", "loss", "output")
+READ_KEYS = ("batch", "train", "dims", "shapes", "values", "allow_symlinks")
+"""As in `po.load`."""
+MODEL_KEYS = ("model", "name", *READ_KEYS, "loss", "output")
 NONE = "none"
 """The deadline that isn't there."""
 TIME_LIMIT = "60s"
@@ -44,14 +48,15 @@ class ModelSpec:
         A zoo name, or the absolute path of a file.
     name
         What rows call it.
+    options
+        How it is read.
     content
         Of a file: SHA-256 of its bytes; else empty.
     """
 
     model: str
     name: str
-    batch: int | None = None
-    train: tuple[str, ...] | None = None
+    options: ReadOptions = field(default_factory=ReadOptions)
     loss: str = "auto"
     output: str | None = None
     content: str = ""
@@ -94,6 +99,10 @@ class Point:
     def key(self) -> str:
         """Of everything that the row depends on, but not of the point's place in the sweep."""
         model, device = asdict(self.model), asdict(self.device)
+        del model["options"]
+        model |= self.model.options.to_recipe()  # what isn't asked for isn't there: keys of older sweeps stay
+        if self.model.options.allow_symlinks:
+            model["allow_symlinks"] = True
         if self.model.content:
             del model["model"]  # the file's content says it; where it lies doesn't matter
         if self.device.content:
@@ -187,28 +196,52 @@ def _list(
 def _model(shown: str, folder: Path, entry: object) -> ModelSpec:
     table: Mapping[str, object] = entry if isinstance(entry, dict) else {"model": entry}
     _known(shown, table, MODEL_KEYS, "a model")
-    model, batch, train = table.get("model"), table.get("batch"), table.get("train")
+    model = table.get("model")
     if not isinstance(model, str):
         raise OptionError(f'{shown}: models: {dict(table)}: say which, as in {{ model = "lenet", batch = 4 }}')
-    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
-        raise OptionError(f"{shown}: models: {model}: batch = {batch!r} must be a whole number from 1 on")
-    patterns = [train] if isinstance(train, str) else train
-    if patterns is not None and not (isinstance(patterns, list) and all(isinstance(text, str) for text in patterns)):
-        raise OptionError(f"{shown}: models: {model}: train = {train!r} must be a pattern, or a list of them")
+    options = _read_options(f"{shown}: models: {model}", table)
     for key in ("name", "loss", "output"):
         if key in table and not isinstance(table[key], str):
             raise OptionError(f"{shown}: models: {model}: {key} = {table[key]!r} must be text")
     where, content = _model_file(folder, model)
-    options = [f"{key}={table[key]}" for key in ("batch", "train", "loss", "output") if key in table]
+    asked = [f"{key}={table[key]}" for key in MODEL_KEYS if key not in ("model", "name") and key in table]
     return ModelSpec(
         model=where,
-        name=str(table.get("name") or " ".join([Path(model).stem if content else model, *options])),
-        batch=batch,
-        train=None if patterns is None else tuple(map(str, patterns)),
+        name=str(table.get("name") or " ".join([Path(model).stem if content else model, *asked])),
+        options=options,
         loss=str(table.get("loss", "auto")),
         output=str(table["output"]) if "output" in table else None,
         content=content,
     )
+
+
+def _read_options(where: str, table: Mapping[str, object]) -> ReadOptions:
+    """How a model is read. Raises OptionError."""
+    batch, train, links = table.get("batch"), table.get("train"), table.get("allow_symlinks", False)
+    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
+        raise OptionError(f"{where}: batch = {batch!r} must be a whole number from 1 on")
+    patterns = [train] if isinstance(train, str) else train
+    if patterns is not None and not (isinstance(patterns, list) and all(isinstance(text, str) for text in patterns)):
+        raise OptionError(f"{where}: train = {train!r} must be a pattern, or a list of them")
+    if not isinstance(links, bool):
+        raise OptionError(f"{where}: allow_symlinks = {links!r} must be true or false")
+    tables: dict[str, dict[str, object]] = {}
+    for key, example in (("dims", "height = 160"), ("shapes", 'input = "1x3x160x160"'), ("values", "sr = 16000")):
+        entries = table.get(key, {})
+        if not isinstance(entries, dict):
+            raise OptionError(f"{where}: {key} = {entries!r} must be a table, as in {key} = {{ {example} }}")
+        tables[key] = entries
+    try:
+        return read_options(
+            batch=batch,
+            train=patterns,
+            dims={name: size if isinstance(size, int) else str(size) for name, size in tables["dims"].items()},
+            shapes={name: size if isinstance(size, list) else str(size) for name, size in tables["shapes"].items()},
+            values=tables["values"],
+            allow_symlinks=links,
+        )
+    except (ModelError, OptionError) as error:
+        raise OptionError(f"{where}: {error}") from error
 
 
 def _model_file(folder: Path, model: str) -> tuple[str, str]:

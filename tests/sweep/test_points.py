@@ -55,7 +55,11 @@ def test_models_with_options(tmp_path: Path) -> None:
     ram = 400_000
     """
     first, second = read_sweep(write_sweep(tmp_path, text))
-    assert (first.model.name, first.model.batch, first.model.train) == ("lenet batch=4 train=fc.*", 4, ("fc.*",))
+    assert (first.model.name, first.model.options.batch, first.model.options.train) == (
+        "lenet batch=4 train=fc.*",
+        4,
+        ("fc.*",),
+    )
     assert (second.model.name, second.model.loss, second.ram) == ("plain", "none", 400_000)
 
 

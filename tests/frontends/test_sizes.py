@@ -1,0 +1,207 @@
+"""What a file leaves open is said with --batch, --dim, --shape and --value, and the same numbers come out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from poetopt.errors import ModelError, OptionError, UnsupportedOpError
+from poetopt.frontends.onnx_file import load_onnx
+from poetopt.frontends.proto import model_proto
+from poetopt.frontends.reading import from_recipe, read_options
+from poetopt.graph import Graph
+from tests.frontends.support import F32, I64, floats, model_of, run, text_model
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+FILTER = floats(4, 3, 3, 3)
+
+
+def images(*dims: int | str | None) -> onnx.ModelProto:
+    """A convolution, its mean over height and width, and a dense layer."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], pads=[1, 1, 1, 1]),
+        helper.make_node("ReduceMean", ["h", "axes"], ["m"], keepdims=0),
+        helper.make_node("Gemm", ["m", "v"], ["y"]),
+    ]
+    weights = {"w": FILTER, "v": floats(4, 5), "axes": np.array([2, 3])}
+    return model_of(nodes, {"x": dims}, ["y"], weights)
+
+
+def loaded(
+    model: onnx.ModelProto,
+    batch: int | None = None,
+    *,
+    dims: dict[str, int | str] | None = None,
+    shapes: dict[str, str] | None = None,
+    values: dict[str, object] | None = None,
+) -> Graph:
+    return load_onnx(model, read_options(batch=batch, dims=dims, shapes=shapes, values=values))
+
+
+class TestSizes:
+    def test_three_ways_to_say_the_same(self) -> None:
+        model = images("N", 3, "height", "width")
+        found = [
+            loaded(model, 2, dims={"height": 8, "width": "6"}),
+            loaded(model, dims={"N": 2, "width": 6, "height": 8}),
+            loaded(model, shapes={"x": "2x3x8x6"}),
+            loaded(model, 2, dims={"height": 8}, shapes={"x": "?,?,?,6"}),
+        ]
+        x = {"x": floats(2, 3, 8, 6)}
+        (expected,) = run(model, x)
+        for graph in found:
+            assert graph.tensors["x"].shape == (2, 3, 8, 6)
+            np.testing.assert_array_equal(run(model_proto(graph), x)[0], expected)
+
+    def test_a_name_stands_in_all_inputs(self) -> None:
+        nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+        model = model_of(nodes, {"a": ["N", "time"], "b": ["N", "time"]}, ["y"])
+        assert loaded(model, 2, shapes={"a": "?x7"}).tensors["b"].shape == (2, 7)
+
+    def test_sizes_without_names(self) -> None:
+        assert loaded(images(None, 3, None, None), 4, shapes={"x": "?x3x5x5"}).tensors["x"].shape == (4, 3, 5, 5)
+
+    def test_a_declared_shape_that_names_a_size(self) -> None:
+        """What the file says of the rest counts with the sizes put in."""
+        model = text_model("g (float[N,K] x) => (float[N,K] y) { y = Relu (x) }")
+        model.graph.value_info.append(helper.make_tensor_value_info("y", F32, ["N", "K"]))
+        assert loaded(model, 2, dims={"K": 3}).tensors["y"].shape == (2, 3)
+
+    def test_a_size_that_the_file_states(self) -> None:
+        """Another one is taken, said so, where the network fits it; a leading one is the batch."""
+        graph = loaded(images(2, 3, 8, 8), shapes={"x": "4x3x6x6"})
+        assert graph.tensors["y"].shape == (4, 5)
+        assert any("[2, 3, 6, 6] in place of the file's [2, 3, 8, 8]" in note for note in graph.notes)
+        assert any("batch 2 of the file replaced by 4" in note for note in graph.notes)
+
+    def test_a_size_that_only_fits_elsewhere(self) -> None:
+        nodes = [
+            helper.make_node("Reshape", ["x", "shape"], ["r"], name="flat"),
+            helper.make_node("Relu", ["r"], ["y"]),
+        ]
+        model = model_of(nodes, {"x": ["N", "time"]}, ["y"], {"shape": np.array([1, 12])})
+        assert loaded(model, 2, dims={"time": 6}).tensors["y"].shape == (1, 12)
+        with pytest.raises(ModelError, match=r"node 'flat' \(Reshape.*\[2, 5\].*\[1, 12\]"):
+            loaded(model, 2, dims={"time": 5})
+        joined = [helper.make_node("Concat", ["x", "c"], ["y"], axis=0, name="join")]
+        model = model_of(joined, {"x": ["N", "time"]}, ["y"], {"c": floats(1, 3)})
+        with pytest.raises(ModelError, match=r"node 'join' \(Concat.*x \[2, 5\], c \[1, 3\]"):
+            loaded(model, 2, dims={"time": 5})
+
+    @pytest.mark.parametrize(
+        ("batch", "dims", "shapes", "message"),
+        [
+            (None, {}, {}, r"--shape x=1x3x\?x\?, or --batch 1 --dim height=\.\.\. --dim width=\.\.\."),
+            (2, {"height": 8}, {}, r"dimension 3.*'width'.*--shape x=2x3x8x\?, or --dim width=\.\.\.$"),
+            (2, {"N": 3}, {}, r"--dim N=3 contradicts --batch 2: 'N' is the batch"),
+            (2, {}, {"x": "3x3x8x8"}, r"--shape x=3x3x8x8 contradicts --batch 2"),
+            (None, {"width": 5}, {"x": "1x3x8x8"}, r"--shape x=1x3x8x8 contradicts --dim width=5"),
+            (None, {"widht": 5}, {}, r"--dim widht: no input.*'N', 'height', 'width'"),
+            (None, {}, {"image": "1x3x8x8"}, r"--shape image=1x3x8x8: no input is called 'image'; there is 'x'"),
+            (None, {}, {"x": "3x8x8"}, r"4 dimensions .*not 3; say --shape x=1x3x\?x\?"),
+            (None, {}, {"x": "1x3x0x8"}, r"a size is a whole number from 1"),
+            (None, {}, {"x": "1x3x8xbig"}, r"a size is a whole number from 1.*as in --shape x=1x3x160x160"),
+            (None, {"width": "1e3"}, {}, r"--dim width=1e3: a size is a whole number"),
+            (None, {"width": "9" * 5000}, {}, r"a size is a whole number"),
+        ],
+    )
+    def test_refusals(
+        self, batch: int | None, dims: dict[str, int | str], shapes: dict[str, str], message: str
+    ) -> None:
+        with pytest.raises((ModelError, OptionError), match=message):
+            loaded(images("N", 3, "height", "width"), batch, dims=dims, shapes=shapes)
+
+    def test_no_names_to_choose_from(self) -> None:
+        with pytest.raises(OptionError, match=r"names no dimension.*--shape x=1x3x\?x8"):
+            loaded(images(None, 3, None, 8), dims={"height": 8})
+
+
+RATES = """
+<then_branch = th () => (float[N,2] t) <float[4,2] w = {1,2,3,4,5,6,7,8}> { a = Relu (x) t = MatMul (a, w) },
+ else_branch = el () => (float[N,2] e) <float[4,2] w2 = {8,7,6,5,4,3,2,1}> { a = Tanh (x) e = MatMul (a, w2) }>
+"""
+
+
+def by_rate() -> onnx.ModelProto:
+    """Another branch at 16 kHz than at any other rate."""
+    return text_model(f"""g (float[N,4] x, int64 rate) => (float[N,2] y) <int64 wide = {{16000}}> {{
+        c = Equal (rate, wide)
+        y = If (c) {RATES} }}""")
+
+
+class TestValues:
+    @pytest.mark.parametrize(("rate", "trained"), [("16000", "w"), (8000, "w2")])
+    def test_the_branch_that_is_taken(self, rate: object, trained: str) -> None:
+        graph = loaded(by_rate(), 3, values={"rate": rate})
+        assert (graph.inputs, graph.trained) == (("x",), (trained,))
+        feeds: dict[str, Array] = {"x": floats(3, 4), "rate": np.array(int(str(rate)), np.int64)}
+        np.testing.assert_array_equal(run(model_proto(graph), feeds)[0], run(by_rate(), feeds)[0])
+        assert any(f"input 'rate' fixed at {rate}" in note for note in graph.notes)
+
+    def test_the_remedy_has_the_value(self) -> None:
+        with pytest.raises(UnsupportedOpError, match=r"the value of an input decides.*--value rate=16000$"):
+            loaded(by_rate(), 3)
+
+    def test_data_that_decides_has_no_such_remedy(self) -> None:
+        model = text_model(f"""g (float[N,4] x) => (float[N,2] y) <float zero = {{0}}> {{
+            s = ReduceSum <keepdims = 0> (x)
+            c = Greater (s, zero)
+            y = If (c) {RATES} }}""")
+        with pytest.raises(UnsupportedOpError, match="isn't known before the model runs"):
+            loaded(model, 30)
+
+    def test_a_shape(self) -> None:
+        nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])]
+        model = model_of(nodes, {"x": [2, 6]}, ["y"], {"w": floats(4, 2)})
+        model.graph.input.append(helper.make_tensor_value_info("shape", I64, [2]))
+        graph = loaded(model, values={"shape": "3,4"})
+        assert graph.tensors["y"].shape == (3, 2)
+        with pytest.raises(UnsupportedOpError, match=r"shape of its output 'r' is unknown.*--value shape=\.\.\."):
+            loaded(model)
+
+    def test_a_float_is_no_parameter(self) -> None:
+        nodes = [helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "scale"], ["y"])]
+        model = model_of(nodes, {"x": ["N", 3], "scale": [1, 3]}, ["y"], {"w": floats(1, 3)})
+        graph = loaded(model, 2, values={"scale": 0.5})
+        assert graph.trained == ("w",)
+        feeds = {"x": floats(2, 3), "scale": np.full((1, 3), 0.5, np.float32)}
+        np.testing.assert_array_equal(run(model_proto(graph), feeds)[0], run(model, feeds)[0])
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"rat": 1}, "no input is called 'rat'; there is 'rate'"),
+            ({"rate": 0.5}, "takes int64, which can't hold that"),
+            ({"rate": "fast"}, "give a number, true, false, or a list"),
+            ({"rate": "[1,2]"}, r"has shape \[\], and this value \[2\]"),
+            ({"rate": 2**70}, "int64"),
+            ({"rate": "1e999"}, "finite"),
+            ({"rate": "[1,[2]]"}, "equally long lists"),
+            ({"rate": "[" * 5000}, "give a number"),
+            ({"rate": "9" * 5000}, "give a number"),
+            ({"x": 1}, r"is open; give its values as a list, or --shape x=\?x4 too"),
+            ({"x": "[[1,2,3]]"}, r"has shape \['N', 4\], and this value \[1, 3\]"),
+            ({"rate": {"a": 1}}, "finite numbers"),
+        ],
+    )
+    def test_refusals(self, values: dict[str, object], message: str) -> None:
+        with pytest.raises(OptionError, match=message):
+            loaded(by_rate(), 3, values=values)
+
+
+def test_a_plan_reads_its_model_again() -> None:
+    """What a plan file keeps says the same; links are nobody's to allow but the user's."""
+    options = read_options(
+        batch=2, train=["fc.*"], dims={"K": 3}, shapes={"x": (None, 3)}, values={"v": np.eye(2)}, allow_symlinks=True
+    )
+    again = from_recipe(options.to_recipe())
+    assert not again.allow_symlinks
+    assert from_recipe(options.to_recipe(), allow_symlinks=True) == options
+    assert "allow_symlinks" not in options.to_recipe()
+    assert read_options(batch=2).to_recipe() == {"batch": 2, "train": None}  # as plans before had it
