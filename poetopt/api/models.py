@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SAME_BYTES = "a72"
 """Bytes don't depend on the device: the one to take where only they matter."""
+DEVICE, PROFILE = "device", "profile"
+"""Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,15 @@ class Training:
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
         problem = cost(self.graph, found)
-        problem = replace(problem, recipe=dict(self.recipe), notes=(*problem.notes, _pedigree(found)))
+        recipe = {**self.recipe, **_of_file(device)}
+        problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
         if profile is None:
             return problem
         from poetopt.devices.profile import Profile, load_profile, with_profile
 
-        return with_profile(problem, found, profile if isinstance(profile, Profile) else load_profile(profile))
+        measured = profile if isinstance(profile, Profile) else load_profile(profile)
+        problem = replace(problem, recipe={**recipe, PROFILE: measured.content_hash})
+        return with_profile(problem, found, measured)
 
     def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
         """Measure this machine with this step: operators on onnxruntime, storage by files, energy where it is counted.
@@ -218,6 +223,13 @@ def device(name: str | os.PathLike[str]) -> Device:
 def _described(graph: Graph) -> str:
     size = f"{len(graph.operators)} operators, {len(graph.trained)} trained tensors"
     return f"{shown(graph.source or graph.name)}: {size}"
+
+
+def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
+    """What a recipe says of a device that has a file of its own."""
+    from poetopt.devices.loading import is_path
+
+    return {DEVICE: os.fspath(device)} if isinstance(device, (str, os.PathLike)) and is_path(device) else {}
 
 
 def _pedigree(device: Device) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import SAME_BYTES, TrainingFile, read
+from poetopt.api.models import SAME_BYTES, Training, TrainingFile, read
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.telling import telling
 
@@ -53,26 +53,9 @@ def load_plan(
     shown = os.fspath(path)
     return codec.load(
         path,
-        lambda found: _again(
+        lambda found: _to_execute(
             shown, found.plan.problem, _model_of(shown, found.plan.problem, model), allow_symlinks=allow_symlinks
         ),
-    )
-
-
-def check_model(plan: str, found: PlanFile, model: str, *, allow_symlinks: bool = False) -> None:
-    """Hold the problem in a plan file against the model that it is for: content hash, operators and tensors.
-
-    plan, found
-        The file, as messages call it, and what it holds.
-    model
-        Where that is (see `model_place`): a problem file, too, which `load_plan` refuses.
-
-    What an operator costs isn't compared. Raises as `load_plan`.
-    """
-    from poetopt.plan import codec
-
-    codec.with_problem(
-        found, _again(plan, found.plan.problem, model, to_execute=False, allow_symlinks=allow_symlinks), plan
     )
 
 
@@ -83,8 +66,11 @@ def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | Non
     if given is not None:
         return os.fspath(given)
     reference = problem.model_ref
-    if reference in zoo.names():
-        return reference
+    return reference if reference in zoo.names() else beside(plan, reference)
+
+
+def beside(plan: str, reference: str) -> str | None:
+    """Where a file is that a plan names: there, or beside the plan; None where it isn't."""
     for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
         if reference and os.path.exists(place):
             return place
@@ -190,10 +176,18 @@ def train(
     return ended
 
 
-def _again(
-    plan: str, problem: Problem, reference: str, *, to_execute: bool = True, allow_symlinks: bool = False
+def again(
+    plan: str,
+    problem: Problem,
+    reference: str,
+    costed: Callable[[Training | TrainingFile], Problem],
+    *,
+    allow_symlinks: bool = False,
 ) -> Problem:
-    """The problem of a plan file, made again of the model in `reference`. Raises PlanError for another model."""
+    """The problem of a plan file, made again of the model in `reference`, with the costs that `costed` gives it.
+
+    Raises PlanError for another model, ModelError for one that can't be read.
+    """
     from poetopt.engine.orders.precedence import reordered_like
     from poetopt.frontends.reading import from_recipe
 
@@ -202,8 +196,6 @@ def _again(
     except (ModelError, OptionError) as error:
         raise PlanError(f"{plan}: it says how its model is read, and that can't be: {error}") from error
     loaded = read(reference, options)
-    if isinstance(loaded, TrainingFile) and to_execute:
-        raise PlanError(f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)")
     content_hash = loaded.file.content_hash if isinstance(loaded, TrainingFile) else loaded.graph.content_hash
     if content_hash != problem.model_hash:
         raise PlanError(
@@ -211,17 +203,31 @@ def _again(
             "solve it again, or say where the right one is with --model FILE"
         )
     if isinstance(loaded, TrainingFile):
-        again = loaded.cost(next(iter(loaded.file.costs)))  # costs aren't compared
+        made = costed(loaded)
     else:
         loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
         granularity = problem.recipe.get("granularity")
-        training = loaded.differentiate(
-            loss=loss if isinstance(loss, str) else "auto",
-            output=output if isinstance(output, str) else None,
-            granularity=granularity if isinstance(granularity, str) else "operator",
+        made = costed(
+            loaded.differentiate(
+                loss=loss if isinstance(loss, str) else "auto",
+                output=output if isinstance(output, str) else None,
+                granularity=granularity if isinstance(granularity, str) else "operator",
+            )
         )
-        again = training.cost(SAME_BYTES)
-    return reordered_like(again, [operator.name for operator in problem.operators])
+    return reordered_like(made, [operator.name for operator in problem.operators])
+
+
+def _to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: bool) -> Problem:
+    """The same for a plan that is to be executed, with any costs: a problem file is refused."""
+
+    def costed(step: Training | TrainingFile) -> Problem:
+        if isinstance(step, TrainingFile):
+            raise PlanError(
+                f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
+            )
+        return step.cost(SAME_BYTES)
+
+    return again(plan, problem, reference, costed, allow_symlinks=allow_symlinks)
 
 
 def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:

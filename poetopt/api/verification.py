@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from poetopt.api.plans import check_model, model_place
+from poetopt.api.recomputed import recomputed
 from poetopt.engine.certificate import Certificate, certify
 from poetopt.engine.solution import DeadlineModel, Options
-from poetopt.errors import FormulationError, PlanError
+from poetopt.errors import FormulationError, PlanError, TimeUpError
 from poetopt.formulations.scope import scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import simulate
 from poetopt.printable import shown as printable
-from poetopt.report.claims import SCOPE, check_claims
-from poetopt.report.verification import Verification
+from poetopt.report.certainty import claimed_bound_j, uncertified
+from poetopt.report.claims import SCOPE, TOLD, check_claims
+from poetopt.report.verification import Taken, Verification
+
+if TYPE_CHECKING:
+    from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
 
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""
@@ -23,49 +30,88 @@ def verify(
     path: str | os.PathLike[str],
     *,
     bound: bool = False,
+    strict: bool = False,
     time_limit_s: float = 60.0,
     model: str | os.PathLike[str] | None = None,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
     compare_model: bool = True,
     allow_symlinks: bool = False,
 ) -> Verification:
-    """Check a plan file: simulate it under its budget and deadline, and hold its layout, report and model against that.
+    """Check a plan file: simulate it, compute its problem again, and hold its layout and its report against both.
+
+    Costs, workspaces, reserve, alignment and all else of the problem are computed again from model, device and profile.
+    What isn't there is listed in `taken`, what is said to be proven and isn't in `uncertified`; `whole` is for both.
 
     bound
-        Whether to certify a bound as well, in the scope that the report names.
+        Whether to certify the bound as well, in the scope that the report names, by branching as far as it takes.
+    strict
+        Certify it where anything that is claimed needs that, and leave it uncertified where there are no certificates.
     time_limit_s
         For the bound, in seconds.
-    model
-        Where the model is now; by default where the plan says, or beside the plan. It is left out where it isn't there.
+    model, device
+        Where they are now; by default where the plan says, or beside the plan.
+    profile
+        The one that it was solved with.
     compare_model
-        Whether the problem in the file is compared with it; reading a large one takes seconds.
+        False: the problem is taken from the file. Reading a large model takes seconds.
     allow_symlinks
         As in `po.load`; a plan can't say it for its model.
 
     Raises PlanError for a plan that is damaged, breaks a rule or is late, for a report that the plan contradicts, for
-    a problem that isn't its model's, and where there is no bound to certify; ModelError for a model that can't be read.
+    a problem that isn't that of model, device and profile, and where there is no bound to certify; ModelError and
+    DeviceError for what can't be read.
     """
     shown = os.fspath(path)
     loaded = codec.load(shown)
+    again = recomputed(
+        shown,
+        loaded,
+        model=model,
+        device=device,
+        profile=profile,
+        compare_model=compare_model,
+        allow_symlinks=allow_symlinks,
+    )
+    loaded = again.file
     try:
         simulation = simulate(loaded.plan, ram_bytes=loaded.ram_bytes, deadline_s=loaded.deadline_s)
         check_claims(loaded, simulation)
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
-    problem, place, missing = loaded.plan.problem, None, ""
-    if not compare_model:
-        missing = "it was not asked for"
-    elif not problem.model_hash:
-        missing = "the file records no hash of it"
-    else:
-        place = model_place(shown, problem, model)
-        missing = "" if place is not None else f"{printable(problem.model_ref or problem.name)} is not there"
-    if place is not None:
-        check_model(shown, loaded, place, allow_symlinks=allow_symlinks)
-    certificate = _certificate(shown, loaded, time_limit_s) if bound else None
-    return Verification(loaded, simulation, certificate, place, missing)
+    report, certificate, none = loaded.report, None, ""
+    if bound:
+        certificate = _certificate(shown, loaded, simulation.overhead_j, time_limit_s)
+    elif strict and report and uncertified(report, simulation, None):
+        try:
+            certificate = _certificate(shown, loaded, simulation.overhead_j, time_limit_s)
+        except (FormulationError, PlanError, TimeUpError) as error:
+            none = str(error).removeprefix(f"{shown}: ")
+    return Verification(
+        loaded,
+        simulation,
+        certificate,
+        again.model,
+        again.device,
+        again.done,
+        (*again.taken, *_of_report(loaded)),
+        tuple(key for key in TOLD if key in report),
+        uncertified(report, simulation, certificate, none) if report else (),
+    )
 
 
-def _certificate(shown: str, loaded: codec.PlanFile, time_limit_s: float) -> Certificate:
+def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
+    """What of a report neither the plan nor its problem gives again."""
+    if "arena_bytes" in file.report and not file.plan.offsets:
+        yield Taken("arena_bytes", "the file has no layout")
+    blocks = str(file.report.get("formulation", "")).split("+")[1:]
+    asks = file.report.get("asks")
+    if blocks or asks:
+        words = ", ".join(map(str, asks)) if isinstance(asks, list) and asks else " and ".join(blocks)
+        yield Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone")
+
+
+def _certificate(shown: str, loaded: codec.PlanFile, overhead_j: float, time_limit_s: float) -> Certificate:
     claimed = loaded.report
     if loaded.ram_bytes is None:
         raise PlanError(f"{shown}: it names no RAM budget, so there is no bound to prove")
@@ -85,6 +131,7 @@ def _certificate(shown: str, loaded: codec.PlanFile, time_limit_s: float) -> Cer
         raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(scope))}")
     scope = scope_option(scope)
     try:
-        return certify(loaded.plan.problem, options, "full" if scope == "store-all" else scope)
+        enough = claimed_bound_j(claimed, overhead_j)
+        return certify(loaded.plan.problem, options, "full" if scope == "store-all" else scope, claimed_j=enough)
     except FormulationError as error:
         raise PlanError(f"{shown}: {error}") from error

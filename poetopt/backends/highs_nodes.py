@@ -18,9 +18,10 @@ from poetopt.backends.highs_rows import HighsRows, compressed
 from poetopt.backends.highs_scheduler import run
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
-from poetopt.backends.solver import Point
+from poetopt.backends.solver import DualProof, Point
 from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Count, Row
+from poetopt.sparse import csr_matrix
 
 LARGE = 6_000
 """Relaxations of more columns are solved over some of their rows."""
@@ -182,6 +183,34 @@ class HighsNodes:
         ended = self._here()
         self._bind = len(_binding(ended, self.counts)[0]) if self._large else 0
         return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended, len(self._coming))
+
+    def proof(self) -> DualProof:
+        """The multipliers of the last solve, or a ray where it was infeasible."""
+        lp, found = self._lp.getLp(), self._lp.getSolution()
+        costs, constant = self.costs, self._matrix.constant
+        if self._lp.getModelStatus() in _NOTHING:
+            solver: Any = self._lp  # its stubs lack the method
+            _, there, ray = solver.getDualRay()
+            costs, constant = np.zeros(len(costs)), 0.0
+            multipliers = np.array(ray) if there else np.zeros(lp.num_row_)
+        else:
+            multipliers = np.array(found.row_dual) / self._scale
+        matrix, shape = lp.a_matrix_, (lp.num_row_, lp.num_col_)
+        parts = matrix.value_, matrix.index_, matrix.start_
+        by_row = matrix.format_ == highspy.MatrixFormat.kRowwise
+        rows = csr_matrix(parts, shape=shape) if by_row else csr_matrix(parts, shape=shape[::-1]).T.tocsr()
+        return DualProof(
+            constant=constant,
+            costs=costs.tolist(),
+            lower=self._at[0].tolist(),
+            upper=self._at[1].tolist(),
+            starts=rows.indptr.tolist(),
+            columns=rows.indices.tolist(),
+            values=rows.data.tolist(),
+            row_lower=list(lp.row_lower_),
+            row_upper=list(lp.row_upper_),
+            multipliers=multipliers.tolist(),
+        )
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
         """What the objective comes to with other bounds of one column."""

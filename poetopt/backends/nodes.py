@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from poetopt.formulations.rows import Row
 
 if TYPE_CHECKING:
-    from poetopt.backends.solver import Point
+    from poetopt.backends.solver import DualProof, Point
 
 Floats = NDArray[np.float64]
 
@@ -81,6 +81,14 @@ class Nodes(Protocol):
             Of a vertex, where rows may have come since; None: where the last solve ended.
 
         Raises StoppedError once `stop` was called, or where the solver can't tell.
+        """
+        ...
+
+    def proof(self) -> DualProof:
+        """What shows the answer of the last `solve`, which had no cutoff: the relaxation and its multipliers.
+
+        Where that found nothing, costs and constant are 0 and multipliers a ray: they prove more than 0, which nothing
+        comes to. Rows of counts are among the rows.
         """
         ...
 

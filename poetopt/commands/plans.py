@@ -64,33 +64,60 @@ def run(
 
 def verify(
     plan: PlanArgument,
-    bound: Annotated[bool, typer.Option("--bound", help="Prove its bound again, in exact arithmetic.")] = False,
+    bound: Annotated[
+        bool,
+        typer.Option("--bound", help="Prove its bound again, in exact arithmetic, by branching where it takes it."),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Code 5 unless all that is claimed was computed again or proven; does --bound where that takes it.",
+        ),
+    ] = False,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Time for proving the bound.")] = "60s",
     model: Annotated[
         str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="The device, where its file is no longer where the plan says."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The profile that the plan was solved with.")
     ] = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Compare the plan with no model.")] = False,
     allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:
-    """Check a plan again, and with --bound its proof, trusting neither the solver nor the file."""
+    """Check a plan again: simulate it, and compute costs, workspaces and report anew from model, device and profile.
+
+    What isn't there is listed as taken from the file. --bound proves the bound again, without the solver's word.
+    """
     from poetopt.api.verification import verify as check
     from poetopt.units import parse_time
 
-    check_outputs([plan, model], {"--json": json})
+    check_outputs([plan, model, profile], {"--json": json})
     if no_model and model is not None:
         raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
-    with doing("checking the plan and proving its bound again" if bound else "checking the plan"):
+    if no_model and (device is not None or profile is not None):
+        raise OptionError("--no-model: without the model no costs are computed; leave out --device and --profile")
+    with doing("checking the plan and proving its bound again" if bound or strict else "checking the plan"):
         found = check(
             plan,
             bound=bound,
+            strict=strict,
             time_limit_s=parse_time(time_limit, option="--time-limit"),
             model=model,
+            device=device,
+            profile=profile,
             compare_model=not no_model,
             allow_symlinks=allow_symlinks,
         )
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
+    if strict and not found.whole:
+        raise ExecutionError(f"{plan}: {found.doubts}")
     return 0
 
 

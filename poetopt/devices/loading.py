@@ -28,7 +28,7 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
     description that is incomplete or nonsense (each fault with its place in the file).
     """
     text = os.fspath(name_or_path)
-    if text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path):
+    if is_path(name_or_path):
         return _read(Path(text))
     known = names()
     if text.lower() in known:
@@ -39,6 +39,12 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
         f"unknown device {text!r}: {hint}The catalogue has {', '.join(known)}; "
         "a TOML file of your own is given by its path (`./my-board.toml`)"
     )
+
+
+def is_path(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether `device` takes it for a file's path."""
+    text = os.fspath(name_or_path)
+    return text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path)
 
 
 def _read(path: Path) -> Device:

@@ -6,12 +6,14 @@ serves every model that has operators in common with it, and two profiles can be
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from poetopt.devices.cost import reserve_bytes, storage_notes
@@ -115,6 +117,11 @@ class Profile:
             f"{where}: its figures are of {mine or 'a machine without a name'}, and the new ones of "
             f"{machine or 'a machine without a name'}: one profile holds one machine's; write them to another file (-o)"
         )
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of `text`."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
 
     def text(self) -> str:
         """The profile as TOML; operators in order of their signatures."""

@@ -10,6 +10,9 @@ every float as the rational number that it denotes, and the sum is done over the
 remains to be trusted is that each row holds of every schedule: the model's own rows are its mathematics, and each cut
 is derived again here from its path, or from the memory row that it rounds, by code that shares nothing with the
 separators.
+
+Where the relaxation proves less than what is claimed, a tree of branches goes on, each of whose nodes is closed by such
+a sum over its own box alone, or by one that shows it empty (`poetopt.engine.certified_nodes`).
 """
 
 from __future__ import annotations
@@ -17,13 +20,17 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from poetopt import clock
-from poetopt.backends.solver import Capability, DualProof
+from poetopt.backends.solver import Capability
+from poetopt.engine.candidates import worth
+from poetopt.engine.certified_nodes import grown
 from poetopt.engine.cutting import cut
+from poetopt.engine.exact import down, exact_bound
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
@@ -44,7 +51,9 @@ class Certificate:
     relaxation_j
         What the solver says that the same relaxation's optimum is.
     rows, cuts
-        How many rows carry the proof, and how many of them are cuts that were derived again.
+        How many rows the relaxation has, and how many cuts were derived again.
+    nodes
+        How many nodes of a tree the bound rests on; 0: the relaxation alone proves it.
     """
 
     scope: str
@@ -52,11 +61,15 @@ class Certificate:
     relaxation_j: float
     rows: int
     cuts: int
+    nodes: int
     seconds: float
 
 
-def certify(problem: Problem, options: Options, scope: str) -> Certificate:
-    """Prove a bound in `scope` for `problem` within the budget and deadline of `options`.
+def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float | None = None) -> Certificate:
+    """Prove a bound in `scope` for `problem` within the budget, deadline and time limit of `options`.
+
+    claimed_j
+        The bound that would do: a tree goes on until it is reached. None: the relaxation's alone.
 
     Raises FormulationError where the formulation or the backend offers nothing to certify, PoetError for a cut that its
     path does not support, and TimeUpError where not even the model was built in time.
@@ -77,52 +90,38 @@ def certify(problem: Problem, options: Options, scope: str) -> Certificate:
         raise FormulationError(
             f"the backend '{options.backend_name}' gives no multipliers to certify a bound with; use --backend highs"
         )
-    cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False)
+    cuts = 0
+
+    def rederived(rows: Sequence[Row]) -> None:
+        nonlocal cuts
+        for row in rows:
+            if row.key is not None:
+                rederive(model, row)
+                cuts += 1
+
+    cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False, on_rows=rederived)
     relaxed = session.relax(max(1.0, until - time.monotonic()))
     proof = session.dual_proof()
-    cuts = 0
-    for row in session.added:
-        if row.key is not None:
-            rederive(model, row)
-            cuts += 1
+    bound_j, explored = down(exact_bound(proof)), 0
+    if claimed_j is not None and bound_j < claimed_j and Capability.NODES in session.capabilities:
+        found = grown(
+            session.nodes(worth(chosen.counts(model), relaxed.point) if relaxed.point is not None else ()),
+            lambda point: chosen.separate(model, point),
+            rederived,
+            claimed_j,
+            until,
+        )
+        if found.bound_j > bound_j:
+            bound_j, explored = found.bound_j, found.explored
     return Certificate(
         scope=model.space.name,
-        bound_j=_down(exact_bound(proof)),
+        bound_j=bound_j,
         relaxation_j=relaxed.objective,
         rows=len(proof.multipliers),
         cuts=cuts,
+        nodes=explored,
         seconds=time.monotonic() - begin,
     )
-
-
-def exact_bound(proof: DualProof) -> Fraction:
-    """The bound of the module's docstring, over the rationals. Raises FormulationError where it is minus infinity."""
-    reduced = [Fraction(c) for c in proof.costs]
-    total = Fraction(proof.constant)
-    for y, lower, upper, columns, values in proof.rows():
-        side = lower if y > 0 else upper
-        if y == 0 or math.isinf(side):
-            continue
-        multiplier = Fraction(y)
-        total += multiplier * Fraction(side)
-        for column, value in zip(columns, values, strict=True):
-            reduced[column] -= multiplier * Fraction(value)
-    for d, lower, upper in zip(reduced, proof.lower, proof.upper, strict=True):
-        if d:
-            side = lower if d > 0 else upper
-            if math.isinf(side):
-                raise FormulationError(
-                    "nothing can be certified: a variable of the model has no bound on a side where the multipliers "
-                    "would have it go on for ever; give the block's variables bounds"
-                )
-            total += d * Fraction(side)
-    return total
-
-
-def _down(value: Fraction) -> float:
-    """The largest float that is not above `value`."""
-    rounded = float(value)
-    return math.nextafter(rounded, -math.inf) if Fraction(rounded) > value else rounded
 
 
 def rederive(model: Any, row: Row) -> None:

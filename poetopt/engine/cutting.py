@@ -6,14 +6,14 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Session
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.rows import PointLike
+from poetopt.formulations.rows import PointLike, Row
 
 ROUNDS_FROM_NOTHING = 12
 """At most this many rounds where each solves the relaxation from nothing: the first ones gain the most."""
@@ -61,6 +61,7 @@ def cut(
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
     on_point: Callable[[PointLike], object] | None = None,
+    on_rows: Callable[[Sequence[Row]], object] | None = None,
     solving: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Cutting:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
@@ -74,6 +75,8 @@ def cut(
         Told each bound; says whether that is enough.
     on_point
         Told the relaxation's point after each round.
+    on_rows
+        Told the rows of each round before they are added.
     solving
         A context for each solve.
     """
@@ -118,5 +121,7 @@ def cut(
         rows = chosen.separate(model, relaxed.point)
         if not rows and not relaxed.broken:
             break
+        if on_rows is not None:
+            on_rows(rows)
         session.add(rows)
     return Cutting(False, whole_s)

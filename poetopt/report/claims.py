@@ -12,6 +12,7 @@ import re
 from typing import NoReturn
 
 from poetopt.comparison.rows import COLUMNS
+from poetopt.devices.blocks import is_block
 from poetopt.engine.solution import OPTIMAL_GAP, DeadlineModel, Status
 from poetopt.errors import PlanError
 from poetopt.formulations import NAMES
@@ -46,6 +47,14 @@ NULLABLE_NUMBERS = (
     "least_deadline_s", "deadline_bound_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
 )  # fmt: skip
 NULLABLE_WHOLES = ("least_ram_bytes", "ram_bound_bytes", "process_peak_bytes")
+TOLD = (
+    "backend", "method", "reason", "why", "build_s", "solve_s", "total_s", "timing", "process_peak_bytes",
+    "interrupted", "least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "order", "order_moves",
+    "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j", "order_judged", "order_drawn",
+    "order_finished", "paging", "remat", "time_limit_s", "gap_tolerance", "asked_scope", "threads", "solver_options",
+    "version", "versions",
+)  # fmt: skip
+"""What a search says of itself and of how it was asked, which no plan gives again."""
 
 
 def check_claims(file: PlanFile, simulation: Simulation) -> None:
@@ -64,6 +73,8 @@ def check_claims(file: PlanFile, simulation: Simulation) -> None:
     _kinds(report)
     _figures(report, file, simulation)
     _deadline(report, file, simulation)
+    _network(report, file)
+    _least(report, simulation)
     _moves(report, file, simulation)
     gap = _bound(report, file, simulation)
     _status(report, gap)
@@ -165,6 +176,24 @@ def _deadline(report: Entry, file: PlanFile, simulation: Simulation) -> None:
         _refuse(report, "deadline_model", f"the file's budget has a deadline of the makespan, {file.deadline_s} s")
     if limit is not None and simulation.compute_s > limit * (1 + RELATIVE_TOLERANCE):
         _refuse(report, "deadline_s", f"all computes take {simulation.compute_s} s")
+
+
+def _network(report: Entry, file: PlanFile) -> None:
+    """What follows from the network, where it is there."""
+    problem, graph = file.plan.problem, file.plan.problem.graph
+    if graph is None:
+        return
+    _same(report, "loss", graph.loss_kind, "the network gives")
+    _same(report, "granularity", str(problem.recipe.get("granularity", "operator")), "the file's recipe is")
+    _same(report, "blocks", sum(map(is_block, graph.operators)), "the network gives")
+
+
+def _least(report: Entry, simulation: Simulation) -> None:
+    """No schedule is below what is said of all."""
+    for key, reached in (("ram_bound_bytes", simulation.peak_bytes), ("deadline_bound_s", simulation.makespan_s)):
+        bound = report.optional(key, report.number) if key in report.data else None
+        if bound is not None and bound > reached * (1 + RELATIVE_TOLERANCE):
+            _refuse(report, key, f"the plan itself takes {reached}")
 
 
 def _moves(report: Entry, file: PlanFile, simulation: Simulation) -> None:

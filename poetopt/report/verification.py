@@ -15,22 +15,52 @@ from poetopt.units import show_joules, show_seconds, show_share
 
 
 @dataclass(frozen=True)
+class Taken:
+    """What is taken from the file because it can't be computed again, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Verification:
-    """What holds of a plan file: its simulation, and a certified bound where one was asked for.
+    """What holds of a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
 
     file
         What was checked. Its report is empty where the file has none, its plan has no offsets where it isn't laid out.
-    model
-        The model that the file's problem was compared with, or None.
-    not_compared
-        Why it was compared with none.
+    model, device
+        What the file's problem was computed from again; None where that isn't there.
+    recomputed
+        What of the file was computed again, and is the same.
+    taken
+        What was not, and is taken from the file.
+    told
+        What a search says of itself, which nothing contradicts and nothing confirms.
+    uncertified
+        What is said to be proven, and isn't proven here.
     """
 
     file: codec.PlanFile
     simulation: Simulation
     certificate: Certificate | None
     model: str | None = None
-    not_compared: str = ""
+    device: str | None = None
+    recomputed: tuple[str, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    told: tuple[str, ...] = ()
+    uncertified: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that is claimed was computed again or proven: what `--strict` asks for."""
+        return not self.taken and not self.uncertified
+
+    @property
+    def doubts(self) -> str:
+        """What was neither computed again nor proven, in one line."""
+        parts = [f"not certified: {claim}" for claim in self.uncertified]
+        parts += [f"taken from the file: {', '.join(w)} ({why})" for why, w in self._taken_by_reason().items()]
+        return "; ".join(parts)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `poetopt verify`."""
@@ -41,8 +71,14 @@ class Verification:
             "deadline_s": self.file.deadline_s,
             "layout_checked": bool(self.file.plan.offsets),
             "report_checked": bool(claimed),
+            "whole": self.whole,
             "model_checked": self.model,
-            "model_not_checked": self.not_compared or None,
+            "model_not_checked": None if self.model is not None else next((t.why for t in self.taken), None),
+            "device_checked": self.device,
+            "recomputed": list(self.recomputed),
+            "taken_from_file": [asdict(entry) for entry in self.taken],
+            "told_by_search": list(self.told),
+            "not_certified": list(self.uncertified),
             "peak_bytes": self.simulation.peak_bytes,
             "energy_j": self.simulation.energy_j,
             "overhead_j": self.simulation.overhead_j,
@@ -64,18 +100,26 @@ class Verification:
             ),
             ("energy", f"{show_joules(simulation.energy_j)}, of it {show_joules(simulation.overhead_j)} overhead"),
             ("time", self._time()),
-            (
-                "model",
-                f"the model was not compared: {self.not_compared}"
-                if self.model is None
-                else f"operators and tensors are those of {printable(self.model)}; joules and seconds are the file's",
-            ),
         ]
+        if self.recomputed:
+            rows.append(("recomputed", f"{self._source()}: {'; '.join(self.recomputed)}"))
+        rows += [("from the file", f"{', '.join(whats)}: {why}") for why, whats in self._taken_by_reason().items()]
         if not self.file.report:
             rows.append(("report", "the file has none that could be compared"))
         if self.certificate is not None:
             rows += _proof(self.certificate, simulation.overhead_j, self.file.report)
+        rows += [("not certified", claim) for claim in self.uncertified]
         return table(self.file.plan.problem.name, rows)
+
+    def _source(self) -> str:
+        model = f"from {printable(self.model or '')}"
+        return model if self.device is None else f"{model} on {printable(self.device)}"
+
+    def _taken_by_reason(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for entry in self.taken:
+            found.setdefault(entry.why, []).append(entry.what)
+        return found
 
     def _time(self) -> str:
         taken = f"{show_seconds(self.simulation.makespan_s)} a step"
@@ -99,7 +143,7 @@ def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object])
             "certified",
             f"no schedule of the scope {found.scope}{' without ' if without else ''}{' and '.join(without)} has less "
             f"overhead than {show_joules(found.bound_j)}, {share}; exact arithmetic over {found.rows:,} rows, "
-            f"{found.cuts:,} cuts derived again, {show_seconds(found.seconds)}",
+            f"{found.cuts:,} cuts derived again{_branches(found)}, {show_seconds(found.seconds)}",
         )
     ]
     blocks = _blocks(claimed)
@@ -115,12 +159,11 @@ def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object])
         lines.append(
             ("minimised", f"{goal.name}, of which nothing is certified: the bound is of the overhead's joules")
         )
-    bound_j = claimed.get("overhead_bound_j")
-    if isinstance(bound_j, int | float):
-        beyond = "what branching adds to the relaxation rests on the solver's word"
-        told = beyond if bound_j > found.bound_j else "no more than is certified"
-        lines.append(("solver", f"{show_joules(bound_j)}: {told}"))
     return lines
+
+
+def _branches(found: Certificate) -> str:
+    return f", each of {found.nodes:,} nodes closed by such a sum" if found.nodes else ""
 
 
 def _blocks(claimed: Mapping[str, object]) -> str:

@@ -10,8 +10,9 @@ from fractions import Fraction
 import pytest
 
 from poetopt.backends.solver import DualProof, backend
-from poetopt.engine.certificate import certify, exact_bound, rederive
+from poetopt.engine.certificate import certify, rederive
 from poetopt.engine.cutting import cut
+from poetopt.engine.exact import exact_bound
 from poetopt.engine.loop import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import FormulationError, PoetError

@@ -1,0 +1,59 @@
+"""What a plan file's report says is proven, held against what a certificate proves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from poetopt.engine.certificate import Certificate
+from poetopt.engine.solution import OPTIMAL_GAP, Status
+from poetopt.plan.simulate import Simulation
+from poetopt.printable import shown
+from poetopt.report.objective import minimised
+from poetopt.units import show_joules, show_share
+
+SLACK = 1e-5
+"""Share of the overhead by which a certificate may fall short of what is said: what solvers' tolerances come to."""
+
+
+def uncertified(
+    claimed: Mapping[str, object], simulation: Simulation, found: Certificate | None, why_none: str = ""
+) -> tuple[str, ...]:
+    """What a report says to be proven, and nothing here proves, with the reason; empty where nothing is left.
+
+    That nothing has less overhead than none needs no proof, and that a bound is at least 0 neither.
+
+    found, why_none
+        The certificate. None: there is none, for that reason, or because none was asked for.
+    """
+    overhead_j = simulation.overhead_j
+    goal = minimised(claimed)
+    if goal is not None:
+        proven = goal.bound or claimed.get("status") in (Status.OPTIMAL, Status.WITHIN_GAP)
+        return (f"the status {claimed.get('status')} in {goal.name}: certificates are of energy",) if proven else ()
+    claims = " and ".join(_beyond(claimed, overhead_j, 0.0 if found is None else found.bound_j))
+    if not claims:
+        return ()
+    if found is None:
+        return (f"{claims}: {why_none or 'the solver says so; --bound proves it'}",)
+    certified = f"{show_joules(found.bound_j)} are certified" if found.bound_j > 0 else "nothing is certified"
+    share = f", {show_share(found.bound_j / overhead_j)} of this plan's overhead" if found.bound_j > 0 else ""
+    return (f"{claims}: {certified} in {shown(found.scope)}{share}",)
+
+
+def claimed_bound_j(claimed: Mapping[str, object], overhead_j: float) -> float:
+    """The bound in joules that would certify all that a report says."""
+    bound_j = claimed.get("overhead_bound_j")
+    return (float(bound_j) if isinstance(bound_j, int | float) else overhead_j) - SLACK / 2 * overhead_j
+
+
+def _beyond(claimed: Mapping[str, object], overhead_j: float, certified_j: float) -> Iterator[str]:
+    """The claims that `certified_j` doesn't reach."""
+    slack_j = SLACK * overhead_j
+    status, bound_j = str(claimed.get("status")), claimed.get("overhead_bound_j")
+    if isinstance(bound_j, int | float) and bound_j > certified_j + slack_j:
+        yield f"the bound of {show_joules(bound_j)}"
+    asked = claimed.get("gap_tolerance")
+    tolerances = {Status.OPTIMAL: 0.0, Status.WITHIN_GAP: float(asked) if isinstance(asked, int | float) else 0.0}
+    for known, tolerance in tolerances.items():
+        if status == known and overhead_j - certified_j > max(tolerance, OPTIMAL_GAP) * overhead_j + slack_j:
+            yield f"the status {status}"
