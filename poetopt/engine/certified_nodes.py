@@ -115,10 +115,11 @@ class CertifiedNodes:
 
 def _empty(proof: DualProof) -> bool:
     """Whether the ray, or its opposite, proves that the box holds no point."""
+    feasible = replace(proof, constant=0.0, costs=[0.0] * len(proof.costs))
     for sign in (1.0, -1.0):
         ray = [sign * y for y in proof.multipliers]
         try:
-            if exact_bound(replace(proof, multipliers=ray)) > 0:
+            if exact_bound(replace(feasible, multipliers=ray)) > 0:
                 return True
         except FormulationError:
             continue

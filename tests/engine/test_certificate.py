@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import pytest
 
+from poetopt.backends.nodes import Nodes, Vertex
 from poetopt.backends.solver import DualProof, backend
 from poetopt.engine.certificate import certify, rederive
+from poetopt.engine.certified_nodes import grown
 from poetopt.engine.cutting import cut
 from poetopt.engine.exact import exact_bound
 from poetopt.engine.loop import solve
@@ -32,6 +37,81 @@ def test_certified_bounds_are_below_the_optimum(seed: int) -> None:
     assert found.bound_j >= -1e-9
     assert found.bound_j <= best.overhead_j
     assert found.bound_j == pytest.approx(found.relaxation_j, abs=1e-5)
+
+
+@pytest.mark.parametrize(("operators", "seed"), [(12, 10), (16, 1), (20, 7), (20, 8)])
+def test_trees_close_what_relaxations_leave_open(operators: int, seed: int) -> None:
+    """And nothing above the optimum, whatever is claimed: problems whose relaxations prove 60 to 90 % of it."""
+    problem, ram_bytes = random_tight(
+        random.Random(seed), operators=operators, training=True if operators > 12 else None
+    )
+    options = Options(ram_bytes=ram_bytes, time_limit_s=20)
+    found = solve(problem, replace(options, gap=0.0, scope="full", threads=1))
+    assert found.simulation is not None
+    best_j = found.simulation.overhead_j
+    alone = certify(problem, options, "full")
+    assert alone.nodes == 0
+    assert alone.bound_j < 0.95 * best_j
+    enough = certify(problem, options, "full", claimed_j=0.999 * alone.bound_j)
+    assert enough.nodes == 0
+    assert enough.bound_j >= 0.999 * alone.bound_j
+    for claimed_j in (0.99 * best_j, 2 * best_j):
+        more = certify(problem, options, "full", claimed_j=claimed_j)
+        assert more.nodes > 1
+        assert more.bound_j == pytest.approx(min(claimed_j, best_j), rel=1e-6)
+        assert more.bound_j <= best_j
+
+
+class Liar:
+    """Nodes of a solver that says more than it can prove."""
+
+    def __init__(self, nodes: Nodes, *, void: bool) -> None:
+        self._nodes, self._void = nodes, void
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._nodes, name)
+
+    def solve(self, basis: object, cutoff: float) -> Vertex | None:
+        vertex = self._nodes.solve(basis, cutoff)
+        return None if self._void or vertex is None else replace(vertex, objective=vertex.objective + 1.0)
+
+    def probe(self, column: int, *_: object) -> tuple[float, bool]:
+        return math.inf, True
+
+    def search(self, cutoff: float, *_: object) -> tuple[float, bool]:
+        return cutoff, True
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_a_solver_s_word_counts_for_nothing(void: bool) -> None:
+    compared = 0
+    for seed in range(30):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=5)
+        best = stage_optimum(problem, ram_bytes)
+        if best is None or not best.overhead_j:
+            continue
+        chosen = formulation("retention")
+        chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "hiding"))
+        model = chosen.build(problem, ram_bytes=ram_bytes)
+        session = backend("highs").open(model, threads=1, scale=1.0)
+        session.relax(10.0)
+        nodes: Any = Liar(session.nodes(), void=void)
+        until = time.monotonic() + 10
+        separate = partial(chosen.separate, model)
+        found = grown(nodes, separate, lambda _: None, 2 * best.overhead_j, until)
+        assert found.bound_j <= best.overhead_j * (1 + 1e-12)
+        assert not void or found.bound_j == -math.inf
+        compared += 1
+        if compared == 5:
+            return
+    assert compared
+
+
+def test_a_branch_is_empty_only_where_a_ray_proves_it() -> None:
+    """x + y >= 1 in a box: with y = 0 and x <= 1/2 nothing is left, and the sum shows that."""
+    ray = replace(proof([1.0, 0.0]), costs=[0.0, 0.0], upper=[0.5, 0.0])
+    assert exact_bound(ray) == Fraction(1, 2)
+    assert exact_bound(replace(ray, upper=[0.5, 0.5])) == 0
 
 
 @pytest.mark.parametrize("dma", [False, True])
