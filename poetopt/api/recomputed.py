@@ -98,9 +98,7 @@ def recomputed(
     unknown = {entry.what for entry in taken}
     costed: Device | str = problem.device if not network else SAME_BYTES if unknown or used is None else used
     measures = None if unknown else profile
-    made = again(
-        plan, problem, place, lambda step: step.cost(costed, profile=measures), allow_symlinks=allow_symlinks
-    )
+    made = again(plan, problem, place, lambda step: step.cost(costed, profile=measures), allow_symlinks=allow_symlinks)
     whole = codec.with_problem(found, made, plan)
     for key, where, here, there in _differences(problem, made):
         if FIELDS.get(key, OF_MODEL) not in unknown:
