@@ -159,7 +159,12 @@ class TrainingFile:
         """
         if profile is not None:
             raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
-        return self.file.cost(os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name)
+        name = os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name
+        if name not in self.file.costs:
+            from poetopt.devices.loading import canonical
+
+            name = canonical(name) or name
+        return self.file.cost(name)
 
 
 def load(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from poetopt.commands.options import BatchOption, JsonOption
+from poetopt.commands.options import BatchOption, JsonOption, devices_like
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import OptionError
 
@@ -29,8 +29,12 @@ def formulations(
 
 def devices(
     show: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="One device: each figure with its source.")
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="One device: each figure with its source.", autocompletion=devices_like),
     ] = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="With --show: print its file, to start one of your own from.")
+    ] = False,
     json: JsonOption = None,
 ) -> int:
     """List the devices that are known, or show one with the sources of its figures."""
@@ -39,6 +43,17 @@ def devices(
     check_outputs([], {"--json": json})
     from poetopt import devices as catalogue
 
+    if toml:
+        if show is None:
+            raise OptionError("--toml: say which device with --show, as in --show a72 --toml")
+        if json == "-":
+            raise OptionError("--json -: --toml goes to the standard output as well; give a file for --json")
+        from poetopt.devices.loading import device_table
+        from poetopt.devices.toml_text import toml_text
+
+        write_json(device_document(catalogue.device(show)), json)
+        say(toml_text(device_table(show)))
+        return 0
     shown = [catalogue.device(name) for name in ([show] if show else catalogue.names())]
     documents = [device_document(device) for device in shown]
     write_json(documents[0] if show else {"devices": documents}, json)

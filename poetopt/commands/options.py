@@ -18,11 +18,11 @@ ModelArgument = Annotated[
 ]
 
 
-def _devices(incomplete: str) -> list[str]:
+def devices_like(incomplete: str) -> list[str]:
     """For the shell's completion."""
-    from poetopt.devices.loading import names
+    from poetopt.devices.loading import aliases, names
 
-    return [name for name in names() if name.startswith(incomplete)]
+    return [name for name in (*names(), *sorted(aliases())) if name.startswith(incomplete)]
 
 
 DeviceOption = Annotated[
@@ -31,7 +31,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="NAME|FILE",
         help="A device (`poetopt devices`), or a TOML file of one.",
-        autocompletion=_devices,
+        autocompletion=devices_like,
     ),
 ]
 BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]

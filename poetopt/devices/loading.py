@@ -1,13 +1,18 @@
-"""Devices by name or by file."""
+"""Devices by name, by alias or by file."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from poetopt.devices.model import Device
+from poetopt.devices.overlay import overlaid
 from poetopt.errors import DeviceError
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -19,47 +24,32 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in CATALOGUE.glob("*.toml")))
 
 
-def device(name_or_path: str | os.PathLike[str]) -> Device:
-    """The device of that name in the catalogue, or the one that a TOML file of yours describes.
+@cache
+def aliases() -> Mapping[str, str]:
+    """Other names of the catalogue's devices, as their files list them: alias -> name."""
+    found = {}
+    for name in names():
+        for alias in _toml(CATALOGUE / f"{name}.toml").get("aliases", ()):
+            found[alias] = name
+    return found
 
-    What ends in `.toml` or holds a directory separator is a path; anything else is a name, in any case.
+
+def canonical(name: str) -> str | None:
+    """The name in the catalogue that `name` or an alias stands for, in any case; None where there is none."""
+    plain = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return plain if plain in names() else aliases().get(plain)
+
+
+def device(name_or_path: str | os.PathLike[str]) -> Device:
+    """The device of that name or alias in the catalogue, or the one that a TOML file of yours describes.
+
+    What has a suffix (`.toml`) or holds a directory separator is a path; anything else is a name, in any case.
 
     Raises `DeviceError` for an unknown name (with the closest ones), a file that can't be read, and a
     description that is incomplete or nonsense (each fault with its place in the file).
     """
-    text = os.fspath(name_or_path)
-    if is_path(name_or_path):
-        return _read(Path(text))
-    known = names()
-    if text.lower() in known:
-        return _read(CATALOGUE / f"{text.lower()}.toml")
-    close = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise DeviceError(
-        f"unknown device {text!r}: {hint}The catalogue has {', '.join(known)}; "
-        "a TOML file of your own is given by its path (`./my-board.toml`)"
-    )
-
-
-def is_path(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether `device` takes it for a file's path."""
-    text = os.fspath(name_or_path)
-    return text.endswith(".toml") or os.sep in text or isinstance(name_or_path, Path)
-
-
-def _read(path: Path) -> Device:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise DeviceError(
-            f"{path}: the device file can't be read: {reason}. "
-            f"Give the path of a TOML file, or a name of the catalogue ({', '.join(names())})"
-        ) from error
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise DeviceError(f"{path}: not valid TOML: {error}. Compare with a file of the catalogue") from error
+    path = _place_of(name_or_path)
+    table = _whole(path)
 
     from pydantic import ValidationError
 
@@ -70,8 +60,86 @@ def _read(path: Path) -> Device:
     except ValidationError as error:
         faults = [f"{_place(fault['loc'])}{_reason(fault['msg'])}" for fault in error.errors()]
         raise DeviceError(
-            f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source"
+            f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source; "
+            'base = "a72" takes what is missing from there'
         ) from error
+
+
+def device_table(name_or_path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """What the device's file says, bases included, as it stands there. Raises `DeviceError` as `device`."""
+    device(name_or_path)
+    return _whole(_place_of(name_or_path))
+
+
+def is_path(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether `device` takes it for a file's path."""
+    text = os.fspath(name_or_path)
+    return isinstance(name_or_path, Path) or os.sep in text or bool(Path(text).suffix)
+
+
+def _place_of(name_or_path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(name_or_path)
+    if is_path(name_or_path):
+        return Path(text)
+    name = canonical(text)
+    if name is not None:
+        return CATALOGUE / f"{name}.toml"
+    known = names()
+    beside = [f"./{text}.toml"] if Path(f"{text}.toml").exists() else []
+    meant = difflib.get_close_matches(text.lower(), (*known, *aliases()), n=3, cutoff=0.4)
+    close = [*beside, *dict.fromkeys(aliases().get(name, name) for name in meant)]
+    hint = f"did you mean {' or '.join(close)}?" if close else f"The catalogue has {', '.join(known)};"
+    raise DeviceError(
+        f"unknown device {text!r}: {hint} `poetopt devices` lists all; a TOML file of your own is given by its path "
+        "(`./my-board.toml`)"
+    )
+
+
+def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The table in the file `path`, over that of its base. `above` are the files whose base it is."""
+    table = _toml(path)
+    if "base" not in table:
+        return table
+    base = table["base"]
+    if not isinstance(base, str) or not base.strip():
+        raise DeviceError(f'{path}: base: must be a device\'s name or a file, as in base = "a72"')
+    chain = (*above, path)
+    try:
+        place = _place_of(base)
+        place = place if place.parent == CATALOGUE else path.parent / place
+        if place.resolve() in [file.resolve() for file in chain]:
+            ring = " -> ".join(str(file) for file in (*chain, place))
+            raise DeviceError(f"it leads back to where it began ({ring}); name a device of the catalogue")
+        inherited = _whole(place, chain)
+    except DeviceError as error:
+        raise error if "base: " in str(error) else DeviceError(f"{path}: base: {error}") from error
+    return overlaid(table, inherited, path)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = _unreadable(path, error)
+        raise DeviceError(
+            f"{path}: {reason}. Give the path of a TOML file, or a name that `poetopt devices` lists"
+        ) from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DeviceError(
+            f"{path}: not valid TOML: {error}. Start from what `poetopt devices --show a72 --toml` prints"
+        ) from error
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "the device file can't be read: it is not UTF-8 text"
+    if not isinstance(error, FileNotFoundError):
+        return f"the device file can't be read: {error.strerror}"
+    present = [str(file) for file in sorted(path.parent.glob("*.toml"))[:100]]
+    close = difflib.get_close_matches(str(path), present, n=2, cutoff=0.5)
+    return "no such file" + (f" (did you mean {' or '.join(close)}?)" if close else "")
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -104,6 +104,8 @@ class Device:
         What it pages to, or None: then schedules can only recompute.
     dma
         Whether a transfer runs beside the CPU.
+    aliases
+        Other names that it is found by, where it is in the catalogue.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Device:
     storage: Storage | None = None
     figures: tuple[Figure, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Device {shown(self.name)}: {shown(self.description)}>"

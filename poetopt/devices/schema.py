@@ -146,6 +146,7 @@ class DeviceTable(_Table):
 
     name: Text
     description: Text
+    aliases: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
     dma: SwitchTable
     figures: FiguresTable
@@ -186,6 +187,7 @@ class DeviceTable(_Table):
             memory_bytes_per_s=value.get("memory_bytes_per_s"),
             storage=storage,
             figures=(*figures, Figure("dma", self.dma.value, "", self.dma.kind, self.dma.source)),
+            aliases=self.aliases,
             notes=(*self.notes, *contradictions({figure.name: figure for figure in figures})[1]),
         )
 

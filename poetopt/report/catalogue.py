@@ -15,6 +15,7 @@ def device_document(device: Device) -> dict[str, object]:
     return {
         "name": device.name,
         "description": device.description,
+        "aliases": list(device.aliases),
         "ram_bytes": device.ram_bytes,
         "dma": device.dma,
         "storage": device.storage is not None,
@@ -49,6 +50,7 @@ def device_lines(device: Device) -> list[str]:
     for figure in device.figures:
         value = str(figure.value).lower() if isinstance(figure.value, bool) else f"{figure.value:.5g}"
         lines.append(f"  {figure.name:<{width}}  {value + ' ' + figure.unit:<18} {figure.kind:<9}  {figure.source}")
+    lines += [f"  also called: {', '.join(device.aliases)}"] if device.aliases else []
     return [*lines, *(f"  note: {note}" for note in device.notes)]
 
 

@@ -95,7 +95,7 @@ def test_names_don_t_mind_case() -> None:
     assert device("A72") == device("a72")
 
 
-@pytest.mark.parametrize(("wrong", "close"), [("a7", "a72"), ("paper-a73", "paper-a72"), ("paper_m4", "paper-m4")])
+@pytest.mark.parametrize(("wrong", "close"), [("a7", "a72"), ("paper-a73", "paper-a72"), ("paper_m5", "paper-m4")])
 def test_an_unknown_name_is_told_the_closest(wrong: str, close: str) -> None:
     with pytest.raises(DeviceError, match=f"unknown device '{wrong}': did you mean .*{close}"):
         device(wrong)
@@ -278,7 +278,7 @@ def test_blocks_and_waking(tmp_path: Path) -> None:
 
 
 def test_files_that_can_t_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"nothing\.toml: the device file can't be read: No such file"):
+    with pytest.raises(DeviceError, match=r"nothing\.toml: no such file"):
         device(tmp_path / "nothing.toml")
     with pytest.raises(DeviceError, match=r"board\.toml: not valid TOML: .*line 2"):
         device(write(tmp_path, 'name = "board"\nram = = 3\n'))
