@@ -115,6 +115,10 @@ class Primal:
             )
         return found
 
+    def known_ints(self, index: int) -> list[int]:
+        """The integers in input `index`, as `known`."""
+        return [int(v) for v in np.asarray(self.known(index)).reshape(-1)]
+
     def attr_int(self, name: str, default: int) -> int:
         """An integer attribute."""
         found = self.node.attributes.get(name, default)

@@ -24,6 +24,23 @@ def _t() -> Any:
     return torch
 
 
+PADS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "reflect": ((1, 2, 2, 1), (4, 3, 4, 3), (0, 1, -2, 2), (-1, 0, 3, -2)),
+    "edge": ((1, 2, 2, 1), (7, 0, 1, 9), (0, 1, -4, 2), (-1, -3, 3, 2)),
+    "wrap": ((1, 2, 2, 1), (5, 4, 5, 4), (12, 1, 3, 9), (-2, -3, 4, 5)),
+}
+"""By mode: before the second and the third axis, and after them; of lengths 5 and 4."""
+
+
+def _padded(x: Any, mode: str, sides: tuple[int, int, int, int]) -> Any:
+    """Cut, then repeated, by index."""
+    for axis, before, after in ((1, sides[0], sides[2]), (2, sides[1], sides[3])):
+        left = np.arange(x.shape[axis])[max(-before, 0) : x.shape[axis] - max(-after, 0)]
+        index = np.pad(left, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
+        x = x.index_select(axis, _t().tensor(index))
+    return x
+
+
 def _conv2(x: Any, w: Any, b: Any) -> Any:
     return _f().conv2d(_f().pad(x, (0, 2, 1, 0)), w, b, stride=(2, 1), dilation=(1, 2))
 
@@ -149,6 +166,11 @@ ROWS: tuple[Spec, ...] = (
     Spec("Pad", (normal(3, 4), ints(1, -1, 0, 2)), torch=lambda x, p: _f().pad(x, (-1, 2, 1, 0))),
     Spec("Pad", (normal(3, 4), ints(1, 2), None, ints(-1)), torch=lambda x, p, v, a: _f().pad(x, (1, 2)),
          label="axes"),
+    *(
+        Spec("Pad", (normal(2, 5, 4), ints(0, *sides[:2], 0, *sides[2:])), attributes={"mode": mode}, opset=19,
+             torch=lambda x, p, m=mode, s=sides: _padded(x, m, s), label=f"{mode}-{k}")
+        for mode in PADS for k, sides in enumerate(PADS[mode])
+    ),
     Spec("Gather", (normal(5, 3), np.array([[0, -1, 0], [2, 2, 1]])), torch=lambda x, i: x[i], label="rows"),
     Spec("Gather", (normal(2, 5, 3), ints(4, 0, 4)), torch=lambda x, i: x[:, i], attributes={"axis": 1}),
     Spec("Gather", (normal(2, 5, 3), np.array(-2)), torch=lambda x, i: x[:, -2], attributes={"axis": -2},

@@ -80,6 +80,14 @@ def test_an_axis_that_is_cut_away_has_nothing_to_repeat() -> None:
         differentiate(cut, loss="mse")
 
 
+def test_a_reflection_longer_than_its_line_is_refused() -> None:
+    weights = {"w": np.ones((2, 3), np.float32), "p": np.array([0, 3, 0, 0])}
+    nodes = [make_node("Pad", ["w", "p"], ["y"], name="pad0", mode="reflect"), make_node("Mul", ["y", "x"], ["z"])]
+    model = load_onnx(model_of(nodes, {"x": [2, 6]}, ["z"], weights, opset=19), train="w")
+    with pytest.raises(ModelError, match=r"node 'pad0' .*: reflects 3 elements of axis 1, which has 3"):
+        differentiate(model, loss="mse")
+
+
 def test_dilations_that_onnxruntime_folds_in_its_own_way_are_refused() -> None:
     shapes = {"size": np.array([7]), "window": np.array([2]), "w": np.ones((2, 4, 5), np.float32)}
     nodes = "h = Mul(w, x)\ny = Col2Im<dilations=[2]>(h, size, window)"

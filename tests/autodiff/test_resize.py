@@ -11,6 +11,7 @@ import pytest
 from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
+from poetopt.autodiff.rules.resize import weights
 from poetopt.errors import MissingVjpError
 from poetopt.frontends.onnx_file import load_onnx
 from tests.autodiff.oracle import Array, run
@@ -61,7 +62,7 @@ MODES = ("nearest", "linear", "cubic")
 FRAMES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 SHAPES: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = (
     ((1, 2, 5, 4), (1.5, 2.5)), ((1, 1, 7, 5), (0.7, 1.5)), ((2, 1, 3, 5), (2.5, 0.7)), ((1, 1, 4, 3), (2.0, 3.0)),
-    ((1, 2, 5), (1.5,)), ((1, 1, 3, 5, 2), (1.5, 0.7, 2.5)),
+    ((1, 2, 5), (1.5,)), ((1, 1, 3, 5, 2), (1.5, 0.7, 2.5)), ((1, 1, 3, 5), (1.3, 2.0)), ((1, 1, 3, 4), (1.3, 1.2)),
 )  # fmt: skip
 
 
@@ -130,17 +131,54 @@ def test_the_gradient_is_that_of_what_onnxruntime_computes(mode: str, frame: str
     assert checked or not settings_of(mode, frame, opset)
 
 
-def test_a_line_too_long_for_a_matrix_is_refused_and_repeats_need_none() -> None:
-    long: tuple[int, ...] = (1, 1, 20_000)
-    smooth = resized_model(18, {"mode": "linear"}, long, (2.0,), by_sizes=False)
-    with pytest.raises(MissingVjpError, match="20000 elements that become 40000 along one axis"):
-        differentiate(load_onnx(smooth, train="w"), loss="mse")
-    repeated = resized_model(18, {"mode": "nearest"}, long, (2.0,), by_sizes=False)
-    step = differentiate(load_onnx(repeated, train="w"), loss="mse")
-    x = np.zeros(long, np.float32)
-    labels = next(name for name in step.inputs if name != "x")
-    found = run(step, {"x": x, labels: np.zeros((1, 1, 40_000), np.float32)}, ("w.grad",))["w.grad"]
-    np.testing.assert_allclose(found, 2 * 2 * np.asarray(step.values["w"], np.float32) / 40_000, rtol=1e-5)
+@pytest.mark.parametrize("scale", [1.37, 3.0, 0.4, 0.013])
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_are_those_of_every_element_alone(mode: str, scale: float) -> None:
+    """Against onnxruntime's Resize of the unit vectors, for all settings."""
+    before = 150
+    for frame in FRAMES if scale < 2 else FRAMES[:1]:
+        for given in settings_of(mode, frame, 19):
+            after = int(np.floor(before * np.float32(scale)))
+            nodes = [make_node("Resize", ["x", "", "s"], ["y"], **given)]
+            scales = {"s": np.array([scale, 1.0], np.float32)}
+            proto = model_of(nodes, {"x": [before, before]}, ["y"], scales, opset=19)
+            session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+            (wanted,) = session.run(None, {"x": np.eye(before, dtype=np.float32)})
+            own = {"antialias": 0, "coordinate_transformation_mode": frame, "cubic_coeff_a": -0.75,
+                   "exclude_outside": 0, "nearest_mode": "round_prefer_floor", **given}  # fmt: skip
+            found = weights(before, after, scale, (*sorted(own.items()), ("opset", 19), ("scaled", True)))
+            matrix = np.zeros((after, before))
+            np.add.at(matrix, (found.places, found.read), found.weights)
+            np.testing.assert_allclose(matrix, wanted, atol=1e-6, err_msg=str(given))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 90, 70), (1, 90, 3, 70)])
+@pytest.mark.parametrize(("mode", "scales"), [("nearest", (1.5, 1.2)), ("linear", (2.0, 1.5)), ("cubic", (1.3, 25.0))])
+def test_long_lines_are_gathered(mode: str, scales: tuple[float, ...], shape: tuple[int, ...]) -> None:
+    """Resize is linear in w: <dL/dw, d> = 2 mean((R w - t) R d) for any d; and no constant grows with a square."""
+    proto = resized_model(18, {"mode": mode}, shape, scales, by_sizes=False)
+    forward = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    (y,) = forward.run(None, {"x": np.zeros(shape, np.float32)})
+    target, direction = (rng.standard_normal(s).astype(np.float32) for s in (y.shape, shape))
+    graph = load_onnx(proto, train="w")
+    step = differentiate(graph, loss="mse")
+    emitted = sum(v.nbytes for name, v in step.values.items() if name not in graph.values)
+    assert emitted < 100_000 < 4 * 70 * 1750
+    feeds = {"x": np.zeros(shape, np.float32), "target": target}
+    found = run(step, feeds, ("w.grad",))["w.grad"]
+    np.testing.assert_array_equal(found, run(step, feeds, ("w.grad",))["w.grad"])
+    start = np.asarray(graph.values["w"], np.float32)
+    (change,) = forward.run(None, {"x": direction - start})
+    wanted = 2 * np.mean((y - target).astype(np.float64) * change)
+    scale = np.linalg.norm(found) * np.linalg.norm(direction)
+    assert abs(np.sum(found.astype(np.float64) * direction) - wanted) <= 1e-5 * scale
+
+
+def test_a_line_beyond_what_float32_counts_is_refused() -> None:
+    settings = (*sorted({"mode": "linear", "antialias": 0}.items()), ("opset", 18), ("scaled", True))
+    with pytest.raises(MissingVjpError, match="20000000 elements that become 40000000 along one axis"):
+        weights(20_000_000, 0, 2.0, settings)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -76,9 +76,10 @@ def _masked(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, in
             mask = affine(k, k.cast(mask, scores.dtype), -least, least)
         scores = k.reshape(k.add(k.reshape(scores, shape), mask), full)
     if op.attr_int("is_causal", 0):
-        later = np.triu(np.ones(shape[2:], np.bool_), 1)
-        hidden = k.graph.constant(np.where(later, least, 0.0).astype(scores.dtype))
-        scores = k.reshape(k.add(k.reshape(scores, shape), hidden), full)
+        kind = scores.dtype if scores.dtype in {"float32", "float64"} else "float32"
+        low = k.expand(k.graph.constant(np.full((1, 1), least, kind)), shape[2:])
+        later = k.node("Trilu", [low, k.graph.constant(np.array(1, np.int64))], shape[2:], kind, upper=1)
+        scores = k.reshape(k.add(k.reshape(scores, shape), k.cast(later, scores.dtype)), full)
     return scores
 
 

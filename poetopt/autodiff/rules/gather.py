@@ -8,9 +8,9 @@ With V rows to choose from, N chosen and rows of `inner` elements:
 | V <= N | product with a one-hot matrix | 5 V N |
 | V > N | alike rows are added up in that way, then every row of dX is gathered from these or from zeros | 5 N N |
 
-The second and third turn to ScatterElements(add) where rows are short and the one-hot matrix would be the larger
-(V or N rows of zeros, and 8 bytes an index). A table of 30,522 words thus costs one pass over its gradient, and no
-zeros of its size. Like elements are always added in the same order.
+The second and third turn to ScatterElements(add) where the one-hot matrix has more than 256 rows, and where rows of dY
+are short and it would be the larger (V or N rows of zeros, and 4 bytes an index). A table of 30,522 words thus costs
+one pass over its gradient, and no zeros of its size. Like elements are always added in the same order.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.pieces import chunk
 from poetopt.graph import Tensor
+
+_ONE_HOT_ROWS = 256
+"""A product with more of them takes longer than adding up element by element, and grows with their square."""
 
 _MAX_SINCE = 18
 """ScatterElements knows the reduction `max` from this opset on."""
@@ -60,9 +63,12 @@ def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -
     count = indices.size
     flat = k.cast(k.reshape(indices, (count,)), "int64")
     flat = k.node("Mod", [flat, k.graph.ints([rows])], flat.shape, "int64")
+    table, pieces = k.reshape(total, (rows, inner)), k.reshape(dy, (count, inner))
+    if count > _ONE_HOT_ROWS:
+        wide = k.expand(k.reshape(k.cast(flat, "int32"), (count, 1)), pieces.shape)
+        return k.reshape(k.scatter_add(table, wide, pieces, 0), total.shape)
     alike = k.cast(k.binary("Equal", k.reshape(flat, (count, 1)), k.reshape(flat, (1, count)), "bool"), dy.dtype)
-    sums = k.gemm(alike, k.reshape(dy, (count, inner)))
-    table = k.reshape(total, (rows, inner))
+    sums = k.gemm(alike, pieces)
     fresh = k.add(k.node("Gather", [table, flat], (count, inner), dy.dtype, axis=0), sums)
     written = k.node("ScatterND", [table, k.reshape(flat, (count, 1)), fresh], (rows, inner), dy.dtype)
     return k.reshape(written, total.shape)
@@ -129,11 +135,13 @@ def _sum_alike(k: OperatorBuilder, pieces: Tensor, places: Tensor, rows: int) ->
     """[outer, rows, inner]: the sums of the pieces that have the same place, zeros where none is."""
     outer, count, inner = pieces.shape
     item = pieces.nbytes // max(pieces.size, 1)
-    if rows * count * (item + 1) <= (rows * item + count * 16) * inner * outer:
+    if rows <= _ONE_HOT_ROWS and rows * count * (item + 1) <= (rows * item + count * 16) * inner * outer:
         numbers = k.graph.constant(np.arange(rows, dtype=np.int64).reshape(rows, 1))
         chosen = k.cast(k.compare("Equal", numbers, k.reshape(places, (1, count))), pieces.dtype)
         if outer == 1:
             return k.reshape(k.gemm(chosen, k.reshape(pieces, (count, inner))), (1, rows, inner))
         return k.matmul(chosen, pieces)
+    if rows < 2**31:
+        places = k.cast(places, "int32")
     wide = k.expand(k.reshape(places, (1, count, 1)), pieces.shape)
     return k.scatter_add(k.zeros((outer, rows, inner), pieces.dtype), wide, pieces, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.graph import Tensor
@@ -19,9 +17,9 @@ def expand(op: Primal, cotangents: Cotangents) -> Gradients:
 def slices(op: Primal, cotangents: Cotangents) -> Gradients:
     """dY with zeros around and, for steps beyond one, between its elements."""
     dy, shape = op.only(cotangents), op.x.shape
-    starts, ends = (_list(op, index) for index in (1, 2))
-    axes = _list(op, 3) if op.has(3) else list(range(len(starts)))
-    steps = _list(op, 4) if op.has(4) else [1] * len(starts)
+    starts, ends = (op.known_ints(index) for index in (1, 2))
+    axes = op.known_ints(3) if op.has(3) else list(range(len(starts)))
+    steps = op.known_ints(4) if op.has(4) else [1] * len(starts)
     k = op.emit("grad_input")
     before, after = [0] * len(shape), [0] * len(shape)
     for start, end, axis, step in zip(starts, ends, (a % len(shape) for a in axes), steps, strict=True):
@@ -34,10 +32,6 @@ def slices(op: Primal, cotangents: Cotangents) -> Gradients:
         dy = _spread(k, dy, axis, abs(stride))
         before[axis], after[axis] = picked[0], shape[axis] - picked[-1] - 1
     return k.pad(dy, before, after), None, None, None, None
-
-
-def _list(op: Primal, index: int) -> list[int]:
-    return [int(v) for v in np.asarray(op.known(index)).reshape(-1)]
 
 
 def _spread(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:

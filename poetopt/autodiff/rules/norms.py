@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 
+from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.pieces import sign
 from poetopt.autodiff.vocabulary import normalized
+from poetopt.graph import Tensor
 
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -59,21 +61,27 @@ def mean_variance(op: Primal, cotangents: Cotangents) -> Gradients:
 def local_response(op: Primal, cotangents: Cotangents) -> Gradients:
     """With D = bias + alpha / size (sum of squares of the nearest channels) and Y = X D^-beta:
 
-    dX = dY D^-beta - 2 alpha beta / size X (sum over the channels that X reaches of dY Y / D). The sums over
-    channels are products with a band matrix. Reads X and Y; three temporaries of X's size.
+    dX = dY D^-beta - 2 alpha beta / size X (sum over the channels that X reaches of dY Y / D). Sums over channels
+    are averages of windows. Reads X and Y; three temporaries of X's size.
     """
     dy, x, y = op.only(cotangents), op.x, op.y
-    size, beta = op.attr_int("size", 1), op.attr_float("beta", 0.75)
-    share = op.attr_float("alpha", 1e-4) / size
-    channels, positions = x.shape[1], math.prod(x.shape[2:])
-    flat = (x.shape[0], channels, positions)
-    away = np.arange(channels)[None, :] - np.arange(channels)[:, None]
-    band = np.asarray((away >= -((size - 1) // 2)) & (away <= size // 2), np.float64)
+    size, alpha, beta = op.attr_int("size", 1), op.attr_float("alpha", 1e-4), op.attr_float("beta", 0.75)
+    flat = (x.shape[0], 1, x.shape[1], math.prod(x.shape[2:]))
+    below, above = (size - 1) // 2, size // 2
     k = op.emit("grad_input")
-    squares = k.matmul(k.graph.constant((band * share).astype(x.dtype)), k.reshape(k.mul(x, x), flat))
-    denominator = k.add(squares, k.graph.scalar(op.attr_float("bias", 1.0), x.dtype))
+    squares = _means(k, k.reshape(k.mul(x, x), flat), below, above)
+    denominator = k.add(k.mul(squares, alpha), k.graph.scalar(op.attr_float("bias", 1.0), x.dtype))
     pulled = k.div(k.mul(k.reshape(dy, flat), k.reshape(y, flat)), denominator)
-    turned = np.ascontiguousarray(band.T) * (-2.0 * beta * share)
-    reach = k.mul(k.matmul(k.graph.constant(turned.astype(x.dtype)), pulled), k.reshape(x, flat))
+    reach = k.mul(k.mul(_means(k, pulled, above, below), -2.0 * alpha * beta), k.reshape(x, flat))
     power = k.binary("Pow", denominator, k.graph.scalar(-beta, x.dtype))
     return (k.reshape(k.add(k.mul(power, k.reshape(dy, flat)), reach), x.shape),)
+
+
+def _means(k: OperatorBuilder, x: Tensor, below: int, above: int) -> Tensor:
+    """Of each channel [N, 1, channels, positions] and so many below and above it, absent ones counted as zeros."""
+    if not below and not above:
+        return x
+    return k.node(
+        "AveragePool", [x], x.shape, x.dtype, kernel_shape=[below + above + 1, 1], pads=[below, 0, above, 0],
+        strides=[1, 1], count_include_pad=1,
+    )  # fmt: skip

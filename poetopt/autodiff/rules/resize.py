@@ -1,13 +1,16 @@
-"""Resize: a linear map along each axis, whose matrix onnxruntime tells; the gradient is the product with its transpose.
+"""Resize: a linear map along each axis, whose weights onnxruntime tells; the gradient is that of its transpose.
 
-Where the map only repeats each element s times (nearest neighbours, whole scale), the gradient is a sum over blocks of
-s: a view and one ReduceSum. Reads nothing but dY; one temporary an axis but the last.
+An element of y reads a few neighbours along an axis, so an element of x is read by a few: their gradients are gathered,
+weighed and added, one after another (`sparse`). Where the map only repeats each element s times (nearest neighbours,
+whole scale), the gradient is a sum over blocks of s: a view and one ReduceSum. Reads nothing but dY; up to three
+temporaries of dY's size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,17 +19,20 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.autodiff.rules.rearrange import along
+from poetopt.autodiff.rules.sparse import Entries, Numbers, along
 from poetopt.errors import MissingVjpError
 from poetopt.frontends.one_node import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
 
-Matrix = NDArray[np.float64]
+Floats = NDArray[np.float32]
 Settings = tuple[tuple[str, object], ...]
 
-_LARGEST_MATRIX = 2**26
-"""Elements of a matrix that is stored with the graph: 256 MiB of float32."""
+_LONGEST = 2**24
+"""Elements of an axis that float32 can count."""
+
+_PROBE_ELEMENTS = 2**22
+"""So many elements at a time when weights are asked for."""
 
 
 @register_vjp("Resize", since=11)
@@ -36,6 +42,8 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
     if mode == "tf_crop_and_resize":
         raise MissingVjpError(f"{op.where}: there is no gradient rule for coordinate_transformation_mode {mode!r}")
     dy = op.only(cotangents)
+    if op.x.shape == op.y.shape:  # copied, whatever the scales are
+        return dy, None, None, None
     rank = len(op.x.shape)
     axes = [axis % rank for axis in op.attr_ints("axes") or range(rank)]
     given = op.value(2)
@@ -44,12 +52,12 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
     settings = _settings(op, scales is not None or common is not None)
     k = op.emit("grad_input")
     # the axis that shrinks the gradient most goes first
-    for axis in sorted(range(rank), key=lambda a: op.x.shape[a] / max(op.y.shape[a], 1)):
+    for axis in sorted(range(rank), key=lambda a: round(op.x.shape[a] / max(op.y.shape[a], 1), 2)):
         before, after = op.x.shape[axis], op.y.shape[axis]
         scale = float(scales[axes.index(axis)]) if scales is not None and axis in axes else after / before
         try:
             if common is not None and axis in axes:
-                dy = along(k, dy, axis, np.ascontiguousarray(_beyond(before, after, common, settings).T))
+                dy = along(k, dy, axis, before, _beyond(before, after, common, settings))
             elif before != after or scale != 1.0:
                 dy = _along(k, dy, axis, before, scale, settings)
         except MissingVjpError as error:
@@ -76,14 +84,14 @@ def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
     return min(ratios) if policy == "not_larger" else max(ratios)
 
 
-def _beyond(before: int, after: int, scale: float, settings: Settings) -> Matrix:
-    """[after, before]: as `line_matrix`, for a scale that would not reach the last rows that rounding added.
+def _beyond(before: int, after: int, scale: float, settings: Settings) -> Entries:
+    """As `weights`, for a scale that would not reach the last places that rounding added.
 
-    The line is made longer by repeating its last element, which is what the positions beyond it read anyway.
+    The line is made longer by repeating its last element, which is what the places beyond it read anyway.
     """
     longer = before + 4 + math.ceil(1 / scale)
-    matrix = line_matrix(longer, 0, scale, settings)[:after]
-    return np.concatenate([matrix[:, : before - 1], matrix[:, before - 1 :].sum(1, keepdims=True)], 1)
+    found = weights(longer, 0, scale, settings).until(after)
+    return replace(found, read=np.minimum(found.read, before - 1))
 
 
 def _settings(op: Primal, scaled: bool) -> Settings:
@@ -97,48 +105,83 @@ def _settings(op: Primal, scaled: bool) -> Settings:
 
 def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
     after = dy.shape[axis]
+    entries = weights(before, after, scale, settings)
     if dict(settings)["mode"] == "nearest" and after % before == 0:
         repeats = after // before
-        if np.array_equal(_nearest(before, after, scale, settings), np.arange(after) // repeats):
+        if np.array_equal(entries.read, np.arange(after) // repeats):
             blocks = k.reshape(dy, (*dy.shape[:axis], before, repeats, *dy.shape[axis + 1 :]))
             return k.reduce_sum(blocks, [axis + 1], keepdims=False)
-    return along(k, dy, axis, np.ascontiguousarray(line_matrix(before, after, scale, settings).T))
+    return along(k, dy, axis, before, entries.until(after))
 
 
 @lru_cache(maxsize=16)
-def line_matrix(before: int, after: int, scale: float, settings: Settings) -> Matrix:
-    """[after, before]: what Resize does to one axis, found by letting onnxruntime resize the unit vectors.
+def weights(before: int, after: int, scale: float, settings: Settings) -> Entries:
+    """What each element of y reads along one axis and how much of it, as onnxruntime computes it.
 
     What runs decides: where corners are aligned and the scaled length is not whole, onnx's reference implementation
     has another idea than the kernels (and torch) of where between two elements a position lies.
 
+    A place reads neighbours, fewer than `span`. So lines with ones at every span-th element tell the weights, each of
+    at most one element a place; and the same lines with the elements' numbers for ones tell which element it is.
+
     after
         Read where the settings go by sizes (`scaled` is false).
 
-    Raises `MissingVjpError` where onnxruntime refuses the settings, or the matrix has more than 2**26 elements.
+    Raises `MissingVjpError` where onnxruntime refuses the settings, or an axis has more than 2**24 elements.
     """
     length = max(after, math.floor(before * scale))
-    if before * length > _LARGEST_MATRIX:
+    if max(before, length) > _LONGEST:
         raise MissingVjpError(
-            f"there is no gradient rule for {before} elements that become {length} along one axis, the matrix would be "
-            "too large; use ConvTranspose, or nearest neighbours with a whole scale"
+            f"there is no gradient rule for {before} elements that become {length} along one axis, beyond what float32 "
+            "can count; cut the axis into parts"
         )
-    if dict(settings)["mode"] == "nearest":
-        places = _nearest(before, after, scale, settings)
-        return np.asarray(np.arange(before) == places[:, None], np.float64)
-    return _resized(np.eye(before, dtype=np.float32), after, scale, settings).astype(np.float64)
+    own = dict(settings)
+    numbers = np.arange(before, dtype=np.float32)
+    if own["mode"] == "nearest":
+        read = _resized(numbers[:, None], after, scale, settings)[:, 0].astype(np.int64)
+        return Entries(np.arange(read.size), read, np.ones(read.size))
+    reach = math.ceil(before / max(length, 1)) if own["antialias"] else 1
+    span = min(before, 2 * (2 if own["mode"] == "cubic" else 1) * reach + 4)
+    columns = max(1, _PROBE_ELEMENTS // max(before, length))
+    parts = [
+        _told(before, span, range(low, min(low + columns, span)), after, scale, settings)
+        for low in range(0, span, columns)
+    ]
+    places, read, share = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.lexsort((read, places))
+    return Entries(places[order], read[order], share[order])
 
 
-def _nearest(before: int, after: int, scale: float, settings: Settings) -> NDArray[np.int64]:
-    """Which element each position repeats."""
-    return _resized(np.arange(before, dtype=np.float32)[:, None], after, scale, settings)[:, 0].astype(np.int64)
+def _told(
+    before: int, span: int, offsets: range, after: int, scale: float, settings: Settings
+) -> tuple[Numbers, Numbers, NDArray[np.float64]]:
+    """Places, what they read, and weights, of the elements whose numbers leave one of `offsets` over `span`."""
+    numbers = np.arange(before)
+    ones = (numbers[:, None] % span == np.array(offsets)).astype(np.float32)
+    share = _resized(ones, after, scale, settings)
+    total = _resized(ones * numbers[:, None].astype(np.float32), after, scale, settings)
+    places, columns = np.nonzero(np.abs(share) > np.finfo(np.float32).tiny)
+    weight = share[places, columns].astype(np.float64)
+    about = total[places, columns] / weight
+    offset = np.array(offsets)[columns]
+    # of the elements with this remainder the nearest: rounding is off by far less than half a span
+    read = np.rint((about - offset) / span).astype(np.int64) * span + offset
+    return places, read, weight
 
 
-def _resized(x: NDArray[np.float32], after: int, scale: float, settings: Settings) -> NDArray[np.float32]:
-    """The columns of x, resized by onnxruntime."""
+def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
+    """The columns of x, resized by onnxruntime.
+
+    A tensor whose shape stays is copied whatever its scales are. So columns that keep their length go one by one, each
+    made two of.
+    """
     own: dict[str, Any] = dict(settings)
     opset, scaled = own.pop("opset"), own.pop("scaled")
-    given = np.array([scale, 1.0], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
+    kept = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
+    if kept and x.shape[1] > 1:
+        return np.concatenate([_resized(column, after, scale, settings) for column in np.hsplit(x, x.shape[1])], 1)
+    wide = 2.0 if kept else 1.0
+    given = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
     node = node_proto(
         Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _known(own, opset))
     )
@@ -146,7 +189,7 @@ def _resized(x: NDArray[np.float32], after: int, scale: float, settings: Setting
     if found is None:
         shown = ", ".join(f"{name} {value}" for name, value in own.items())
         raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})")
-    return np.asarray(found["y"], np.float32)
+    return np.asarray(found["y"][:, : x.shape[1]], np.float32)
 
 
 def _known(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
