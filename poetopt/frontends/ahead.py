@@ -15,6 +15,7 @@ from onnx import NodeProto
 
 from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
+from poetopt.frontends.budget import Budget
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.reading import ReadOptions
@@ -32,6 +33,7 @@ class Ahead:
     types: dict[str, Type]
     constants: dict[str, Array] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
+    budget: Budget = field(default_factory=Budget)
 
     def reach(self, document: Document, producers: Mapping[str, NodeProto], name: str) -> bool:
         """Find out about `name`, which a node of `producers` writes; whether that went well."""
@@ -46,7 +48,9 @@ class Ahead:
                     if proto.data_type not in FLOATS or weight in document.given:
                         self.constants[weight] = array_of(document, weight)
         try:
-            draft = specialise(document.where, document.opset, nodes, self.types, self.constants, {})
+            draft = specialise(
+                document.where, document.opset, nodes, self.types, self.constants, {}, budget=self.budget
+            )
         except (ModelError, *LIBRARY_ERRORS):
             return False
         self.types, self.constants = draft.types, draft.constants

@@ -1,12 +1,15 @@
 """Evaluate what is constant: Constant nodes and the arithmetic on shapes that exporters leave behind.
 
-One node at a time, with ONNX's reference implementation. Arithmetic on floats is left to onnxruntime: its sines and
-products differ from numpy's in the last bit, and folding must not change what the model computes. Nothing random is
-folded, nothing huge, and nothing that a trained parameter leads to (its reader is simply never given as constant).
+One node at a time: small ones that move, compare or count with ONNX's reference implementation, others with
+onnxruntime. Its sines and products differ from numpy's in the last bit, and folding must not change what the model
+computes; and the reference implementation takes minutes for a pooling that onnxruntime does in milliseconds. Nothing
+random is folded, nothing over the budget (`poetopt.frontends.budget`), and nothing that a trained parameter leads to
+(its reader is simply never given as constant).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,7 @@ import numpy as np
 from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
+from poetopt.frontends.budget import PLAIN
 from poetopt.frontends.one_node import computed
 from poetopt.frontends.read import LIBRARY_ERRORS
 
@@ -34,35 +38,43 @@ _ROUNDED = frozenset({
 })  # fmt: skip
 """Operators whose result depends on who rounds it, where it is of floats; all others move, compare or count."""
 
-LARGEST_FOLDED_BYTES = 2**31
-"""A constant beyond this is left to be computed."""
+_SMALL = 2**15
+"""Work up to which a plain node is not worth a session."""
+_VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
-def evaluate(node: NodeProto, constants: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
-    """The outputs of `node`, or None where the reference implementation can't tell.
+def evaluate(
+    node: NodeProto, constants: Mapping[str, Array], opset: int, steps: int, shape: tuple[int, ...] | None
+) -> dict[str, Array] | None:
+    """The outputs of `node`, or None where neither implementation can tell.
 
-    Every input is in `constants`. Arrays are read-only.
+    Every input is in `constants`; `steps` is the node's work, `shape` that of its first output where it is known.
+    Arrays are read-only.
     """
-    if node.op_type == "Identity":
-        return {node.output[0]: constants[node.input[0]]}
+    first = constants[node.input[0]] if node.input and node.input[0] else None
+    if node.op_type == "Identity" and first is not None:
+        return {node.output[0]: first}
+    if node.op_type in _VIEWS and first is not None and shape is not None:
+        return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
     feeds = {name: np.asarray(constants[name]) for name in node.input if name}
-    if node.op_type in _ROUNDED and any(array.dtype.kind == "f" for array in feeds.values()):
-        rounded = computed(node, feeds, opset)
-        if rounded is not None:
-            for array in rounded.values():
-                array.setflags(write=False)
-            return rounded
+    floats = any(array.dtype.kind == "f" for array in feeds.values())
+    plain = node.op_type in PLAIN
+    results = None
+    if not plain or (floats if node.op_type in _ROUNDED else steps > _SMALL):
+        results = computed(node, feeds, opset)
+    if results is None and (plain or steps <= _SMALL):
+        results = _by_reference(node, feeds, opset)
+    for array in (results or {}).values():
+        if array.dtype.kind in "OUS":
+            return None
+        array.setflags(write=False)
+    return results
+
+
+def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
     try:
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(node, opsets={"": opset}).run(None, feeds)
+            found = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
     except LIBRARY_ERRORS:
         return None
-    results: dict[str, Array] = {}
-    for name, value in zip(node.output, found, strict=False):
-        if name:
-            array = np.array(value)
-            if array.dtype.kind in "OUS":
-                return None
-            array.setflags(write=False)
-            results[name] = array
-    return results
+    return {name: np.asarray(value) for name, value in zip(node.output, found, strict=False) if name}

@@ -29,6 +29,7 @@ def computed(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[st
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # an arena takes twice what it is asked for
     errors = ort.capi.onnxruntime_pybind11_state
     try:
         infos = [helper.make_tensor_value_info(n, elem_type(a.dtype.name), a.shape) for n, a in feeds.items()]

@@ -19,6 +19,7 @@ from poetopt.frontends import expanded, finite, images, masks, slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
+from poetopt.frontends.budget import Budget
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
@@ -113,11 +114,12 @@ def load_onnx(
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     unread |= draft.unread
     notes += _left_out(document.where, unread)
+    stored_values = {name: array for name, array in trained.items() if name not in document.fills}
     if not origin.parameters:
-        notes += slices.note(trained)
+        notes += slices.note(stored_values)
         notes += images.note(images.images(document), trained)
     notes += expanded.note(draft, trained, {shape[0] for _, shape in fixed.types.values() if shape})
-    notes += finite.note(trained)
+    notes += finite.note(stored_values)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
     notes += _simplified(draft)
@@ -146,6 +148,13 @@ def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:
 def _simplified(draft: Draft) -> list[str]:
     """What to say of nodes that are gone."""
     notes = [f"{draft.folded} constant nodes folded"] if draft.folded else []
+    written = [name for node in draft.nodes for name in node.output]
+    left = [name for name in written if name in draft.unfolded]
+    if left:
+        notes.append(
+            f"{len(left)} constant tensors are too dear to compute ahead, so each step computes them "
+            f"({left[0]}: {draft.unfolded[left[0]]})"
+        )
     if draft.removed_dropouts:
         notes.append(f"{draft.removed_dropouts} Dropout nodes in evaluation mode pass their input on")
     return notes
@@ -173,27 +182,34 @@ def _specialised(
     read = {name for node in nodes for name in node.input} | {info.name for info in document.proto.graph.output}
     trained = {name: array_of(document, name) for name in trained_names}
     constants = {name: array_of(document, name) for name in document.weights if name in read and name not in trained}
+    arrays = {**trained, **constants}
+    stored = sum(array.nbytes for name, array in arrays.items() if name not in document.fills)
     weights: dict[str, Type] = {
-        name: (int(document.weights[name].data_type), array.shape) for name, array in {**trained, **constants}.items()
+        name: (int(document.weights[name].data_type), array.shape) for name, array in arrays.items()
     }
     where, opset = document.where, document.opset
     types, outputs = {**fixed.types, **weights}, [info.name for info in document.proto.graph.output]
-    draft = specialise(where, opset, nodes, types, constants, declared, outputs=outputs)
+    draft = specialise(
+        where, opset, nodes, types, constants, declared, outputs=outputs, budget=Budget(stored), kept=outputs
+    )
     if draft.unread:
-        nodes = needed(nodes, [name for name in outputs if name not in draft.unread])
-        draft = replace(specialise(where, opset, nodes, types, constants, declared), unread=draft.unread)
+        unread = draft.unread
+        nodes = needed(nodes, [name for name in outputs if name not in unread])
+        draft = specialise(where, opset, nodes, types, constants, declared, budget=Budget(stored), kept=outputs)
+        draft.unread.update(unread)
     if fixed.changed is None:
         return draft, trained
     old, new = fixed.changed
     advice = f"the file has batch {old} baked in, so it can't run with --batch {new}; export it with a symbolic batch"
     inputs = {**rebatched(fixed), **weights}
     try:
-        changed = specialise(where, opset, nodes, inputs, constants, {}, Rebatch(draft.types, old, new))
+        rebatch = Rebatch(draft.types, old, new)
+        changed = specialise(where, opset, nodes, inputs, constants, {}, rebatch, budget=Budget(stored), kept=outputs)
     except ModelError as error:
         raise ModelError(f"{where}: {advice} ({error})") from error
     for name, (_, shape) in draft.types.items():
         after = changed.types.get(name)
-        is_constant = name in draft.constants
+        is_constant = name in draft.constants or name in draft.gone
         if after is None or not (is_constant or follows_batch(shape, after[1], old, new)):
             became = "nothing" if after is None else list(after[1])
             raise ModelError(f"{where}: {advice} (tensor {name!r} would change from {list(shape)} to {became})")

@@ -270,8 +270,8 @@ def array_of(document: Document, name: str) -> Array:
     proto = document.weights[name]
     what = f"{document.where}: initializer {name!r}"
     if name in document.fills:
-        array = np.full(tuple(proto.dims), document.fills[name].reshape(-1)[0])
-    elif proto.data_location == TensorProto.EXTERNAL:
+        return np.broadcast_to(document.fills[name].reshape(-1)[0], tuple(proto.dims))  # takes no memory
+    if proto.data_location == TensorProto.EXTERNAL:
         array = _external(document, what, proto)
     else:
         array = tensor_array(what, proto)

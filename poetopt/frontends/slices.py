@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _LEAST_VALUES = 4
 """A row with fewer different values may equal another one by chance, or because both are fresh."""
 _TRIES = 8
+_AT_FIRST = 4096
+"""Numbers of a row that mostly tell, without sorting all."""
+_AT_ONCE = 2**20
+"""Rows that are looked at together."""
 
 
 class _Probe(NamedTuple):
@@ -57,17 +61,23 @@ def parts(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
 
 def _held(rows: Bits, probes: Mapping[int, list[_Probe]]) -> Iterator[str]:
     """Names of the tensors that `rows` has all rows of."""
-    for place in np.flatnonzero(np.isin(rows[:, 0], np.array(list(probes), rows.dtype))):
+    for place in _places(rows[:, 0], np.array(list(probes), rows.dtype)):
         for probe in probes[int(rows[place, 0])]:
             if np.array_equal(probe.row, rows[place]) and _holds(rows, probe.rows):
                 yield probe.name
+
+
+def _places(column: Bits, wanted: Bits) -> Iterator[int]:
+    """Where a column has any of some values; a part at a time, for its sorted copy takes several times its memory."""
+    for begin in range(0, len(column), _AT_ONCE):
+        yield from (begin + np.flatnonzero(np.isin(column[begin : begin + _AT_ONCE], wanted))).tolist()
 
 
 def _telling(rows: Bits) -> Bits | None:
     """A row that nothing else is likely to have; it starts with no zero, for many rows of a pruned weight do."""
     for place in np.flatnonzero(rows[:, 0])[:_TRIES]:
         row: Bits = rows[place]
-        if row.size >= _LEAST_VALUES and np.unique(row).size >= _LEAST_VALUES:
+        if any(np.unique(part).size >= _LEAST_VALUES for part in (row[:_AT_FIRST], row)):
             return row
     return None
 

@@ -17,8 +17,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import check_attributes, check_window
+from poetopt.frontends.budget import Budget, most_elements, readers, released, work
 from poetopt.frontends.deciding import is_setting, value_options
-from poetopt.frontends.fold import LARGEST_FOLDED_BYTES, RANDOM, evaluate
+from poetopt.frontends.fold import RANDOM, evaluate
 from poetopt.frontends.operand_shapes import check_operands
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
@@ -68,6 +69,10 @@ class Draft:
         Untrained weights and folded tensors.
     folded
         How many nodes were folded.
+    gone
+        Constants that were folded into others, and are kept no longer.
+    unfolded
+        What is constant but over the budget of folding, or depends on that, and why.
     unread
         Outputs of the graph that can't be imported, and why.
     """
@@ -78,6 +83,9 @@ class Draft:
     types: dict[str, Type] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     folded: int = 0
+    gone: set[str] = field(default_factory=set)
+    unfolded: dict[str, str] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
     removed_dropouts: int = 0
     unread: dict[str, str] = field(default_factory=dict)
 
@@ -91,6 +99,8 @@ def specialise(
     declared: Mapping[str, Type],
     rebatch: Rebatch | None = None,
     outputs: Iterable[str] = (),
+    budget: Budget | None = None,
+    kept: Iterable[str] | None = None,
 ) -> Draft:
     """Infer and fold `nodes` (in topological order, opset `opset`).
 
@@ -102,18 +112,28 @@ def specialise(
         What the file says of other tensors, where it is static.
     outputs
         Where one of these can be imported, others needn't be: the nodes that only those need are left out.
+    budget
+        What folding may cost.
+    kept
+        What is read besides by the nodes. Folded constants that are not, and that no operator reads, are dropped as
+        soon as they have been folded into others; by default none is.
 
     Raises `ModelError` where shapes don't fit each other, `UnsupportedOpError` where they are unknown, naming node and
     tensor.
     """
-    draft = Draft(where, opset, types=dict(types), constants=dict(constants))
+    draft = Draft(where, opset, types=dict(types), constants=dict(constants), budget=budget or Budget())
     wanted = list(outputs)
+    left, stay = readers(nodes), None if kept is None else {*constants, *kept}
     lost: dict[str, UnsupportedOpError] = {}
     for original in nodes:
         error = next((lost[name] for name in original.input if name in lost), None)
         if error is None:
             try:
-                _add(draft, original, declared, rebatch)
+                folded = _add(draft, original, declared, rebatch)
+                if stay is not None:
+                    if not folded:
+                        stay.update(original.input)
+                    _drop(draft, released(left, original, stay))
                 continue
             except UnsupportedOpError as found:
                 error = found
@@ -124,8 +144,16 @@ def specialise(
     return draft
 
 
-def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatch: Rebatch | None) -> None:
-    """Fold a node, or put it behind the draft's with the types of its outputs."""
+def _drop(draft: Draft, names: Iterable[str]) -> None:
+    for name in names:
+        array = draft.constants.pop(name, None)
+        if array is not None:
+            draft.gone.add(name)
+            draft.budget.give_back(array.nbytes)
+
+
+def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatch: Rebatch | None) -> bool:
+    """Fold a node, or put it behind the draft's with the types of its outputs; whether it was folded."""
     node = _plain(draft, original)
     if rebatch is not None:
         _rewrite(draft, node, rebatch)
@@ -136,12 +164,13 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     check_operands(at, node, shapes, draft.constants)
     if _fold(draft, node, declared):
         draft.folded += 1
-        return
+        return True
     found = _infer(draft, node, declared)
     check_window(at, node, shapes, [shape for _, shape in found.values()])
     draft.types.update(found)
     _check_view(draft, node)
     draft.nodes.append(node)
+    return False
 
 
 def _plain(draft: Draft, node: NodeProto) -> NodeProto:
@@ -233,18 +262,56 @@ def _fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
         _add_constant(draft, node.output[0], found.copy())
         return True
     if node.op_type in RANDOM or any(name and name not in draft.constants for name in node.input):
+        draft.unfolded.update(_inherited(draft, node))
         return False
-    types = _infer(draft, node, declared, must=False)
-    if any(_nbytes(kind) > LARGEST_FOLDED_BYTES for kind in types.values()):
+    types = _infer(draft, node, {}, must=False)
+    if node.op_type == "Range":
+        types = _range(draft, node)
+    read = [draft.constants[name] for name in node.input if name]
+    unknown = sum(map(bool, node.output)) - len(types)
+    most = most_elements(node, read) if unknown else 0
+    shapes = [array.shape for array in read]
+    steps = None if most is None else work(node, shapes, [*(shape for _, shape in types.values()), (most * unknown,)])
+    nbytes = sum(map(_nbytes, types.values())) + 8 * (most or 0) * unknown
+    reason = draft.budget.excess(nbytes, sum(array.nbytes for array in read), steps)
+    if reason:
+        draft.unfolded.update((name, reason) for name in node.output if name)
         return False
-    if len(types) < sum(map(bool, node.output)) and _read_bytes(draft, node) > 2**24:
+    first = types.get(node.output[0])
+    results = evaluate(node, draft.constants, draft.opset, steps or 0, first[1] if first else None)
+    expected = {**declared, **types}
+    if results is None or any(expected.get(name, _type(array)) != _type(array) for name, array in results.items()):
         return False
-    results = evaluate(node, draft.constants, draft.opset)
-    if results is None or any(types.get(name, _type(array)) != _type(array) for name, array in results.items()):
-        return False
+    draft.budget.take(sum(array.nbytes for array in results.values()), steps or 0)
     for name, array in results.items():
         _add_constant(draft, name, array)
     return True
+
+
+def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:
+    """What to say of the outputs of a node that reads only constants, some of which weren't folded."""
+    names = [name for name in node.input if name]
+    if node.op_type in RANDOM or not all(name in draft.constants or name in draft.unfolded for name in names):
+        return {}
+    reason = next(draft.unfolded[name] for name in names if name in draft.unfolded)
+    return {name: reason for name in node.output if name}
+
+
+def _range(draft: Draft, node: NodeProto) -> dict[str, Type]:
+    """The type of a Range of constants; inference would take what doesn't fit 64 bits for nothing."""
+    at = describe(draft.where, node, draft.opset)
+    start, limit, delta = (draft.constants[name] for name in node.input)
+    if any(value.size != 1 for value in (start, limit, delta)):
+        raise ModelError(f"{at}: start, limit and delta must be one number each; the model is inconsistent")
+    first, end, step = (value.reshape(-1)[0].item() for value in (start, limit, delta))
+    try:
+        count = max(0, math.ceil((end - first) / step))
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(
+            f"{at}: from {first} to {end} in steps of {step} is no finite number of elements; export the model again"
+        ) from error
+    check_size(f"{at}: output {node.output[0]!r}", (count,), elem_type(start.dtype.name))
+    return {node.output[0]: (elem_type(start.dtype.name), (count,))}
 
 
 def _clamp(index: int, rank: int) -> int:
@@ -258,10 +325,6 @@ def _type(array: Array) -> Type:
 def _nbytes(kind: Type) -> int:
     elem, shape = kind
     return math.prod(shape) * DTYPE_BYTES[dtype_name(elem)]
-
-
-def _read_bytes(draft: Draft, node: NodeProto) -> int:
-    return sum(draft.constants[name].nbytes for name in node.input if name)
 
 
 def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bool = True) -> dict[str, Type]:
@@ -289,7 +352,8 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
                 continue
             decided = _deciding(draft, node)
             raise UnsupportedOpError(
-                f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}; "
+                f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}"
+                f"{_why(draft, node)}; "
                 f"schedules need static shapes, so {decided or 'export the model with them'}"
             )
         check_size(f"{at}: output {name!r}", kind[1], kind[0])
@@ -309,6 +373,12 @@ def _deciding(draft: Draft, node: NodeProto) -> str:
     integers = [name for name in open_ if dtype_name(draft.types[name][0]).startswith(("int", "uint", "bool"))]
     options = value_options(draft.nodes, inputs, draft.constants.get, integers)
     return options and f"say the value of the input that decides it: {options}"
+
+
+def _why(draft: Draft, node: NodeProto) -> str:
+    """Which constant operand, or result, of a node isn't computed ahead."""
+    name = next((name for name in (*node.input, *node.output) if name in draft.unfolded), None)
+    return "" if name is None else f", as {name!r} is not computed ahead: {draft.unfolded[name]}"
 
 
 def _check_view(draft: Draft, node: NodeProto) -> None:
