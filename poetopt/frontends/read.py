@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError
+from poetopt.frontends.external import opened
 from poetopt.frontends.proto import dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
 
@@ -247,14 +248,20 @@ def check_size(what: str, dims: tuple[int, ...], elem: int) -> None:
 
 def _bring_in(document: Document) -> None:
     """Put what nodes hold of external data into the nodes: ONNX's checks would look for it in the current folder."""
-    for node in _all_nodes((*document.proto.graph.node, *(node for f in document.proto.functions for node in f.node))):
-        for attribute in node.attribute:
-            for tensor in (attribute.t, *attribute.tensors):
-                if tensor.data_location != TensorProto.EXTERNAL:
-                    continue
-                what = f"{document.where}: {attribute.name!r} of node {next(iter(node.output), node.name)!r}"
-                check_size(what, tuple(tensor.dims), tensor.data_type)
-                tensor.CopyFrom(numpy_helper.from_array(_external(document, what, tensor), tensor.name))
+    functions = document.proto.functions
+    holders = [(f"function {f.name!r}", attribute) for f in functions for attribute in f.attribute_proto]
+    for node in _all_nodes((*document.proto.graph.node, *(node for f in functions for node in f.node))):
+        place = f"node {next(iter(node.output), node.name)!r}"
+        holders += ((place, attribute) for attribute in node.attribute)
+    for place, attribute in holders:
+        sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+        parts = (part for tensor in sparse for part in (tensor.values, tensor.indices))
+        for tensor in (attribute.t, *attribute.tensors, *parts):
+            if tensor.data_location != TensorProto.EXTERNAL:
+                continue
+            what = f"{document.where}: {attribute.name!r} of {place}"
+            check_size(what, tuple(tensor.dims), tensor.data_type)
+            tensor.CopyFrom(numpy_helper.from_array(_external(document, what, tensor), tensor.name))
 
 
 def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -297,15 +304,11 @@ def tensor_array(what: str, proto: TensorProto) -> Array:
 def _external(document: Document, what: str, proto: TensorProto) -> Array:
     entries: Mapping[str, str] = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
-    relative = Path(location)
-    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
-        raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
     if document.folder is None:
         raise ModelError(
             f"{what}: its data lies in the file {location!r}, and a model in memory has no folder; "
             "load the model from its file, or read its external data first (onnx.load does)"
         )
-    path = document.folder / relative
     try:
         dtype_name(proto.data_type)
     except ModelError as error:
@@ -319,16 +322,13 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
         raise ModelError(f"{what}: offset or length of its external data is not a number") from error
     if length != size or offset < 0:
         raise ModelError(f"{what}: external data of {length} bytes at offset {offset}, but its shape needs {size}")
+    shown = str(document.folder / location)
     try:
-        if path.exists() and not path.is_file():
-            raise ModelError(f"{what}: external data at {str(path)!r} is no file; put the file beside the model")
-        with path.open("rb") as file:
+        with opened(what, document.folder, location, allow_symlinks=document.allow_symlinks) as file:
             if os.fstat(file.fileno()).st_size < offset + size:
-                raise ModelError(f"{what}: external data file {str(path)!r} is truncated; copy it again")
+                raise ModelError(f"{what}: external data file {shown!r} is truncated; copy it again")
             file.seek(offset)
             raw = np.fromfile(file, dtype=np.uint8, count=size)
-    except FileNotFoundError as error:
-        raise ModelError(f"{what}: external data file {str(path)!r} is missing; put it beside the model") from error
     except OSError as error:
-        raise ModelError(f"{what}: external data file {str(path)!r} can't be read ({error.strerror})") from error
+        raise ModelError(f"{what}: external data file {shown!r} can't be read ({error.strerror})") from error
     return raw.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(tuple(proto.dims))

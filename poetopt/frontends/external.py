@@ -1,0 +1,95 @@
+"""External data: the file beside the model that holds a tensor's bytes, opened so that it can't be another one.
+
+A model file names it, so whoever wrote the model could name any file: a path that leaves the model's folder, a link to
+a secret, a pipe that never ends. What is opened is judged afterwards, by the real path of the open file, so that
+exchanging the path in between is of no use.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from poetopt.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+"""Without O_NONBLOCK opening a pipe waits until somebody writes."""
+
+
+@contextmanager
+def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> Iterator[BinaryIO]:
+    """The file `location` of the model's `folder`, open for reading.
+
+    Raises `ModelError`, beginning with `what`, for a path that isn't one beside the model, for what is no regular file,
+    and, unless `allow_symlinks`, for a file that isn't in the folder once all links are followed.
+    """
+    relative = Path(location)
+    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
+        raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
+    path = folder / relative
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except FileNotFoundError as error:
+        raise ModelError(f"{what}: external data file {str(path)!r} is missing; put it beside the model") from error
+    except OSError as error:
+        if not path.is_file():
+            raise ModelError(
+                f"{what}: external data at {str(path)!r} is no file; put the file beside the model"
+            ) from error
+        raise ModelError(f"{what}: external data file {str(path)!r} can't be read ({error.strerror})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ModelError(f"{what}: external data at {str(path)!r} is no file; put the file beside the model")
+    with open(descriptor, "rb") as file:
+        if not allow_symlinks and not _lies_in(folder, path, descriptor):
+            raise ModelError(
+                f"{what}: external data at {location!r} is a symbolic link out of the model's folder; copy the file "
+                "there, or read it all the same with --allow-symlinks (caches, as Hugging Face's, keep files so)"
+            )
+        yield file
+
+
+def _lies_in(folder: Path, path: Path, descriptor: int) -> bool:
+    """Whether the open file, found at `path`, is in `folder` by its real path."""
+    real = _path_of(descriptor)
+    if real is not None:
+        return Path(real).is_relative_to(_real_folder(folder))
+    # The path is followed again; only what leads to the very file that is open counts.
+    real = os.path.realpath(path)
+    try:
+        same = os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(descriptor))
+    except OSError:
+        return False
+    return same and Path(real).is_relative_to(os.path.realpath(folder))
+
+
+def _real_folder(folder: Path) -> str:
+    """As `_path_of` writes it, which may be in other letters than the path was given in."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            return _path_of(descriptor) or os.path.realpath(folder)
+        finally:
+            os.close(descriptor)
+    return os.path.realpath(folder)
+
+
+def _path_of(descriptor: int) -> str | None:
+    """The real path of an open file, where the system tells it."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        with suppress(OSError, AttributeError):
+            return os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, b"\0" * 1024).rstrip(b"\0"))
+    with suppress(OSError):
+        found = os.readlink(f"/proc/self/fd/{descriptor}")
+        if os.path.isabs(found):
+            return found
+    return None
