@@ -98,6 +98,11 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
         if options.batch is not None or options.train is not None:
             raise ModelError(f"{text}: a problem file has a fixed batch and no weights; leave --batch and --train out")
         return load_problem_file(path, content)
+    from poetopt.frontends.foreign import foreign
+
+    told = foreign(path, content)
+    if told is not None:
+        raise ModelError(told)
     from poetopt.frontends.onnx_file import load_onnx
 
     return load_onnx(path, options, content=content)

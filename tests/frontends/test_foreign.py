@@ -1,0 +1,126 @@
+"""Models in other formats are refused as what they are, with the way to ONNX, and nothing in them is opened."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from poetopt.errors import ModelError
+from poetopt.frontends import load
+from poetopt.graph import Graph
+from tests.frontends.support import floats, model_of
+
+torch = pytest.importorskip("torch")
+
+
+def archive(*names: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in names:
+            file.writestr(name, b"{}")
+    return packed.getvalue()
+
+
+def npz() -> bytes:
+    packed = io.BytesIO()
+    np.savez(packed, x=np.ones(3))
+    return packed.getvalue()
+
+
+def told(path: Path) -> str:
+    with pytest.raises(ModelError) as refused:
+        load(path)
+    message = str(refused.value)
+    assert message.startswith(str(path.parent))
+    assert "\n" not in message
+    return message
+
+
+CONTENTS = {
+    "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "TensorFlow Lite", "tf2onnx.convert --tflite {path} --output net.onnx"),
+    "ort": (b"\x1c\0\0\0ORTM" + bytes(40), "onnxruntime's own format", "converted from"),
+    "h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5", "format='onnx'"),
+    "keras": (archive("metadata.json", "config.json", "model.weights.h5"), "Keras", "format='onnx'"),
+    "pt2": (archive("net/archive_format", "net/models/model.json"), "torch.export", "torch.export.load"),
+    "safetensors": ((8).to_bytes(8, "little") + b'{"a":{} }' + bytes(9), "safetensors", "hold no network"),
+    "gguf": (b"GGUF\3\0\0\0" + bytes(40), "GGUF", "hold no network"),
+    "engine": (b"ptrt" + bytes(40), "TensorRT", "built from"),
+    "npz": (npz(), "arrays of numpy's", "--data"),
+    "zip": (archive("net.onnx"), "zip archive", "unpack"),
+    "gz": (b"\x1f\x8b\x08" + bytes(40), "gzip", "gunzip"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS", "git lfs pull"),
+    "html": (b"\n<!DOCTYPE html><html></html>", "web page", "download"),
+    "xml": (b'<?xml version="1.0"?>\n<net name="a" version="11">', "OpenVINO", "export"),
+}
+
+
+@pytest.mark.parametrize("ending", CONTENTS)
+def test_by_content(tmp_path: Path, ending: str) -> None:
+    """Whatever the file is called."""
+    content, what, remedy = CONTENTS[ending]
+    for name in (f"net.{ending}", "net.onnx", "net"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        message = told(path)
+        assert what in message
+        assert remedy.format(path=path) in message
+
+
+def test_torch_files(tmp_path: Path) -> None:
+    """Written by torch itself: weights, a whole module, the old format, a script."""
+    module = torch.nn.Linear(2, 2)
+    torch.save(module.state_dict(), tmp_path / "weights.pth")
+    torch.save(module, tmp_path / "module.pt")
+    torch.save(module.state_dict(), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    for name in ("weights.pth", "module.pt", "old.bin"):
+        assert "a PyTorch file" in told(tmp_path / name)
+        assert f"torch.onnx.export(model, (x,), '{Path(name).stem}.onnx'" in told(tmp_path / name)
+    torch.jit.trace(module, torch.zeros(1, 2)).save(tmp_path / "script.onnx")
+    assert "TorchScript" in told(tmp_path / "script.onnx")
+
+
+class Trap:
+    """What would be noticed if it were unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("sprung"),)
+
+
+def test_a_pickle_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("net.pkl", "net.pt", "net.onnx"):
+        (tmp_path / name).write_bytes(pickle.dumps([Trap()]))
+        assert "torch.onnx.export" in told(tmp_path / name)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_folders(tmp_path: Path) -> None:
+    saved, package, plain = tmp_path / "saved", tmp_path / "net.mlpackage", tmp_path / "plain"
+    for folder, name in ((saved, "saved_model.pb"), (package, "Manifest.json"), (plain, "net.onnx")):
+        folder.mkdir()
+        (folder / name).write_bytes(b"\x08\1\x12\0")
+    assert f"--saved-model {saved} --output saved.onnx" in told(saved)
+    assert f"--saved-model {saved} --output saved.onnx" in told(saved / "saved_model.pb")
+    assert "Core ML" in told(package)
+    assert f"give the .onnx file in it: {plain / 'net.onnx'}" in told(plain)
+
+
+@pytest.mark.parametrize(("ending", "what"), [("mlmodel", "Core ML"), ("pb", "--graphdef"), ("pdmodel", "paddle2onnx")])
+def test_by_ending(tmp_path: Path, ending: str, what: str) -> None:
+    """Protobufs are told apart by it; one that is an ONNX model is read as such."""
+    path = tmp_path / f"net.{ending}"
+    path.write_bytes(b"\x08\4\x12\2ab")
+    assert what in told(path)
+    onnx.save(
+        model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], {"w": floats(3, 2)}), path
+    )
+    found = load(path)
+    assert isinstance(found, Graph)
+    assert found.trained == ("w",)
