@@ -10,7 +10,7 @@ EXTRAS  := test,plot,dask,cbc,gurobi,scip,docs
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test lint bench docs tour extension types clean
+.PHONY: demo test lint bench docs rendered lowest tour extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -34,9 +34,17 @@ docs: $(TESTED)
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 2 -b html -d build/doctrees docs build/docs
 	@echo 'build/docs/index.html'
 
+# The notebooks with what they print, as Markdown in docs/rendered: for reading without a build. After a change of a notebook.
+rendered: $(TESTED)
+	$(BIN)/python docs/render.py
+
 # Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.
 extension: $(TESTED)
 	$(BIN)/python docs/examples/try_extension.py
+
+# A user's whole way with the lowest version of each dependency that pyproject.toml allows, in build/lowest.
+lowest: $(TESTED)
+	$(BIN)/python tests/lowest_bounds.py
 
 # Whether the README's tour prints what it shows, figures aside; on an idle machine, for what is proven depends on time.
 tour: $(READY)

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "poetopt sweep sweep.toml": "minutes; tests/sweep runs small files",
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
     "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/sweep",
+    "python docs/examples/train_batchnorm.py net.onnx train.onnx": "tests/test_from_pytorch.py",
     "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/comparison",
     "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
     "pip install .": "make extension",
@@ -194,3 +195,15 @@ def test_equations_are_mathml() -> None:
 def test_the_wheel_has_no_pages() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["poetopt"]}
+
+
+def test_rendered_notebooks_are_of_the_notebooks_that_are_there() -> None:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    for notebook in NOTEBOOKS:
+        page = ROOT / "docs" / "rendered" / notebook.name
+        assert page.is_file(), f"make rendered writes {page.relative_to(ROOT)}"
+        assert text(page).splitlines()[0] == render.head(notebook), f"{notebook.name} has changed: make rendered"

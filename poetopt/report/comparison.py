@@ -95,7 +95,7 @@ def _summary(found: Comparison) -> list[str]:
 
 
 def coinciding(found: Comparison) -> dict[str, str]:
-    """Methods whose overheads are those of an earlier one at every budget, and that one; those without plans have none."""
+    """Methods whose overheads are those of an earlier one at every budget, and that one; not those without plans."""
     cells = {(row.method, row.ram_budget_bytes): row.overhead_j for row in found.rows}
     overheads = {name: [cells.get((name, budget)) for budget in found.budgets] for name in found.methods}
     told = [name for name in found.methods if any(overhead is not None for overhead in overheads[name])]
