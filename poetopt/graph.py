@@ -221,7 +221,7 @@ class TrainingGraph(Graph):
     loss
         Name of the scalar loss.
     loss_kind
-        `cross-entropy`, `mse`, or `none` (the model's own scalar output is the loss).
+        `cross-entropy`, `bce`, `mse`, or `none` (the model's own scalar output is the loss).
     gradients
         For each trained parameter, in order, the name of its gradient (`<parameter>.grad`).
     states

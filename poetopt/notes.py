@@ -62,6 +62,17 @@ def rows(notes: Iterable[str]) -> list[tuple[str, str]]:
     return [("note", note.short) for note in important(notes)]
 
 
+def loss_of(notes: Iterable[str]) -> tuple[str, list[str]]:
+    """Which loss it is, as a summary says it ("" where no note does), and the other notes."""
+    found, others = "", []
+    for note in notes:
+        if isinstance(note, Note) and note.about is About.LOSS and note.startswith("loss: "):
+            found = note.short.removeprefix("loss: ")
+        else:
+            others.append(note)
+    return found, others
+
+
 def listed(names: Sequence[str], most: int = SHOWN) -> str:
     """The names, the last of a long list as a count: `a, b and 12 more`."""
     if len(names) <= most:

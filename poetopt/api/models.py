@@ -46,9 +46,10 @@ class Model:
         `poetopt.devices.in_place`).
 
         loss
-            `cross-entropy`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by the output.
+            `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
+            model does last and by the output's shape.
         output
-            The output that the loss is on, where the model has several.
+            The output that the loss is on, where several could have it.
         granularity
             `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.devices.blocks`).
 

@@ -3,30 +3,39 @@
 | loss | on an output of shape | adds the input | value |
 |---|---|---|---|
 | cross-entropy | [..., classes], or [N, classes, d1, d2, ...] from rank four, unless the model says otherwise | `labels`, int64, the shape without classes | mean of -log softmax at the label |
+| bce | any | `target`, the output's type and shape, 0 to 1 | mean of -t log p - (1 - t) log(1 - p), p = sigmoid |
 | mse | any | `target`, the output's type and shape | mean of (output - target)^2 |
 | none | one element | | the output itself |
 
-`auto` takes `none` for an output of one element, `cross-entropy` for one of rank two or more with at
-least two classes, else `mse`. A model says where its classes are by a final Softmax, or from rank four by a final dense
-layer (they are last) or a final Transpose that puts channels last (exporters of TensorFlow write it). Where the output is a Softmax or LogSoftmax over the classes, cross-entropy
-reads what goes into it: the same value as the negative log-likelihood of its probabilities, without
-the rounding of log(softmax).
+What `auto` takes is in `poetopt.autodiff.choice`. A model says where its classes are by a final Softmax, or from rank
+four by a final dense layer (they are last) or a final Transpose that puts channels last (exporters of TensorFlow write
+it). Where the output comes from a Softmax or a Sigmoid (`poetopt.autodiff.tails`), cross-entropy and bce read what
+goes into that: the same value as of its probabilities, without the rounding of log(softmax). On probabilities whose
+logits can't be read neither is put.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from poetopt.autodiff.classes import Final, class_axis, final_op
+from poetopt.autodiff.axes import Piece, order_behind, own_axes
+from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.choice import ASK, SHARES, Choice, choose, output_of, shape_text, unfit
+from poetopt.autodiff.classes import class_axis
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
-from poetopt.autodiff.registry import is_float
+from poetopt.autodiff.normalizers import Tail
+from poetopt.autodiff.probabilities import Values, values_of
+from poetopt.autodiff.registry import downstream, is_float
+from poetopt.autodiff.tails import tail_of
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Graph, Operator, Role, Tensor
+from poetopt.notes import About, Note
 
 HALF = frozenset({"float16", "bfloat16"})
-"""Cross-entropy of these is computed in float32, as is usual: a sum of exponentials overflows early."""
-LOSSES = ("auto", "cross-entropy", "mse", "none")
+"""Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
+LOSSES = ("auto", "cross-entropy", "bce", "mse", "none")
 
 
 @dataclass(frozen=True)
@@ -37,12 +46,13 @@ class Attached:
     loss: Tensor
     kind: str
     inputs: tuple[str, ...]
-    note: str
+    note: Note
 
     @property
     def renamed(self) -> str:
         """What to say where the model has a tensor of a name that the loss should have, else ""."""
-        own = {"cross-entropy": ("loss", "labels"), "mse": ("loss", "target"), "none": ("loss",)}[self.kind]
+        added = {"cross-entropy": ("labels",), "none": ()}.get(self.kind, ("target",))
+        own = ("loss", *added)
         found = [(name, new) for name, new in zip(own, (self.loss.name, *self.inputs), strict=True) if name != new]
         if not found:
             return ""
@@ -59,7 +69,29 @@ def attach(
     """
     if loss not in LOSSES:
         raise OptionError(f"unknown loss {loss!r}; choose one of {', '.join(LOSSES)}")
-    y = builder.tensors[_chosen(graph, output)]
+    behind = Behind(forward, builder.tensors, builder.values)
+    live = downstream(builder.tensors, forward, graph.trained)
+    name, found = output_of(graph, output, loss, live, behind)
+    y = builder.tensors[name]
+    _check(y, graph, forward)
+    choice = choose(y, graph, behind) if loss == "auto" else _asked(loss, y, behind)
+    if not choice.kind:
+        raise ModelError(f"output {y.name!r} ({shape_text(y)}): {choice.why}; {ASK}")
+    on, how = f"output {y.name!r} ({shape_text(y)}", choice.why + found
+    if choice.kind == "none":
+        return _none(y, builder, f"loss: none, the {on}) is the loss; {how}")
+    if choice.kind == "mse":
+        return _mse(y, builder, f"loss: mse on {on}) against the new input; {how}")
+    if choice.kind == "bce":
+        return _binary(y, choice.tail or Tail("", y, -1, own_axes(y.shape)), builder, f"loss: bce on {on}); {how}")
+    axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
+    along = f", classes along axis {axis}" if len(y.shape) > 3 or axis != len(y.shape) - 1 else ""
+    tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
+    return _cross_entropy(y, tail, builder, f"loss: cross-entropy on {on}{along}); {how}")
+
+
+def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
+    """Raise ModelError where no loss at all can be on `y`."""
     if not is_float(y):
         raise ModelError(f"output {y.name!r} has type {y.dtype}, on which no loss can be; name another with --output")
     if not y.size:
@@ -69,39 +101,44 @@ def attach(
             f"{graph.source or graph.name}: {at}: its output {y.name!r} of shape {list(y.shape)} has no elements, so "
             "no loss can be on it; a size in the model is wrong, export it again, or name another with --output"
         )
-    final = final_op(y, forward, builder.tensors)
-    axis = final.axis if final is not None else class_axis(y.shape)
-    kind = _kind(y, axis) if loss == "auto" else loss
-    how = "chosen by the output's shape" if loss == "auto" else "as asked"
-    shape = "x".join(map(str, y.shape)) or "scalar"
-    if kind == "none":
-        return _none(y, builder, f"loss: none, the output {y.name!r} ({shape}) is the loss; {how}")
-    if kind == "mse":
-        return _mse(y, builder, f"loss: mse on output {y.name!r} ({shape}) against the new input; {how}")
-    along = f", classes along axis {axis}" if len(y.shape) > 3 else ""
-    return _cross_entropy(y, axis, final, builder, f"loss: cross-entropy on output {y.name!r} ({shape}{along}); {how}")
 
 
-def _chosen(graph: Graph, output: str | None) -> str:
-    if output is None:
-        if len(graph.outputs) + len(graph.unread) != 1:
-            unread = [f"{name}, which can't be imported" for name in graph.unread]
-            raise ModelError(
-                f"{graph.name}: several outputs ({', '.join([*graph.outputs, *unread])}); "
-                "say which one the loss is on with --output"
-            )
-        return graph.outputs[0]
-    if output in graph.unread:
-        raise ModelError(graph.unread[output])
-    if output not in graph.outputs:
-        raise OptionError(f"{graph.name}: no output {output!r}; there are {', '.join(graph.outputs)}")
-    return output
+def _asked(loss: str, y: Tensor, behind: Behind) -> Choice:
+    """The loss that was asked for, or why it doesn't fit the output."""
+    if loss in {"mse", "none"}:
+        return Choice(loss, "as asked")
+    tail = tail_of(y.name, behind)
+    if loss == "bce" and tail is not None and tail.axis >= 0:
+        return Choice("", f"its final {tail.kind} makes shares of them, which are not independent, as bce has them")
+    if loss == "cross-entropy" and tail is not None:
+        sigmoid = "its final Sigmoid makes independent probabilities of them, for which there is --loss bce"
+        return Choice("", sigmoid) if tail.axis < 0 else _unless(unfit(tail), Choice(loss, "as asked", tail))
+    if tail is None:
+        return _unless(_NO_LOGITS.get(values_of(y.name, behind), ""), Choice(loss, "as asked"))
+    return Choice(loss, "as asked", tail)
 
 
-def _kind(y: Tensor, axis: int) -> str:
-    if y.size == 1:
-        return "none"
-    return "cross-entropy" if len(y.shape) >= 2 and y.shape[axis] >= 2 else "mse"
+def _unless(fault: str, choice: Choice) -> Choice:
+    return Choice("", fault) if fault else choice
+
+
+_NO_LOGITS = {
+    Values.SHARES: SHARES,
+    Values.UNIT: "its values lie between 0 and 1, so they are no logits, and none can be read behind them",
+    Values.MIXED: "some of its values are probabilities, not logits",
+}
+
+
+def _read(tail: Tail) -> str:
+    """What to say of the logits."""
+    if not tail.kind:
+        return ""
+    if tail.parts:
+        return f"; it reads {', '.join(repr(part.name) for part in tail.parts)}, the inputs of the final Sigmoids"
+    spelled = f" (written as {', '.join(tail.spelled)})" if tail.spelled else ""
+    what = f"{tail.kind}{spelled}" if tail.zero is None else "Sigmoid, whose p and 1 - p are the two classes"
+    steps = f", through {', '.join(dict.fromkeys(tail.steps))}" if tail.steps else ""
+    return f"; it reads {tail.logits.name!r}, the input of the final {what}{steps}"
 
 
 def _start(builder: GraphBuilder, name: str, kind: str, *, view: bool = False) -> OperatorBuilder:
@@ -119,11 +156,11 @@ def _none(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
         raise ModelError(f"loss none needs an output of one element, but {y.name!r} has shape {list(y.shape)}")
     builder.tensors[y.name] = y = replace(y, role=Role.LOSS)
     if y.name == "loss":
-        return Attached((), y, "none", (), note)
+        return Attached((), y, "none", (), Note(note, About.LOSS))
     draft = _start(builder, "loss.name", "Identity", view=True)
     loss = draft.out(y.shape, y.dtype, "loss", Role.LOSS)
     draft.write("Identity", [y], [loss])
-    return Attached((_done(draft, loss),), loss, "none", (), note)
+    return Attached((_done(draft, loss),), loss, "none", (), Note(note, About.LOSS))
 
 
 def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
@@ -134,32 +171,49 @@ def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     total = draft.reduce_sum(squares, range(len(y.shape)), keepdims=False) if y.shape else squares
     loss = draft.out((), y.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / y.size, y.dtype)], [loss])
-    return Attached((_done(draft, loss),), loss, "mse", (target.name,), note)
+    return Attached((_done(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS))
 
 
-def _cross_entropy(y: Tensor, axis: int, final: Final | None, builder: GraphBuilder, note: str) -> Attached:
-    if not y.shape or y.shape[axis] < 2:
-        raise ModelError(
-            f"cross-entropy needs at least two classes along axis {axis if y.shape else 0} of output "
-            f"{y.name!r}, which has shape {list(y.shape)}; choose --loss mse"
-        )
-    shape = tuple(d for k, d in enumerate(y.shape) if k != axis)
-    labels = builder.tensor(builder.unique("labels"), shape, "int64", Role.INPUT)
-    logits, remark = y, ""
-    if final is not None and final.logits is not None:
-        logits, remark = final.logits, f"; it reads {final.logits.name!r}, the input of the final {final.kind}"
+def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
+    """mean(log(1 + exp(z)) - z t): no exponential that overflows, no difference from one."""
+    target = builder.tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
     operators: list[Operator] = []
-    if logits.dtype in HALF:
-        draft = _start(builder, "loss.single", "Cast")
-        operators.append(_done(draft, logits := draft.cast(logits, "float32")))
-    scores, classes = logits, labels
-    if not (final is not None and final.transposed) and (axis != 1 or logits.shape != y.shape):
-        rows = math.prod(shape)
-        for tensor, flat in ((logits, (rows, y.shape[axis])), (labels, (rows,))):
-            if tensor.shape != flat:
-                draft = _start(builder, f"loss.{'rows' if tensor is logits else 'labels'}", "Reshape", view=True)
-                operators.append(_done(draft, view := draft.reshape(tensor, flat)))
-                scores, classes = (view, classes) if tensor is logits else (scores, view)
+    logits = _logits(tail, builder, operators)
+    wanted = _as_behind(target, [p for axis in tail.axes for p in axis], logits.shape, "target", builder, operators)
+    if wanted.dtype != logits.dtype:
+        draft = _start(builder, "loss.target", "Cast")
+        operators.append(_done(draft, wanted := draft.cast(wanted, logits.dtype)))
+    draft = _start(builder, "loss.bce", "BinaryCrossEntropy")
+    product = draft.node("Mul", [logits, wanted], logits.shape, logits.dtype)
+    each = draft.sub(draft.unary("Softplus", logits), product)
+    total = draft.reduce_sum(each, range(len(each.shape)), keepdims=False) if each.shape else each
+    loss = draft.out((), logits.dtype, "loss", Role.LOSS)
+    draft.write("Mul", [total, builder.scalar(1.0 / logits.size, logits.dtype)], [loss])
+    operators.append(_done(draft, loss))
+    return Attached(tuple(operators), loss, "bce", (target.name,), Note(note + _read(tail), About.LOSS))
+
+
+def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
+    """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order."""
+    if not y.shape or tail.shape[tail.axis] < 2:
+        raise ModelError(
+            f"cross-entropy needs at least two classes along axis {tail.axis if y.shape else 0} of output "
+            f"{y.name!r}, which has shape {list(y.shape)}; choose --loss bce or --loss mse"
+        )
+    place = tail.classes
+    labels = builder.tensor(
+        builder.unique("labels"), tuple(d for k, d in enumerate(y.shape) if k != place), "int64", Role.INPUT
+    )
+    operators: list[Operator] = []
+    scores = _logits(tail, builder, operators)
+    shape, axis = tail.shape, tail.axis
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    rows: tuple[int, ...] = (outer,) if inner == 1 else (shape[0], *shape[2:]) if axis == 1 else (outer, inner)
+    if scores.shape != (flat := (rows[0], shape[axis], *rows[1:])):
+        draft = _start(builder, "loss.rows", "Reshape", view=True)
+        operators.append(_done(draft, scores := draft.reshape(scores, flat)))
+    pieces = [piece for k, each in enumerate(tail.axes) if k != place for piece in each]
+    classes = _as_behind(labels, pieces, rows, "labels", builder, operators)
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss")
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
@@ -170,4 +224,38 @@ def _cross_entropy(y: Tensor, axis: int, final: Final | None, builder: GraphBuil
     else:
         draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
     operators.append(_done(draft, loss, log_prob))
-    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), note + remark)
+    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note + _read(tail), About.LOSS))
+
+
+def _logits(tail: Tail, builder: GraphBuilder, operators: list[Operator]) -> Tensor:
+    """All logits of `tail` in one tensor, in float32 where they are of half precision."""
+    logits = tail.logits
+    if tail.parts:
+        draft = _start(builder, "loss.logits", "Concat")
+        operators.append(_done(draft, logits := draft.concat(tail.parts, tail.along)))
+    if logits.dtype in HALF:
+        draft = _start(builder, "loss.single", "Cast")
+        operators.append(_done(draft, logits := draft.cast(logits, "float32")))
+    if tail.zero is not None:
+        draft = _start(builder, "loss.two", "Pad")
+        before, after = ([int(k == tail.axis and tail.zero == n) for k in range(len(tail.shape))] for n in (0, 1))
+        operators.append(_done(draft, logits := draft.pad(logits, before, after)))
+    return logits
+
+
+def _as_behind(
+    given: Tensor, pieces: Sequence[Piece], shape: Sequence[int], what: str, builder: GraphBuilder,
+    operators: list[Operator],
+) -> Tensor:  # fmt: skip
+    """`given`, whose elements lie as `pieces` say, in the order in which the logits lie, under `shape`."""
+    order = order_behind(pieces)
+    steps: list[tuple[str, Sequence[int]]] = [("Reshape", tuple(shape))]
+    if order != tuple(range(len(order))):
+        steps = [("Reshape", [size for _, _, size in pieces]), ("Transpose", order), *steps]
+    for kind, wanted in steps:
+        if kind == "Reshape" and given.shape == tuple(wanted):
+            continue
+        draft = _start(builder, f"loss.{what}", kind, view=kind == "Reshape")
+        given = draft.reshape(given, wanted) if kind == "Reshape" else draft.transpose(given, wanted)
+        operators.append(_done(draft, given))
+    return given

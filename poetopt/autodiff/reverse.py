@@ -35,10 +35,10 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
     """One training step of `graph`: forward, loss and backward operators, without the update.
 
     loss
-        `cross-entropy`, `mse`, `none` (the model's output is a scalar loss), or `auto`, which picks by the
+        `cross-entropy`, `bce`, `mse`, `none` (the model's output is a scalar loss), or `auto`, which picks by the
         output; what it picked is in `notes`. See `poetopt.autodiff.losses`.
     output
-        Name of the output that the loss is on; needed where the model has several.
+        Name of the output that the loss is on; needed where several could have it.
 
     The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
     are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one

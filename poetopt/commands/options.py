@@ -55,10 +55,12 @@ AllowSymlinksOption = Annotated[
     bool,
     typer.Option("--allow-symlinks", help="Read weights outside of the model's folder through symbolic links."),
 ]
-LossOption = Annotated[str, typer.Option("--loss", metavar="auto|cross-entropy|mse|none", help="The loss to attach.")]
+LossOption = Annotated[
+    str, typer.Option("--loss", metavar="auto|cross-entropy|bce|mse|none", help="The loss to attach.")
+]
 OutputOption = Annotated[
     str | None,
-    typer.Option("--output", metavar="NAME", help="The output that the loss is on, where there are several."),
+    typer.Option("--output", metavar="NAME", help="The output that the loss is on, where several could have it."),
 ]
 GranularityOption = Annotated[
     str,

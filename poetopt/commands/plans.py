@@ -23,7 +23,12 @@ def run(
         str | None, typer.Option(metavar="FILE.npz", help="Write the batch, the loss and the gradients there.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Train: take this many steps of gradient descent.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Train: take this many steps of gradient descent; code 0 also where the loss diverges, which is told.",
+            min=1,
+        ),
     ] = None,
     lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
     momentum: Annotated[float, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")] = 0.0,

@@ -81,7 +81,7 @@ def _importable(document: Document, ordered: Sequence[NodeProto]) -> tuple[list[
     outputs = [info.name for info in graph.output]
     unread = {name: str(lost[name]) for name in outputs if name in lost}
     if len(unread) == len(outputs):
-        raise next(iter(lost.values()))
+        raise next((error for error in lost.values() if "zipmap" in str(error)), next(iter(lost.values())))
     left = needed(ordered, [name for name in outputs if name not in unread])
     read = {name for node in left for name in _reads(node)}
     before = {name for node in ordered for name in _reads(node)} | unread.keys()
@@ -225,6 +225,11 @@ def _check_operator(at: str, node: NodeProto, document: Document) -> None:
             f"{at}: onnxruntime's own operator, which can't be differentiated; where its optimization wrote it "
             "('extended' or 'all'), give the file from before or optimise at 'basic', else export with standard ONNX "
             "operators"
+        )
+    if node.op_type == "ZipMap":
+        raise UnsupportedOpError(
+            f"{at}: it makes a sequence of maps of the probabilities, on which no loss can be; export with "
+            "zipmap=False, as in skl2onnx.to_onnx(model, X, options={'zipmap': False}), which leaves the tensor"
         )
     if node.domain:
         raise UnsupportedOpError(

@@ -75,7 +75,6 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
     """The summary of `poetopt run --steps`."""
     first, last = ended.losses[0], ended.losses[-1]
     tail = ended.losses[-max(1, ended.steps // 10) :]
-    lost = next((step for step, loss in enumerate(ended.losses, 1) if not math.isfinite(loss)), None)
     rows = [
         ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {_mean(tail):.6g}"),
         ("check", _training_sameness(ended)),
@@ -87,19 +86,27 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         ),
     ]
     rows += notes.rows(_said(plan))
-    if lost is not None:
-        rows.insert(
-            1,
-            (
-                "note",
-                f"the loss is no number, first in step {lost}: nothing useful was learned, however equal the bits are; "
-                "look at the data, or take a smaller --lr",
-            ),
-        )
+    if ended.diverged_step:
+        rows.insert(1, ("note", diverged_words(ended)))
     if ended.losses_name != "losses":
         rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {ended.steps} steps of training, lr {ended.lr:g}, momentum {ended.momentum:g}", rows)
+
+
+def diverged_words(ended: TrainingRun) -> str:
+    """What to say of a loss that is no number."""
+    last = ended.last_finite_loss
+    if last is None:
+        return (
+            "the loss is no number from the first step on: nothing was learned, however equal the bits are; look for "
+            "values in the data or the parameters that are none"
+        )
+    return (
+        f"the loss diverged: it is no number from step {ended.diverged_step} on, the last before was {last:.6g}; "
+        f"nothing useful was learned, however equal the bits are. Take a smaller --lr than {ended.lr:g}, or look at "
+        "the data"
+    )
 
 
 def _said(plan: Plan) -> tuple[str, ...]:

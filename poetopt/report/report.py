@@ -236,7 +236,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary for people: label and text."""
-        rows = [("loss", self.problem.graph.loss_kind)] if self.problem.graph else []
+        loss, said = told.loss_of(self._said())
+        rows = [("loss", loss)] if loss else []
         rows.append(("RAM", self._ram()))
         if self.problem.resident_bytes:
             rows.append(("resident", f"{show_bytes(self.problem.resident_bytes)} beside it, never scheduled"))
@@ -257,7 +258,7 @@ class Report:
         if self.solution.order is not None:
             rows.append(("order", order_words(self.solution.order)))
         rows.append(("proof", proof_words(self.solution)))
-        rows += told.rows(self._said())
+        rows += told.rows(said)
         rows += [("note", note) for note in self._notes()]
         rows.append(("solved", self._solved()))
         return rows

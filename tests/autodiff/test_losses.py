@@ -38,7 +38,8 @@ def log_softmax(x: Array, axis: int) -> Array:
      ([7], "mse"), ([1, 1], "none")],
 )  # fmt: skip
 def test_auto_picks_by_the_output_and_says_so(shape: list[int], kind: str) -> None:
-    step = differentiate(scaled(shape))
+    weights = {"w": np.array([1.5], np.float32), "first": np.array([0])}
+    step = differentiate(graph("h = Mul(x, w)\ny = Squeeze(h, first)", {"x": [1, *shape]}, weights, ["y"]))
     assert step.loss_kind == kind
     assert any(kind in note and "'y'" in note for note in step.notes)
     assert step.tensors["loss"].role is Role.LOSS
@@ -95,7 +96,7 @@ def test_probabilities_are_not_normalised_twice(final: str) -> None:
      ([2, 5, 3, 4], "p = Softmax<axis=1>(h)\ny = Transpose<perm=[0 2 3 1]>(p)", 3, "h"),
      ([2, 5, 3, 4], "y = Transpose<perm=[0 2 3 1]>(h)", 3, ""),
      ([2, 4, 5, 3], "y = Transpose<perm=[0 3 1 2]>(h)", 1, ""),
-     ([2, 3, 4, 2], "y = MatMul(h, m)", 3, ""), ([2, 3, 4, 3], "y = Add(h, b)", 3, "")],
+     ([2, 3, 4, 2], "y = MatMul(h, m)", 3, ""), ([2, 3, 4, 1], "y = Add(h, b)", 3, "")],
 )  # fmt: skip
 def test_a_model_may_say_where_its_classes_are(shape: list[int], tail: str, axis: int, logits: str) -> None:
     weights = {"w": np.array([1.5], np.float32), "shape": np.array([2, 3, 4, 5])}
@@ -103,7 +104,8 @@ def test_a_model_may_say_where_its_classes_are(shape: list[int], tail: str, axis
     step = differentiate(graph(f"h = Mul(x, w)\n{tail}", {"x": shape}, weights, ["y"]))
     notes = [note for note in step.notes if "cross-entropy" in note]
     assert ("the input of the final" in notes[0]) == bool(logits)
-    assert (f"classes along axis {axis}" in notes[0]) == (len(step.tensors["y"].shape) > 3)
+    rank = len(step.tensors["y"].shape)
+    assert (f"classes along axis {axis}" in notes[0]) == (rank > 3 or axis != rank - 1)
     feeds = batch(step, 0)
     found = run(step, feeds, ("y", "loss", "w.grad"))
     y = np.log(found["y"]) if "= Softmax" in tail else found["y"]
@@ -123,14 +125,16 @@ def test_none_takes_the_models_own_loss_and_names_it() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(OptionError, match="unknown loss 'hinge'; choose one of auto, cross-entropy, mse, none"):
+    with pytest.raises(OptionError, match="unknown loss 'hinge'; choose one of auto, cross-entropy, bce, mse, none"):
         differentiate(scaled([4, 3]), loss="hinge")
     with pytest.raises(ModelError, match=r"at least two classes .*--loss mse"):
         differentiate(scaled([4, 1]), loss="cross-entropy")
     with pytest.raises(ModelError, match=r"needs an output of one element.*\[4, 3\]"):
         differentiate(scaled([4, 3]), loss="none")
     both = graph("y = Mul(x, w)\nz = Relu(y)", {"x": [2, 2]}, {"w": np.ones(1, np.float32)}, ["y", "z"])
-    with pytest.raises(ModelError, match=r"several outputs \(y, z\).*--output"):
+    with pytest.raises(
+        ModelError, match=r"several outputs; say which .*--output NAME: 'y' \(2x2: mse\); 'z' \(2x2: mse"
+    ):
         differentiate(both)
     with pytest.raises(OptionError, match="no output 'q'; there are y, z"):
         differentiate(both, output="q")
@@ -142,3 +146,59 @@ def test_names_that_the_model_has_already() -> None:
     assert (step.loss, step.added_inputs) == ("loss.2", ("labels.2",))
     assert "'loss' is called 'loss.2' here and 'labels' is called 'labels.2' here: the model has a" in step.notes[-1]
     assert not any("is called" in note for note in differentiate(scaled([4, 3])).notes)
+
+
+def several(lines: str, outputs: list[str]) -> Graph:
+    """A dense layer, z of [4, 3], and what else is made of it."""
+    weights = {"w": np.ones((5, 3), np.float32), "k": np.array([0, 1]), "c": np.ones((4, 2), np.float32)}
+    return graph(f"z = MatMul(x, w)\n{lines}", {"x": [4, 5]}, weights, outputs, "w")
+
+
+REDUCED = "d = Sub(z, z)\ns = Mul(d, d)\nloss = ReduceMean<keepdims=0>(s)\nother = ReduceSum(z, k)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "outputs", "on", "kind", "why"),
+    [("l = ReduceMean<keepdims=0>(z)", ["z", "l"], "l", "none", "the only output that is a loss"),
+     (REDUCED, ["other", "loss"], "loss", "none", "the only output that is a loss"),
+     ("n = ArgMax<axis=1>(z)\np = Softmax<axis=-1>(z)", ["n", "p"], "p", "cross-entropy", "'n' (4x1: of type int64)"),
+     ("p = Sigmoid(z)\nc2 = Identity(c)\nr = Relu(c2)", ["p", "r"], "p", "bce", "'r' (4x2: no trained parameter")],
+)  # fmt: skip
+def test_one_output_of_several_that_can_have_a_loss(
+    lines: str, outputs: list[str], on: str, kind: str, why: str
+) -> None:
+    step = differentiate(several(lines, outputs))
+    note = next(note for note in step.notes if note.startswith("loss: "))
+    assert step.loss_kind == kind
+    assert f"output '{on}' (" in note
+    assert why in note
+
+
+def test_several_outputs_are_listed_with_what_they_would_get() -> None:
+    lines = (
+        "p = Softmax<axis=-1>(z)\nq = Sigmoid(z)\nn = ArgMax<axis=1>(z)\nt = Mul(p, p)\nl = ReduceMax<keepdims=0>(z)"
+    )
+    found = several(lines, ["p", "q", "n", "t"])
+    with pytest.raises(ModelError) as caught:
+        differentiate(found)
+    listed = str(caught.value).partition("--output NAME: ")[2].split("; ")
+    assert listed == [
+        "'p' (4x3: cross-entropy)",
+        "'q' (4x3: bce)",
+        "'t' (4x3: no loss fits it)",
+        "'n' (4x1: of type int64)",
+    ]
+    assert differentiate(found, output="q").loss_kind == "bce"
+    both = several(lines, ["l", "z"])
+    assert differentiate(both).loss_kind == "none"
+    assert differentiate(both, loss="mse").tensors["target"].shape == (4, 3)
+
+
+def test_one_value_of_a_layer_is_no_loss() -> None:
+    """A regression at batch 1 is one, and a mean is the model's own loss whatever its shape."""
+    weights = {"w": np.ones((5, 1), np.float32), "b": np.ones(1, np.float32)}
+    dense = graph("h = MatMul(x, w)\ny = Add(h, b)", {"x": [1, 5]}, weights, ["y"])
+    assert differentiate(dense).loss_kind == "mse"
+    assert differentiate(dense, loss="none").loss_kind == "none"
+    own = graph("h = MatMul(x, w)\nd = Mul(h, h)\ny = ReduceMean(d)", {"x": [4, 5]}, weights, ["y"])
+    assert (differentiate(own).loss_kind, own.tensors["y"].shape) == ("none", (1, 1))

@@ -7,10 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from poetopt.autodiff.registry import registered
+from poetopt.autodiff.rules.loss import ATTACHED
 from tests.autodiff.errors import TOLERANCE, finite_difference_error
 from tests.autodiff.random_specs import RANDOM, specs
 
-WITHOUT = {"Cast", "CastLike", "MeanSquaredError"}
+WITHOUT = {"Cast", "CastLike"} | ATTACHED
 """Nothing to vary but the type; and a kind of `--loss mse` alone."""
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import registered
+from poetopt.autodiff.rules.loss import ATTACHED
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, TrainingGraph
 from tests.autodiff.float64 import NEW_OPS
@@ -21,7 +22,7 @@ from tests.autodiff.table import ROWS
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5
-NOT_A_NODE = {"MeanSquaredError"}
+NOT_A_NODE = ATTACHED
 """Made by `--loss mse` alone; checked in test_losses."""
 
 

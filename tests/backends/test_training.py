@@ -187,10 +187,30 @@ def test_a_loss_that_is_no_number_is_told() -> None:
     nowhere = np.full_like(batch["input"], np.nan)
     calm, lost = train(plan, 2, 0.1, data=batch), train(plan, 2, 0.1, data={**batch, "input": nowhere})
     assert lost.bit_identical
-    assert "the loss is no number, first in step 1: nothing useful was learned" in " ".join(
-        training_text(plan, lost).split()
-    )
+    assert "the loss is no number from the first step on: nothing was learned" in words(training_text(plan, lost))
+    assert (lost.diverged_step, lost.last_finite_loss) == (1, None)
     assert "no number" not in training_text(plan, calm)
+    assert (calm.diverged_step, calm.last_finite_loss) == (0, calm.losses[-1])
+
+
+def words(text: str) -> str:
+    """A summary without its line breaks."""
+    return " ".join(text.split())
+
+
+def test_a_training_that_diverges_says_when() -> None:
+    plan = store_all(problem("mlp"))
+    ended = train(plan, 8, 1e30)
+    finite = [np.isfinite(loss) for loss in ended.losses]
+    assert finite[0]
+    assert not finite[-1]
+    first = finite.index(False)
+    assert (ended.diverged_step, ended.last_finite_loss) == (first + 1, ended.losses[first - 1])
+    text = words(training_text(plan, ended))
+    assert f"no number from step {first + 1} on, the last before was {ended.losses[first - 1]:.6g}" in text
+    assert "Take a smaller --lr than 1e+30" in text
+    assert ended.to_dict()["diverged_step"] == first + 1
+    assert ended.ok
 
 
 def test_the_example_fine_tunes_inside_its_budget() -> None:

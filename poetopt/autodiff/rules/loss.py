@@ -8,6 +8,9 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.graph import Tensor
 
+ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy"})
+"""Rules of operators that `--loss` makes, and of no ONNX op."""
+
 
 @register_vjp("MeanSquaredError", since=1)
 def mean_squared_error(op: Primal, cotangents: Cotangents) -> Gradients:
@@ -17,6 +20,15 @@ def mean_squared_error(op: Primal, cotangents: Cotangents) -> Gradients:
     difference = k.sub(op.input(0), op.input(1))
     gradient = k.mul(difference, k.mul(dy, 2.0 / op.input(0).size))
     return gradient, (op.emit("grad_input").neg(gradient) if op.need(1) else None)
+
+
+@register_vjp("BinaryCrossEntropy", since=1)
+def binary_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dZ = (sigmoid(Z) - target) / size times the loss's gradient, for logits Z."""
+    k = op.emit("grad_input")
+    scale = k.mul(op.only(cotangents), 1.0 / op.input(0).size)
+    gradient = k.mul(k.sub(k.unary("Sigmoid", op.input(0)), op.input(1)), scale)
+    return gradient, (k.mul(k.neg(op.input(0)), scale) if op.need(1) else None)
 
 
 @register_vjp("SoftmaxCrossEntropyLoss", since=12)

@@ -12,7 +12,7 @@ import numpy as np
 
 from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
 from poetopt.errors import ModelError, OptionError
-from poetopt.graph import VIEW_OPS, Graph, Node, Tensor
+from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -31,8 +31,8 @@ _SHOWN = 8
 def random_batch(graph: Graph, seed: int = 0) -> Batch:
     """A batch drawn with `seed`: floats are standard normal, labels and indices within what they choose from.
 
-    Lengths of sequences are drawn from one step to all, booleans evenly; integers that nothing bounds are 1 (a mask
-    that hides nothing).
+    Lengths of sequences are drawn from one step to all, booleans and the target of bce evenly; integers that nothing
+    bounds are 1 (a mask that hides nothing).
     Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a negative seed.
     """
     if seed < 0:
@@ -42,7 +42,7 @@ def random_batch(graph: Graph, seed: int = 0) -> Batch:
         tensor = graph.tensors[name]
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         dtype = numpy_dtype(tensor.dtype)
-        if tensor.dtype == "bool":
+        if tensor.dtype == "bool" or name in _truths(graph):
             drawn: Array = rng.integers(0, 2, tensor.shape).astype(dtype)
         elif dtype.kind in "iu":
             count, steps = _choices(graph, name), _steps(graph, name)
@@ -77,7 +77,8 @@ def load_batch(path: str | os.PathLike[str]) -> Batch:
 def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
     """`data` as a batch for `graph`: an array for each of its inputs. Arrays of other names are ignored.
 
-    Integers of another width are converted where every value survives, all other types must match.
+    Integers of another width are converted where every value survives, integers and booleans of a loss's target too,
+    and all other types must match. The target of bce lies in 0..1.
 
     Raises `ModelError` naming what is missing, or the input whose shape, type or range of values is wrong.
     """
@@ -92,7 +93,8 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
             raise ModelError(f"the data's {name!r} has shape {list(array.shape)}; it must be {_described(tensor)}")
         dtype = numpy_dtype(tensor.dtype)
         if array.dtype != dtype:
-            whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+            target = isinstance(graph, TrainingGraph) and name in graph.added_inputs and "float" in tensor.dtype
+            whole = array.dtype.kind in "iub" if target else array.dtype.kind in "iu" and dtype.kind in "iu"
             if not whole or not np.array_equal(array.astype(dtype), array):
                 raise ModelError(
                     f"the data's {name!r} has type {array.dtype}; it must be {_described(tensor)}: "
@@ -100,8 +102,15 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
                 )
         array = array.astype(dtype, copy=False)
         _check_range(graph, name, array)
+        if name in _truths(graph):
+            _check_truths(name, array)
         batch[name] = aligned_copy(array)
     return batch
+
+
+def _truths(graph: Graph) -> tuple[str, ...]:
+    """The target of bce: how true each output is, 0 to 1."""
+    return graph.added_inputs if isinstance(graph, TrainingGraph) and graph.loss_kind == "bce" else ()
 
 
 def _array(name: str, value: object) -> Array:
@@ -137,6 +146,16 @@ def _check_range(graph: Graph, name: str, array: Array) -> None:
         )
 
 
+def _check_truths(name: str, array: Array) -> None:
+    values = np.asarray(array, np.float64)
+    wrong = values[~((values >= 0) & (values <= 1))]
+    if wrong.size:
+        raise ModelError(
+            f"the data's {name!r} holds {wrong[0]:g}; with the loss bce it must lie in 0..1, how true each output is; "
+            "for other values solve with --loss mse"
+        )
+
+
 def _choices(graph: Graph, name: str) -> int | None:
     """Of how many things an integer input chooses one: classes, rows of a table. None where nothing says."""
     return min((count for _, count, _ in _readers(graph, name)), default=None)
@@ -153,7 +172,7 @@ def _steps(graph: Graph, name: str) -> int | None:
 
 
 def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
-    """What uses `name` as labels or indices, through views and casts: op, number of choices, ignored label."""
+    """What uses `name` as labels or indices, cast or in another order: op, number of choices, ignored label."""
     found: list[tuple[str, int, object]] = []
     for node, places, backward in _uses(graph, name):
         if 1 not in places:
@@ -168,13 +187,13 @@ def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
 
 
 def _uses(graph: Graph, name: str) -> Iterator[tuple[Node, frozenset[int], bool]]:
-    """The nodes that read `name`, or a view or cast of it: as which operands, and whether in backward."""
+    """The nodes that read `name`, or it cast or in another order: as which operands, and whether in backward."""
     names = {name}
     for operator in graph.operators:
         for node in operator.nodes:
             places = frozenset(place for place, read in enumerate(node.inputs) if read in names)
             if node.domain or not places:
                 continue
-            if 0 in places and (node.op_type in VIEW_OPS or node.op_type == "Cast"):
+            if 0 in places and (node.op_type in VIEW_OPS or node.op_type in {"Cast", "Transpose"}):
                 names.add(node.outputs[0])
             yield node, places, operator.backward

@@ -46,10 +46,6 @@ SLICE = 1 << 16
 """Elements that an update works on at once."""
 
 
-TARGETS = ("labels", "target")
-"""Inputs that a loss compares the output with, row by row."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(Checks):
     """What so many steps with a schedule showed.
@@ -116,12 +112,24 @@ class TrainingRun(Checks):
             )
         return ""
 
+    @property
+    def diverged_step(self) -> int:
+        """The first step (from 1) whose loss is no finite number, or 0."""
+        return next((step for step, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), 0)
+
+    @property
+    def last_finite_loss(self) -> float | None:
+        """The loss before that one, or the last of all; None where the first is none already."""
+        before = self.losses[: self.diverged_step - 1] if self.diverged_step else self.losses
+        return before[-1] if before else None
+
     def to_dict(self) -> dict[str, object]:
         """The object of `run --steps --json`: plain values only; a loss that is no number is null."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "values"}
         for name in ("losses", "reference_losses"):
             found[name] = [value if math.isfinite(value) else None for value in found[name]]
-        return {**found, "different": list(self.different)}
+        extra = {"diverged_step": self.diverged_step, "last_finite_loss": self.last_finite_loss}
+        return {**found, **extra, "different": list(self.different)}
 
 
 class Batches:
@@ -161,7 +169,7 @@ class Batches:
         count = self.graph.tensors[name].shape[0]
         for other, value in self._fixed.items():
             # with batches of one row any constant looks like a batch
-            if np.asarray(value).shape[:1] == (count,) and (count > 1 or other in TARGETS):
+            if np.asarray(value).shape[:1] == (count,) and (count > 1 or other in self.graph.added_inputs):
                 raise ModelError(
                     f"the data set {name!r} has {self.rows} rows, and {other!r} only the {count} of one batch, which "
                     f"would be paired with each batch of the other; give {other!r} {self.rows} rows too"

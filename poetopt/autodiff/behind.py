@@ -1,0 +1,50 @@
+"""Which node wrote a tensor, and which constants it read: what looking backwards from an output needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.autodiff.registry import is_float
+from poetopt.graph import Node, Operator, Role, Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+class Behind:
+    """A graph, asked about what is behind a tensor. A composite region is the node that it amounts to."""
+
+    def __init__(
+        self, operators: Iterable[Operator], tensors: Mapping[str, Tensor], values: Mapping[str, Array]
+    ) -> None:  # fmt: skip
+        self.tensors = tensors
+        self.values = values
+        self._writers: dict[str, Node] = {}
+        for operator in operators:
+            node = operator.meaning or (operator.nodes[0] if len(operator.nodes) == 1 else None)
+            if node is not None:
+                self._writers.update((name, node) for name in operator.outputs)
+
+    def node(self, name: str, *kinds: str) -> Node | None:
+        """The node that writes `name`, if it is of one of these ops (of any, where none is named)."""
+        node = self._writers.get(name)
+        return node if node is not None and (not kinds or node.op_type in kinds) else None
+
+    def constant(self, name: str) -> Array | None:
+        """The value of what is stored and not trained."""
+        tensor = self.tensors.get(name)
+        return None if tensor is None or tensor.role is Role.PARAMETER else self.values.get(name)
+
+    def near(self, name: str, value: float, tolerance: float = 0.0) -> bool:
+        """Whether `name` is a constant, each element of which is `value`, give or take `tolerance`."""
+        array = self.constant(name)
+        if array is None or not array.size or array.dtype.kind not in "fiu":
+            return False
+        return bool(np.all(np.abs(np.asarray(array, np.float64) - value) <= tolerance))
+
+    def operands(self, node: Node) -> list[str]:
+        """What `node` reads that isn't stored, of floats."""
+        return [name for name in node.inputs if name and self.constant(name) is None and is_float(self.tensors[name])]

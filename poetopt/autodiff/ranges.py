@@ -1,0 +1,109 @@
+"""Between which two numbers the elements of a tensor lie, whatever goes into the network.
+
+It serves to tell probabilities from logits: only ops that are found behind probabilities are known, and what isn't
+known may be anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.normalizers import shares
+from poetopt.graph import VIEW_OPS, Node
+
+Range = tuple[float, float]
+_ANY: Range = (-math.inf, math.inf)
+_UNIT: Range = (0.0, 1.0)
+_DEEPEST = 30
+"""Ops behind one another that are looked at."""
+
+FIXED: dict[str, Range] = {
+    **dict.fromkeys(("Softmax", "Sigmoid", "HardSigmoid", "Hardmax"), _UNIT),
+    **dict.fromkeys(("Tanh", "Erf", "Sin", "Cos", "Softsign"), (-1.0, 1.0)),
+    "Softplus": (0.0, math.inf),
+    "LogSoftmax": (-math.inf, 0.0),
+}
+
+_SEVERAL = frozenset({"Clip", "Concat", "Mean", "Neg", "Where"})
+
+PARTS = VIEW_OPS | {"Cast", "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "GlobalMaxPool"}
+PARTS |= {"MaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "Slice", "Split", "Tile", "TopK", "Transpose"}
+"""Ops whose results lie between the least and the greatest of their first input."""
+
+
+def bounds(name: str, behind: Behind) -> Range:
+    """The least and the greatest value that elements of `name` can have."""
+    known: dict[str, Range] = {}
+
+    def ask(name: str, depth: int) -> Range:
+        if name not in known:
+            known[name] = _stored(name, behind)
+            node = behind.node(name)
+            if node is not None and depth < _DEEPEST:
+                known[name] = _of(node, behind, lambda operand: ask(operand, depth + 1))
+        return known[name]
+
+    return ask(name, 0)
+
+
+def _stored(name: str, behind: Behind) -> Range:
+    array = behind.constant(name)
+    if array is None or not array.size or array.dtype.kind not in "fiu":
+        return _ANY
+    return float(np.min(array)), float(np.max(array))
+
+
+def _of(node: Node, behind: Behind, ask: Callable[[str], Range]) -> Range:
+    op = node.op_type
+    if op in FIXED:
+        return FIXED[op]
+    if op in PARTS:
+        return ask(node.inputs[0])
+    if (parts := shares(node, behind)) is not None and ask(parts[0])[0] >= 0:
+        return _UNIT
+    if op not in _SEVERAL and op not in _MONOTONE and op not in _PAIRED:
+        return _ANY
+    operands = [ask(name) if name else _ANY for name in node.inputs]
+    if op == "Clip":
+        low, high = operands[0]
+        least, most = ([*operands, _ANY, _ANY][k] for k in (1, 2))
+        return min(max(low, least[0]), most[1]), max(min(high, most[1]), least[0])
+    if op in {"Mean", "Concat"}:
+        return min(low for low, _ in operands), max(high for _, high in operands)
+    if op == "Where":
+        return min(operands[1][0], operands[2][0]), max(operands[1][1], operands[2][1])
+    if op == "Neg":
+        return -operands[0][1], -operands[0][0]
+    if op in _MONOTONE:
+        return _MONOTONE[op](operands[0][0]), _MONOTONE[op](operands[0][1])
+    return _PAIRED[op](*operands) if len(operands) == 2 else _ANY
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+_MONOTONE: dict[str, Callable[[float], float]] = {"Exp": _exp, "Relu": lambda x: max(x, 0.0)}
+
+
+def _product(a: Range, b: Range) -> Range:
+    ends = [0.0 if 0.0 in (x, y) else x * y for x in a for y in b]
+    return min(ends), max(ends)
+
+
+def _quotient(a: Range, b: Range) -> Range:
+    return _product(a, (1 / b[1], 1 / b[0])) if b[0] > 0 else _ANY
+
+
+_PAIRED: dict[str, Callable[[Range, Range], Range]] = {
+    "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "Sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "Mul": _product,
+    "Div": _quotient,
+    "Max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "Min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+}
