@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from poetopt import interrupts
+from poetopt import inputs, interrupts
 from poetopt.commands.catalogues import devices, formulations, zoo
 from poetopt.commands.compare import compare, pareto
 from poetopt.commands.exchange import export, import_solution
@@ -66,7 +66,18 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
+    max_file_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-file-size",
+            metavar="SIZE",
+            envvar=inputs.ENVIRONMENT,
+            help="Read larger files: plans end at 134 MB, tables at 16.8 MB, data sets at 2.15 GB.",
+        ),
+    ] = None,
 ) -> None:
+    if max_file_size is not None:
+        inputs.allow(max_file_size)
     if context.invoked_subcommand is None:
         say(context.get_help())
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from poetopt.errors import OutputError
 
-LEFTOVER = re.compile(r"\.poetopt-([1-9]\d*)-\d+(\..*)?$")
+LEFTOVER = re.compile(r"\.poetopt-([1-9]\d*)-\d+(l?)(\..*)?$")
+"""A temporary file: whose, and whether that process holds a lock on it while it lives."""
 LEFT_S = 24 * 3600
 
 
@@ -32,6 +33,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     # What /dev/stdout leads to may have no name of its own: only regular files are followed.
     target = Path(os.path.realpath(shown)) if os.path.isfile(shown) or not os.path.exists(shown) else Path(shown)
     beside: Path | None = None
+    lock: int | None = None
     try:
         before = _status(target)
         if before is not None and stat.S_ISDIR(before.st_mode):
@@ -42,7 +44,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield target
             return
         _remove_leftovers(target.parent)
-        beside = _fresh_file(target)
+        beside, lock = _fresh_file(target)
         yield beside
         _flush(beside)
         if before is not None:
@@ -59,6 +61,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if beside is not None:
             with suppress(OSError):
                 beside.unlink()
+        if lock is not None:
+            os.close(lock)
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
@@ -78,23 +82,28 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _fresh_file(target: Path) -> Path:
-    """An empty file with a name of its own in the folder of `target`, with the rights of any new file."""
+def _fresh_file(target: Path) -> tuple[Path, int | None]:
+    """An empty file with a name of its own in the folder of `target`, with the rights of any new file, and its lock."""
+    sign = "l"
     for attempt in itertools.count():
-        candidate = target.parent / f".poetopt-{os.getpid()}-{attempt}{target.suffix}"
+        candidate = target.parent / f".poetopt-{os.getpid()}-{attempt}{sign}{target.suffix}"
         try:
-            os.close(os.open(candidate, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            descriptor = os.open(candidate, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             continue
-        return candidate
+        if not sign or lock_file(descriptor):
+            return candidate, descriptor
+        os.close(descriptor)
+        candidate.unlink()
+        sign = ""  # no locks here
     raise AssertionError("unreachable: the counter has no end")
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary files of processes that were killed before they could.
 
-    Another host or container that shares the folder has processes that can't be seen from here: only files that
-    nobody has written to for a day are removed.
+    Another host or container that shares the folder has processes that can't be seen from here: what isn't locked by
+    its writer, as its name says, is removed only where nobody has written to it for a day.
     """
     if os.name != "posix":  # elsewhere asking for a process may end it
         return
@@ -102,8 +111,28 @@ def _remove_leftovers(folder: Path) -> None:
         for entry in entries:
             if (found := LEFTOVER.match(entry.name)) and not _alive(int(found[1])):
                 with suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S:
+                    old = time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S
+                    if old or (found[2] and _unlocked(entry.path)):
                         os.unlink(entry.path)
+
+
+def lock_file(descriptor: int) -> bool:
+    """Take the lock on an open file, which the system lets go of with the process; False where that can't be had."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _unlocked(path: str) -> bool:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return lock_file(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _alive(pid: int) -> bool:
@@ -153,7 +182,10 @@ def check_folder(path: str | os.PathLike[str]) -> None:
         for folder in reversed(missing):
             folder.mkdir()
             made.append(folder)
-        _fresh_file(Path(path, "file")).unlink()
+        file, lock = _fresh_file(Path(path, "file"))
+        file.unlink()
+        if lock is not None:
+            os.close(lock)
     except OSError as error:
         raise OutputError(
             f"can't write into the folder {os.fspath(path)}: {error.strerror or error}; give another, or rights there"

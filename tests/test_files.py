@@ -108,3 +108,22 @@ def test_only_old_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> Non
     write_atomically(tmp_path / "plan.json", "{}")
     kept = {f"{alive}-7.npz", "x.npz", f"x{dead}-0.npz", f"{dead}.npz", f"{dead}-2.npz", "plan.json"}
     assert set(os.listdir(tmp_path)) == kept
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are the system's")
+def test_a_locked_leftover_goes_with_its_process(tmp_path: Path) -> None:
+    """What a process that was killed while it wrote has left is gone at the next write there, however fresh."""
+    code = (
+        "import sys, time\nfrom poetopt.files import replacing\n"
+        "with replacing(sys.argv[1]) as place:\n place.write_bytes(b'half')\n print(flush=True)\n time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        (half,) = os.listdir(tmp_path)
+        write_atomically(tmp_path / "other.json", "{}")
+        assert half in os.listdir(tmp_path)
+        writer.kill()
+    write_atomically(tmp_path / "other.json", "{}")
+    assert os.listdir(tmp_path) == ["other.json"]

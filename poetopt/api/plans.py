@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.models import SAME_BYTES, Training, TrainingFile, read
 from poetopt.errors import ModelError, OptionError, PlanError
+from poetopt.inputs import is_special
 from poetopt.telling import telling
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def beside(plan: str, reference: str) -> str | None:
     """Where a file is that a plan names: there, or beside the plan; None where it isn't."""
     for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
         if reference and os.path.exists(place):
+            if is_special(place):
+                raise PlanError(f"{plan}: names {place} as its model, a pipe or a device; say where with --model FILE")
             return place
     return None
 

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from poetopt.backends.model_file import mps_lines
 from poetopt.backends.session import MatrixSession, refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.errors import BackendUnavailableError, OptionError, PoetError
+from poetopt.scratch import scratch_folder
 
 RESERVED = {
     "sec": "--time-limit",
@@ -193,7 +193,7 @@ class CbcSession(MatrixSession):
         whole = replace(self._matrix.extended(self._added), lower=lower, upper=upper)
         m, n = whole.shape
         until = time.monotonic() + time_limit_s
-        with tempfile.TemporaryDirectory(prefix="poetopt-cbc-") as folder:
+        with scratch_folder("cbc") as folder:
             model, begin, solution = (str(Path(folder, name)) for name in ("model.mps", "start.sol", "found.sol"))
             with open(model, "w", encoding="ascii") as file:
                 columns, rows = [f"c{x}" for x in range(n)], [f"r{x}" for x in range(m)]

@@ -6,7 +6,6 @@ It is here for the formulation `poet`, where its search was faster than HiGHS's 
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from poetopt.backends.session import refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search
 from poetopt.closest import closest
 from poetopt.errors import OptionError
+from poetopt.scratch import scratch_folder
 
 RESERVED = {
     "limits/time": "--time-limit",
@@ -188,7 +188,7 @@ class _Watch(Eventhdlr):  # type: ignore[misc, unused-ignore]
 
 def _append_statistics(model: Any, log: str) -> None:
     """SCIP's own account of the search. Its running output can't be had: it would be written without Python's lock."""
-    with tempfile.TemporaryDirectory(prefix="poetopt-scip-") as folder:
+    with scratch_folder("scip") as folder:
         path = Path(folder, "statistics.txt")
         model.writeStatistics(str(path))
         with open(log, "a", encoding="utf-8") as file:

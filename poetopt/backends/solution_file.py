@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poetopt.errors import PlanError
+from poetopt.inputs import read_text
 
 LARGEST_BYTES = 500_000_000
 KNOWN = (
@@ -43,9 +44,7 @@ def read_solution(path: str | os.PathLike[str]) -> SolutionFile:
     """
     shown = os.fspath(path)
     try:
-        if os.path.getsize(shown) > LARGEST_BYTES:
-            raise PlanError(f"{shown}: it has {os.path.getsize(shown):,} bytes, too many for a solution file")
-        text = Path(shown).read_text(encoding="utf-8")
+        text = read_text(shown, LARGEST_BYTES)
     except UnicodeDecodeError as error:
         raise PlanError(f"{shown}: not a text file; give the solution file that the solver wrote") from error
     except IsADirectoryError as error:
@@ -168,7 +167,7 @@ def _ampl(reader: _Reader) -> dict[str, float]:
     """A message, `Options` and their numbers, four counts, duals, values in the order of the .col file beside it."""
     names_path = Path(reader.path).with_suffix(".col")
     try:
-        names = names_path.read_text(encoding="utf-8").split()
+        names = read_text(names_path, LARGEST_BYTES, named_by_file=True).split()
     except OSError as error:
         raise PlanError(
             f"{reader.path}: an AMPL solution has no names; put {names_path.name}, which was exported with the model, "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from poetopt.devices.model import Device
 from poetopt.devices.overlay import overlaid
 from poetopt.errors import DeviceError
+from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 """One TOML file a device; a file put there is a device."""
@@ -97,7 +97,7 @@ def _place_of(name_or_path: str | os.PathLike[str]) -> Path:
 
 def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The table in the file `path`, over that of its base. `above` are the files whose base it is."""
-    table = _toml(path)
+    table = _toml(path, named_by_file=bool(above))
     if "base" not in table:
         return table
     base = table["base"]
@@ -116,17 +116,17 @@ def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return overlaid(table, inherited, path)
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path, *, named_by_file: bool = False) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, TABLE_BYTES, named_by_file=named_by_file)
     except (OSError, UnicodeDecodeError) as error:
         reason = _unreadable(path, error)
         raise DeviceError(
             f"{path}: {reason}. Give the path of a TOML file, or a name that `poetopt devices` lists"
         ) from error
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise DeviceError(
             f"{path}: not valid TOML: {error}. Start from what `poetopt devices --show a72 --toml` prints"
         ) from error

@@ -10,11 +10,9 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 from poetopt.devices.cost import reserve_bytes, storage_notes
 from poetopt.devices.model import Device, Storage
@@ -22,6 +20,7 @@ from poetopt.devices.signature import signature
 from poetopt.devices.workspace import inner_layout
 from poetopt.errors import DeviceError
 from poetopt.files import write_atomically
+from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
 from poetopt.problem import Problem, ProblemOperator
 
 VERSION = 1
@@ -140,13 +139,13 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a profile. Raises DeviceError where it can't be read, or says what can't be."""
     shown = os.fspath(path)
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = parse_toml(read_text(path, TABLE_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DeviceError(
             f"{shown}: the profile can't be read: {reason}; make one with poetopt profile MODEL"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise DeviceError(f"{shown}: not valid TOML: {error}; make it again with poetopt profile MODEL") from error
 
     from pydantic import ValidationError

@@ -16,6 +16,7 @@ from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 from poetopt.devices.signature import signatures
 from poetopt.errors import DeviceError
 from poetopt.graph import Graph
+from poetopt.inputs import TABLE_BYTES, read_text
 
 COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
 PAGE_IN, PAGE_OUT = "page_in", "page_out"
@@ -35,7 +36,7 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
     """
     shown = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text(path, TABLE_BYTES, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DeviceError(f"{shown}: the measurements can't be read: {reason}") from error

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, cast
 from poetopt import plugins
 from poetopt.errors import ModelError, OptionError, PoetError
 from poetopt.frontends.reading import ReadOptions, read_options
+from poetopt.inputs import STREAM_BYTES, open_regular, read_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -126,7 +127,7 @@ def _piped(path: Path) -> bytes | None:
     if path.is_file() or path.is_dir():
         return None
     try:
-        return path.read_bytes()
+        return read_bytes(path, STREAM_BYTES)
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
 
@@ -200,5 +201,7 @@ def _content_hash(path: Path) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.relative_to(path).as_posix()}:{file.stat().st_size}:".encode())
-        digest.update(file.read_bytes())
+        with open_regular(file) as content:
+            while part := content.read(2**20):
+                digest.update(part)
     return digest.hexdigest()

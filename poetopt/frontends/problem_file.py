@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poetopt.errors import DeviceError, ModelError
+from poetopt.inputs import PLAN_BYTES, read_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
 LARGEST = 1e300
@@ -115,7 +116,7 @@ def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None
     """
     source = str(path)
     try:
-        data = Path(path).read_bytes() if content is None else content
+        data = read_bytes(path, PLAN_BYTES) if content is None else content
     except OSError as error:
         raise ModelError(f"{source}: can't be read ({error.strerror})") from error
     try:

@@ -22,6 +22,7 @@ from poetopt.errors import ModelError
 from poetopt.frontends.external import opened
 from poetopt.frontends.proto import dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
+from poetopt.inputs import MODEL_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -108,7 +109,7 @@ def read_model(
 
 def _parse(path: Path, content: bytes | None) -> onnx.ModelProto:
     try:
-        raw = path.read_bytes() if content is None else content
+        raw = read_bytes(path, MODEL_BYTES) if content is None else content
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
     if not raw:

@@ -25,10 +25,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from poetopt.errors import PlanError
 from poetopt.files import write_atomically
+from poetopt.inputs import PLAN_BYTES, read_text
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.entries import LARGEST, Entry, parsed
 from poetopt.plan.instructions import Action, Instruction, Plan
@@ -174,7 +174,7 @@ def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Prob
     """
     shown = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, PLAN_BYTES)
     except OSError as error:
         raise PlanError(f"can't read the plan file {shown}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from poetopt.errors import BackendUnavailableError
+from poetopt.errors import BackendUnavailableError, OptionError
+from poetopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -55,12 +55,12 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
     }
     with dask.config.set(settings), ExitStack() as stack:
         # dask never removes what it makes in the common folder.
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="poetopt-", ignore_cleanup_errors=True))
+        scratch = stack.enter_context(scratch_folder("sweep"))
         stack.enter_context(dask.config.set({"temporary-directory": scratch}))
         _start_quiet_tracker()  # not in the block: Python lets interrupts in again once it has started
         with _deaf_to_interrupts():
-            cluster = stack.enter_context(
-                LocalCluster(
+            try:
+                made = LocalCluster(
                     n_workers=workers,
                     threads_per_worker=1,
                     processes=True,
@@ -71,7 +71,12 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
                     memory_limit=0,
                     silence_logs=logging.CRITICAL,
                 )
-            )
+            except (OSError, RuntimeError, ValueError) as error:
+                raise OptionError(
+                    f"no worker can be started here ({error or type(error).__name__}); check the limits on open files "
+                    "and processes (ulimit -n, -u) and that the current folder is still there"
+                ) from error
+            cluster = stack.enter_context(made)
         yield stack.enter_context(Client(cluster))
 
 

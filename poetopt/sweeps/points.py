@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import parse_budgets
 from poetopt.errors import DeviceError, ModelError, OptionError
 from poetopt.frontends.reading import ReadOptions, read_options
+from poetopt.inputs import TABLE_BYTES, digest, is_regular, is_special, parse_toml, read_text
 from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_time
 
 KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads")
@@ -125,13 +125,12 @@ def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
     """
     shown = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
+        table = parse_toml(read_text(path, TABLE_BYTES))
     except OSError as error:
         raise OptionError(
             f"{shown}: the sweep can't be read: {error.strerror}; give the path of a TOML file"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise OptionError(f"{shown}: not valid TOML: {error}") from error
     _known(shown, table, KEYS, "a sweep")
     for key in ("models", "devices", "ram"):
@@ -249,7 +248,9 @@ def _model_file(folder: Path, model: str) -> tuple[str, str]:
     from poetopt.frontends import zoo
 
     path = folder / model
-    if path.is_file():
+    if is_special(path):
+        raise ModelError(f"{path}: a pipe or a device, and a sweep names regular files alone")
+    if is_regular(path):
         return str(path), _digest(path)
     if model in zoo.names():
         return model, ""
@@ -277,8 +278,10 @@ def _device(shown: str, folder: Path, text: str, costs: Sequence[str]) -> Device
     from poetopt.devices import device
 
     path = folder / text
+    if text not in costs and (text.endswith(".toml") or os.sep in text) and not is_regular(path):
+        raise DeviceError(f"{shown}: devices: {text}: no regular file in {folder}; paths are relative to the sweep's")
     try:
-        if text.endswith(".toml") and path.is_file():
+        if (text.endswith(".toml") or os.sep in text) and is_regular(path):
             return DeviceSpec(device=str(path), name=device(str(path)).name, content=_digest(path))
         if text in costs:
             return DeviceSpec(device=text, name=text)
@@ -326,6 +329,6 @@ def _plain(shown: str, table: Mapping[str, object], key: str, default: str | flo
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return digest(path)
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror}") from error

@@ -7,6 +7,7 @@ point was given to a worker, and `about` says which version wrote the file.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ RESULT = (
 )  # fmt: skip
 RUN = ("reason", "limited", "solve_s", "total_s", "finished")
 COLUMNS = (*POINT, *RESULT, *RUN)
+_WHOLE = ("recomputes", "page_ins", "page_outs", "operators", "tensors", "limited", "bytes_paged")
 FORMAT = 1
 APPLICATION_ID = 0x706F6574
 """`poet`: SQLite files carry the number of the program that they are of."""
@@ -35,8 +37,9 @@ APPLICATION_ID = 0x706F6574
 class Store:
     """An open results file. Make one with `opened`."""
 
-    def __init__(self, connection: sqlite3.Connection, points: Sequence[Point]) -> None:
+    def __init__(self, connection: sqlite3.Connection, points: Sequence[Point], shown: str) -> None:
         self._connection = connection
+        self._points, self._shown = points, shown
         self._keys = [point.key for point in points]
 
     def done(self) -> set[int]:
@@ -74,6 +77,13 @@ class Store:
         found = self._connection.execute(f"SELECT key, {', '.join(names)} FROM rows").fetchall()
         place = {key: index for index, key in enumerate(self._keys)}
         rows = [{"point": place[cells[0]], **dict(zip(names, cells[1:], strict=True))} for cells in found]
+        for row in rows:
+            for name in names:
+                if not _fits(name, row[name]):
+                    raise OptionError(
+                        f"{self._shown}: damaged: the row of {self._points[row['point']]} has {str(row[name])[:40]!r} "
+                        f"for {name}; give another path with -o"
+                    )
         return sorted(rows, key=lambda row: row["point"])
 
 
@@ -96,7 +106,7 @@ def opened(path: str | os.PathLike[str], points: Sequence[Point]) -> Iterator[St
         try:
             _prepare(connection, shown, {point.key for point in points})
             try:
-                yield Store(connection, points)
+                yield Store(connection, points, shown)
                 ended = True
             finally:
                 blank = made and not ended and not connection.execute("SELECT count(*) FROM rows").fetchone()[0]
@@ -164,11 +174,7 @@ def _prepare(connection: sqlite3.Connection, shown: str, keys: set[str]) -> None
 
 def _create(connection: sqlite3.Connection, version: str) -> None:
     """Everything in one transaction: a kill leaves a file with all of it, or an empty one."""
-    kinds = dict.fromkeys(COLUMNS, "TEXT")
-    kinds |= {name: "REAL" for name in COLUMNS if name.endswith(("_s", "_j", "_gap"))}
-    whole = ("recomputes", "page_ins", "page_outs", "operators", "tensors", "limited", "bytes_paged")
-    kinds |= {name: "INTEGER" for name in COLUMNS if name.endswith("_bytes") or name in whole}
-    columns = ", ".join(f"{name} {kinds[name]}" for name in COLUMNS if name != "point")
+    columns = ", ".join(f"{name} {_kind(name)}" for name in COLUMNS if name != "point")
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
@@ -176,6 +182,25 @@ def _create(connection: sqlite3.Connection, version: str) -> None:
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.executemany("INSERT INTO about VALUES (?, ?)", [("format", str(FORMAT)), ("version", version)])
+
+
+def _kind(name: str) -> str:
+    """The type of a column."""
+    if name.endswith(("_s", "_j", "_gap")):
+        return "REAL"
+    return "INTEGER" if name.endswith("_bytes") or name in _WHOLE else "TEXT"
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a cell holds what its column is for: SQLite itself takes anything anywhere."""
+    if value is None:
+        return True
+    match _kind(name):
+        case "REAL":
+            return isinstance(value, (int, float)) and math.isfinite(value)
+        case "INTEGER":
+            return isinstance(value, int)
+    return isinstance(value, str)
 
 
 def _described(connection: sqlite3.Connection, keys: Iterable[str]) -> Iterator[str]:

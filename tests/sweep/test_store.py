@@ -130,3 +130,21 @@ def test_a_file_without_a_row_is_gone_after_an_error(points: Sequence[Point], tm
     assert (there.exists(), new.exists()) == (True, False)
     with opened(full, points) as store:
         assert store.done() == {0}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("energy_j", float("inf")), ("makespan_s", "soon"), ("recomputes", 2.5), ("status", b"optimal"), ("reason", 7)],
+)
+def test_a_cell_of_another_kind(points: Sequence[Point], tmp_path: Path, column: str, value: object) -> None:
+    """SQLite keeps anything in any column, and JSON has no infinity."""
+    path = tmp_path / "r.sqlite"
+    with opened(path, points) as store:
+        store.put(points[3], evaluate(points[3]))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = replace(sql, ?, ?)", (f"{column} TEXT", f"{column} BLOB"))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE rows SET {column} = ?", (value,))
+    with opened(path, points) as store, pytest.raises(OptionError, match=rf"damaged: the row of .* for {column}; "):
+        store.rows()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.backends.ort.archive import opened
 from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
@@ -58,20 +58,37 @@ def random_batch(graph: Graph, seed: int = 0) -> Batch:
     return batch
 
 
-def load_batch(path: str | os.PathLike[str]) -> Batch:
-    """The arrays of an `.npz` file, by name. Raises `ModelError` where it can't be read as one."""
-    shown = os.fspath(path)
-    try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ModelError(f"{shown} is no .npz file; write one with numpy.savez(path, **arrays)")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise ModelError(f"can't read {shown}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ModelError(f"{shown} is no .npz file of plain arrays: {error}") from error
+def load_batch(path: str | os.PathLike[str], graph: Graph | None = None, *, sets: bool = False) -> Batch:
+    """The arrays of an `.npz` file, by name.
+
+    graph
+        Its inputs are all that is read, once their shapes are known to fit.
+    sets
+        Whether an array may be longer than an input along the first axis.
+
+    Raises `ModelError` where it can't be read, lacks an input, or has one of another shape.
+    """
+    with opened(path) as archive:
+        if graph is None:
+            return dict(archive)
+        _check_names(graph, archive)
+        for name in graph.inputs:
+            shape, tensor = archive.header(name).shape, graph.tensors[name]
+            longer = sets and len(shape) == len(tensor.shape) > 0 and shape[1:] == tensor.shape[1:]
+            if shape != tensor.shape and not (longer and shape[0] > tensor.shape[0]):
+                raise _misfit(tensor, shape)
+        return {name: archive[name] for name in graph.inputs}
+
+
+def _check_names(graph: Graph, data: Mapping[str, object]) -> None:
+    if missing := [name for name in graph.inputs if name not in data]:
+        wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
+        given = ", ".join(sorted(map(repr, data))[:_SHOWN]) or "nothing"
+        raise ModelError(f"the data lacks {wanted}; it has {given}")
+
+
+def _misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
+    return ModelError(f"the data's {tensor.name!r} has shape {list(shape)}; it must be {_described(tensor)}")
 
 
 def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
@@ -82,15 +99,12 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
 
     Raises `ModelError` naming what is missing, or the input whose shape, type or range of values is wrong.
     """
-    if missing := [name for name in graph.inputs if name not in data]:
-        wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
-        given = ", ".join(sorted(map(repr, data))[:_SHOWN]) or "nothing"
-        raise ModelError(f"the data lacks {wanted}; it has {given}")
+    _check_names(graph, data)
     batch: dict[str, Array] = {}
     for name in graph.inputs:
         tensor, array = graph.tensors[name], _array(name, data[name])
         if array.shape != tensor.shape:
-            raise ModelError(f"the data's {name!r} has shape {list(array.shape)}; it must be {_described(tensor)}")
+            raise _misfit(tensor, array.shape)
         dtype = numpy_dtype(tensor.dtype)
         if array.dtype != dtype:
             target = isinstance(graph, TrainingGraph) and name in graph.added_inputs and "float" in tensor.dtype

@@ -144,7 +144,7 @@ def graph_of(plan: Plan, graph: TrainingGraph | None) -> TrainingGraph:
 def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:
     if data is None:
         return random_batch(graph, seed)
-    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data))
+    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data, graph))
 
 
 def paged_bytes(plan: Plan) -> Mapping[str, int]:

@@ -343,4 +343,4 @@ def _check_options(steps: int, lr: float, momentum: float) -> None:
 def _batches(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batches:
     if data is None:
         return Batches(graph, random_batch(graph, seed))
-    return Batches(graph, data if isinstance(data, Mapping) else load_batch(data))
+    return Batches(graph, data if isinstance(data, Mapping) else load_batch(data, graph, sets=True))
