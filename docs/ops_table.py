@@ -47,10 +47,11 @@ Written by `docs/ops_table.py` from the registry; a test holds that it lists eve
 """  # noqa: E501
 
 REGIONS = """
-## Composite regions
+## Composite regions and quantizers
 
 Nodes that exporters write in place of one op, recognised by their values or structure (`poetopt.autodiff.regions`);
-held against the same network without regions by `tests/autodiff/test_regions.py`.
+held against the same network without regions by `tests/autodiff/test_regions.py`. QuantizeLinear and DequantizeLinear stand here
+as they are for `--straight-through` (`poetopt.autodiff.quantization`).
 
 | region | rule |
 |---|---|

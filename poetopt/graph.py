@@ -166,6 +166,8 @@ class Graph:
         What the frontend inferred or changed, one line each, for `poetopt inspect`.
     unread
         Outputs of the file that can't be imported, and why; they are none of `outputs`.
+    named
+        Whether somebody named what is trained, so that a parameter without a gradient is an error.
     """
 
     name: str
@@ -180,6 +182,7 @@ class Graph:
     content_hash: str = ""
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
+    named: bool = False
 
     def __repr__(self) -> str:
         what = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"

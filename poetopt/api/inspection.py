@@ -26,6 +26,7 @@ def inspect(
     device: str | None = None,
     loss: str = "auto",
     output: str | None = None,
+    straight_through: bool = False,
     **read: Unpack[LoadOptions],
 ) -> Inspection:
     """Look at a model: contents, what has no gradient rule, and what training it takes.
@@ -34,6 +35,8 @@ def inspect(
         What `load` gave, or what it takes: a path, a zoo network's name.
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
+    loss, output, straight_through
+        As in `Model.differentiate`.
     read
         For what isn't loaded yet: the options of `load`.
 
@@ -57,9 +60,9 @@ def inspect(
         )
     found = device_of(device or SAME_BYTES)
     contents = summary(model.graph)
-    missing = tuple(unsupported(model.graph))
+    missing = tuple(unsupported(model.graph, straight_through=straight_through))
     try:
-        training = model.differentiate(loss=loss, output=output)
+        training = model.differentiate(loss=loss, output=output, straight_through=straight_through)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     said = [*training.graph.notes, *type_notes(training.graph)]

@@ -38,7 +38,12 @@ class Model:
         return f"<Model {_described(self.graph)}>"
 
     def differentiate(
-        self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
+        self,
+        *,
+        loss: str = "auto",
+        output: str | None = None,
+        granularity: str = "operator",
+        straight_through: bool = False,
     ) -> Training:
         """Attach a loss and derive the backward operators.
 
@@ -52,6 +57,8 @@ class Model:
             The output that the loss is on, where several could have it.
         granularity
             `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.devices.blocks`).
+        straight_through
+            Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
@@ -60,13 +67,17 @@ class Model:
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
-        graph = in_place(self.training_graph(loss=loss, output=output))
+        graph = in_place(self.training_graph(loss=loss, output=output, straight_through=straight_through))
         recipe = {**self.recipe, "loss": loss, "output": output}
+        if straight_through:
+            recipe["straight_through"] = True
         if granularity == "block":
             return Training(blocks(graph), {**recipe, "granularity": granularity})
         return Training(graph, recipe)
 
-    def training_graph(self, *, loss: str = "auto", output: str | None = None) -> TrainingGraph:
+    def training_graph(
+        self, *, loss: str = "auto", output: str | None = None, straight_through: bool = False
+    ) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
         Arguments and errors are those of `differentiate`.
@@ -74,7 +85,7 @@ class Model:
         from poetopt.autodiff import differentiate
 
         try:
-            return differentiate(self.graph, loss=loss, output=output)
+            return differentiate(self.graph, loss=loss, output=output, straight_through=straight_through)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
@@ -141,13 +152,18 @@ class TrainingFile:
         return f"<TrainingFile {shown(self.file.source)}, costs for {shown(', '.join(self.file.costs))}>"
 
     def differentiate(
-        self, *, loss: str = "auto", output: str | None = None, granularity: str = "operator"
+        self,
+        *,
+        loss: str = "auto",
+        output: str | None = None,
+        granularity: str = "operator",
+        straight_through: bool = False,
     ) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        if loss != "auto" or output is not None or granularity != "operator":
+        if loss != "auto" or output is not None or granularity != "operator" or straight_through:
             raise OptionError(
-                f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output "
-                "and --granularity"
+                f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
+                "--granularity and --straight-through"
             )
         return self
 

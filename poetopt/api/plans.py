@@ -215,6 +215,7 @@ def again(
                 loss=loss if isinstance(loss, str) else "auto",
                 output=output if isinstance(output, str) else None,
                 granularity=granularity if isinstance(granularity, str) else "operator",
+                straight_through=problem.recipe.get("straight_through") is True,
             )
         )
     return reordered_like(made, [operator.name for operator in problem.operators])

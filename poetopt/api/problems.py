@@ -37,6 +37,7 @@ class TrainingOptions(LoadOptions, total=False):
     loss: str
     output: str | None
     granularity: str
+    straight_through: bool
 
 
 READ = tuple(LoadOptions.__annotations__)

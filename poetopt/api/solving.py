@@ -53,7 +53,8 @@ def solve(
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
-        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, as the command has them.
+        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`, as the
+        command has them.
     device, profile
         As for `Training.cost`.
     ram

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder
     from poetopt.graph import Array
 
+STRAIGHT = "poetopt.straight"
+"""The domain of quantizers through which gradients pass, as `Operator.meaning` names them."""
+
 Cotangents = tuple[Tensor | None, ...]
 Gradients = tuple[Tensor | None, ...]
 Rule = Callable[["Primal", Cotangents], Gradients]
@@ -331,7 +334,7 @@ def downstream(tensors: Mapping[str, Tensor], operators: Iterable[Operator], roo
     """`roots` and every tensor from which a gradient can flow back to one of them.
 
     A gradient flows along floating-point tensors, except where an op or an input is declared
-    non-differentiable.
+    non-differentiable; and along the integers of a quantizer through which gradients pass.
     """
     live = set(roots)
     for operator in operators:
@@ -340,7 +343,8 @@ def downstream(tensors: Mapping[str, Tensor], operators: Iterable[Operator], roo
             name in live and position not in blocked for position, name in enumerate(principal(operator).inputs)
         )
         if flows:
-            live.update(name for name in operator.outputs if is_float(tensors[name]))
+            carries = signature(operator)[0] == STRAIGHT
+            live.update(name for name in operator.outputs if carries or is_float(tensors[name]))
     return live
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from poetopt.autodiff import quantization
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
@@ -31,7 +32,9 @@ from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 from poetopt.notes import Note, listed
 
 
-def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None) -> TrainingGraph:
+def differentiate(
+    graph: Graph, *, loss: str = "auto", output: str | None = None, straight_through: bool = False
+) -> TrainingGraph:
     """One training step of `graph`: forward, loss and backward operators, without the update.
 
     loss
@@ -39,28 +42,38 @@ def differentiate(graph: Graph, *, loss: str = "auto", output: str | None = None
         output; what it picked is in `notes`. See `poetopt.autodiff.losses`.
     output
         Name of the output that the loss is on; needed where several could have it.
+    straight_through
+        Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
 
     The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
     are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one
     operator each (`poetopt.autodiff.regions`).
 
-    Raises `ModelError` where nothing can be trained or the loss does not fit the output, and
-    `MissingVjpError` where a gradient would have to flow through an operator without a rule.
+    Raises `ModelError` where nothing can be trained, a parameter that was named stands before a quantizer, or the loss
+    does not fit the output, and `MissingVjpError` where a gradient would have to flow through an operator without a
+    rule.
     """
     if graph.opset < OLDEST_OPSET:
         raise ModelError(f"{graph.name}: opset {graph.opset} is older than {OLDEST_OPSET}; convert the model first")
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
-    graph = compose(graph)
+    graph = compose(quantization.straight_through(graph) if straight_through else graph)
     builder, forward, states, attached, totals = _swept(graph, loss, output, frozenset())
     if builder.asked:
         builder, forward, states, attached, totals = _swept(graph, loss, output, builder.required())
     gradients = {name: totals[name] for name in graph.trained if name in totals}
+    stopped = quantization.stopped(
+        graph, {n for o in attached.operators for n in o.inputs} or {attached.loss.name}, gradients
+    )
+    if stopped.behind and (graph.named or not gradients):
+        name, quantizer = next(iter(stopped.behind.items()))
+        raise ModelError(f"{graph.name}: {quantization.refusal(graph, name, quantizer, asked=straight_through)}")
     if not gradients:
         shown = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
         raise ModelError(f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}")
     notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
-    if missing := [name for name in graph.trained if name not in gradients]:
+    notes += stopped.notes(asked=straight_through)
+    if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
         text = "these parameters don't reach the loss and get no gradient"
         notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
     rename = _name_gradients(builder, gradients, totals)
@@ -103,8 +116,9 @@ def _swept(
     return builder, forward, states, attached, sweep.run(attached.loss)
 
 
-def unsupported(graph: Graph) -> list[tuple[str, str]]:
+def unsupported(graph: Graph, *, straight_through: bool = False) -> list[tuple[str, str]]:
     """Name and op of every operator between a trained parameter and an output that has no gradient rule."""
+    graph = quantization.straight_through(graph) if straight_through else graph
     live = downstream(graph.tensors, graph.operators, graph.trained)
     wanted = {name for name in graph.outputs if name in live}
     found: list[tuple[str, str]] = []

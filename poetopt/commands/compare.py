@@ -23,6 +23,7 @@ from poetopt.commands.options import (
     ModelArgument,
     OutputOption,
     ShapeOption,
+    StraightThroughOption,
     ThreadsOption,
     TrainOption,
     ValueOption,
@@ -62,6 +63,7 @@ def compare(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     time_limit: Annotated[
         str,
         typer.Option(
@@ -94,7 +96,7 @@ def compare(
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         check_folder(plans)
     with _told() as told:
-        problem = training_of(model, options, loss=loss, output=output).cost(device)
+        problem = training_of(model, options, loss=loss, output=output, straight_through=straight_through).cost(device)
         found = po.compare(
             problem,
             ram=ram,
@@ -139,6 +141,7 @@ def pareto(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new point after that.")] = "230s",
     gap: GapOption = "2%",
     threads: ThreadsOption = 0,
@@ -160,7 +163,7 @@ def pareto(
         check_picture(out)
 
     with _told() as told:
-        problem = training_of(model, options, loss=loss, output=output).cost(device)
+        problem = training_of(model, options, loss=loss, output=output, straight_through=straight_through).cost(device)
         try:
             front = po.pareto(
                 problem,

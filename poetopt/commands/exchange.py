@@ -30,6 +30,7 @@ from poetopt.commands.options import (
     ShapeOption,
     StaticPowerOption,
     StepsOption,
+    StraightThroughOption,
     TrainOption,
     ValueOption,
     WithOption,
@@ -90,6 +91,7 @@ def export(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     granularity: GranularityOption = "operator",
     json: JsonOption = None,
 ) -> int:
@@ -98,7 +100,9 @@ def export(
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, profile, *(also or [])], {**_files(out), "--json": json})
-    training = training_of(model, options, loss=loss, output=output, granularity=granularity)
+    training = training_of(
+        model, options, loss=loss, output=output, straight_through=straight_through, granularity=granularity
+    )
     written = po.export(
         training.cost(device, profile=profile),
         out,
@@ -150,6 +154,7 @@ def import_solution(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     granularity: GranularityOption = "operator",
     json: JsonOption = None,
 ) -> int:
@@ -158,7 +163,9 @@ def import_solution(
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, solution, profile], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    training = training_of(model, options, loss=loss, output=output, granularity=granularity)
+    training = training_of(
+        model, options, loss=loss, output=output, straight_through=straight_through, granularity=granularity
+    )
     report = po.import_solution(
         training.cost(device, profile=profile),
         solution,

@@ -15,6 +15,7 @@ from poetopt.commands.options import (
     ModelArgument,
     OutputOption,
     ShapeOption,
+    StraightThroughOption,
     TrainOption,
     ValueOption,
     reading,
@@ -36,6 +37,7 @@ def inspect(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     json: JsonOption = None,
 ) -> int:
     """Show what a model consists of and what training it takes, without solving anything."""
@@ -44,7 +46,7 @@ def inspect(
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"--json": json})
-    found = look(read(model, options), device=device, loss=loss, output=output)
+    found = look(read(model, options), device=device, loss=loss, output=output, straight_through=straight_through)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     return 0
@@ -61,6 +63,7 @@ def grad(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     json: JsonOption = None,
 ) -> int:
     """Write the training graph (forward, loss, backward) as one standard ONNX file."""
@@ -76,7 +79,7 @@ def grad(
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
-    graph = loaded.training_graph(loss=loss, output=output)
+    graph = loaded.training_graph(loss=loss, output=output, straight_through=straight_through)
     save_model(graph, out)
     write_json(
         {**summary(graph), "loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)},

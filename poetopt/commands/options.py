@@ -62,6 +62,13 @@ OutputOption = Annotated[
     str | None,
     typer.Option("--output", metavar="NAME", help="The output that the loss is on, where several could have it."),
 ]
+StraightThroughOption = Annotated[
+    bool,
+    typer.Option(
+        "--straight-through",
+        help="Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.",
+    ),
+]
 GranularityOption = Annotated[
     str,
     typer.Option(
@@ -213,8 +220,11 @@ def training_of(
     loss: str,
     output: str | None,
     granularity: str = "operator",
+    straight_through: bool = False,
 ) -> Training | TrainingFile:
     """The training step of MODEL with the options that say what is trained."""
     from poetopt.api.models import read
 
-    return read(model, options).differentiate(loss=loss, output=output, granularity=granularity)
+    return read(model, options).differentiate(
+        loss=loss, output=output, granularity=granularity, straight_through=straight_through
+    )

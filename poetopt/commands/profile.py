@@ -16,6 +16,7 @@ from poetopt.commands.options import (
     ModelArgument,
     OutputOption,
     ShapeOption,
+    StraightThroughOption,
     TrainOption,
     ValueOption,
     reading,
@@ -55,6 +56,7 @@ def profile(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     json: JsonOption = None,
 ) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy."""
@@ -76,7 +78,7 @@ def profile(
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
         texts=("-o", "--template", "--json"),
     )
-    training = training_of(model, options, loss=loss, output=output)
+    training = training_of(model, options, loss=loss, output=output, straight_through=straight_through)
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:

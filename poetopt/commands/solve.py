@@ -32,6 +32,7 @@ from poetopt.commands.options import (
     SolverOption,
     StaticPowerOption,
     StepsOption,
+    StraightThroughOption,
     ThreadsOption,
     TrainOption,
     ValueOption,
@@ -66,6 +67,7 @@ def solve(
     allow_symlinks: AllowSymlinksOption = False,
     loss: LossOption = "auto",
     output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
     static_power: StaticPowerOption = None,
@@ -105,7 +107,9 @@ def solve(
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
     with live_progress() as listener:
-        training = training_of(model, options, loss=loss, output=output, granularity=granularity)
+        training = training_of(
+            model, options, loss=loss, output=output, straight_through=straight_through, granularity=granularity
+        )
         problem = training.cost(device, profile=profile)
         if sensitivity or sensitivity_plot is not None:
             from poetopt.comparison.sensitivity import check_goal

@@ -23,6 +23,7 @@ from poetopt.frontends.budget import Budget
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
+from poetopt.frontends.operands import integer_scales
 from poetopt.frontends.origins import merged, origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
@@ -107,7 +108,12 @@ def load_onnx(
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
     additive = [name for name in masks.additive_masks(document) if name not in origin.parameters]
     roles = choose_trained(
-        document, constants, aliases, options.train, origin.constants.union(additive), origin.parameters
+        document,
+        constants,
+        aliases,
+        options.train,
+        origin.constants.union(additive, integer_scales(document)),
+        origin.parameters,
     )
     notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
     notes += masks.note([name for name in additive if name not in {*constants, *origin.constants, *roles.trained}])
@@ -123,7 +129,7 @@ def load_onnx(
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
     notes += _simplified(draft)
-    return assemble(
+    graph = assemble(
         draft,
         document.proto.graph.name or "graph",
         list(fixed.types),
@@ -134,6 +140,7 @@ def load_onnx(
         notes=notes,
         unread=unread,
     )
+    return replace(graph, named=options.train is not None)
 
 
 def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:

@@ -15,6 +15,7 @@ NOT_TRAINED: Mapping[str, frozenset[int]] = {
     "BatchNormalization": frozenset({3, 4}),
     "Clip": frozenset({1, 2}),
     "ConstantOfShape": frozenset({0}),
+    "DequantizeLinear": frozenset({1, 2}),
     "Dropout": frozenset({1, 2}),
     "Equal": frozenset({0, 1}),
     "Greater": frozenset({0, 1}),
@@ -24,6 +25,9 @@ NOT_TRAINED: Mapping[str, frozenset[int]] = {
     "NonMaxSuppression": frozenset(range(5)),
     "OneHot": frozenset({2}),
     "Pad": frozenset({2}),
+    "QLinearConv": frozenset(range(9)),
+    "QLinearMatMul": frozenset(range(8)),
+    "QuantizeLinear": frozenset({1, 2}),
     "Range": frozenset({0, 1, 2}),
     "Resize": frozenset({1, 2, 3}),
     "RotaryEmbedding": frozenset({1, 2}),
@@ -114,3 +118,11 @@ def filled(document: Document, name: str, value: float) -> bool:
     """Whether `name` is a float weight whose every element is `value`."""
     proto = document.weights.get(name)
     return proto is not None and proto.data_type in FLOATS and bool((array_of(document, name) == value).all())
+
+
+def integer_scales(document: Document) -> list[str]:
+    """Weights that are multiplied with the scale of a DynamicQuantizeLinear: scales of integers, and no parameters."""
+    nodes = document.proto.graph.node
+    scales = {n.output[1] for n in nodes if n.op_type == "DynamicQuantizeLinear" and len(n.output) > 1}
+    products = (node for node in nodes if node.op_type == "Mul" and scales.intersection(node.input))
+    return [name for node in products for name in node.input if name in document.weights]

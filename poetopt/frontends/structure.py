@@ -20,10 +20,6 @@ from poetopt.frontends.proto import copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-QUANTIZED = frozenset({
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul",
-    "ConvInteger", "MatMulInteger",
-})  # fmt: skip
 SEQUENCE = frozenset({
     "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
     "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
@@ -252,8 +248,6 @@ def _check_operator(at: str, node: NodeProto, document: Document) -> None:
         raise UnsupportedOpError(
             f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"
         )
-    if op in QUANTIZED:
-        raise UnsupportedOpError(f"{at}: a quantized network can't be trained; export the float model")
     if op in SEQUENCE:
         raise UnsupportedOpError(f"{at}: sequences and optionals are not supported; export with plain tensors")
     if not onnx.defs.has(op, opset, ""):

@@ -62,7 +62,7 @@ def _row(point: Point) -> dict[str, Value]:
 @lru_cache(maxsize=2)
 def _training(model: ModelSpec) -> Training | TrainingFile:
     loaded = read(model.model, model.options)
-    return loaded.differentiate(loss=model.loss, output=model.output)
+    return loaded.differentiate(loss=model.loss, output=model.output, straight_through=model.straight_through)
 
 
 @lru_cache(maxsize=4)

@@ -33,7 +33,7 @@ from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_t
 KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads")
 READ_KEYS = ("batch", "train", "dims", "shapes", "values", "allow_symlinks")
 """As in `po.load`."""
-MODEL_KEYS = ("model", "name", *READ_KEYS, "loss", "output")
+MODEL_KEYS = ("model", "name", *READ_KEYS, "loss", "output", "straight_through")
 NONE = "none"
 """The deadline that isn't there."""
 TIME_LIMIT = "60s"
@@ -59,6 +59,7 @@ class ModelSpec:
     options: ReadOptions = field(default_factory=ReadOptions)
     loss: str = "auto"
     output: str | None = None
+    straight_through: bool = False
     content: str = ""
 
 
@@ -103,6 +104,8 @@ class Point:
         model |= self.model.options.to_recipe()  # what isn't asked for isn't there: keys of older sweeps stay
         if self.model.options.allow_symlinks:
             model["allow_symlinks"] = True
+        if not self.model.straight_through:
+            del model["straight_through"]
         if self.model.content:
             del model["model"]  # the file's content says it; where it lies doesn't matter
         if self.device.content:
@@ -202,6 +205,9 @@ def _model(shown: str, folder: Path, entry: object) -> ModelSpec:
     for key in ("name", "loss", "output"):
         if key in table and not isinstance(table[key], str):
             raise OptionError(f"{shown}: models: {model}: {key} = {table[key]!r} must be text")
+    straight = table.get("straight_through", False)
+    if not isinstance(straight, bool):
+        raise OptionError(f"{shown}: models: {model}: straight_through = {straight!r} must be true or false")
     where, content = _model_file(folder, model)
     asked = [f"{key}={table[key]}" for key in MODEL_KEYS if key not in ("model", "name") and key in table]
     return ModelSpec(
@@ -210,6 +216,7 @@ def _model(shown: str, folder: Path, entry: object) -> ModelSpec:
         options=options,
         loss=str(table.get("loss", "auto")),
         output=str(table["output"]) if "output" in table else None,
+        straight_through=straight,
         content=content,
     )
 

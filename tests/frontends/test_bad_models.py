@@ -216,11 +216,6 @@ class TestOperators:
         with pytest.raises(UnsupportedOpError, match=r"node 'choice' \(If, opset 18\): its condition 'c' isn't known"):
             load_onnx(model)
 
-    def test_quantized(self) -> None:
-        nodes = [helper.make_node("QuantizeLinear", ["x", "s"], ["q"], "quant"), helper.make_node("Relu", ["q"], ["y"])]
-        with pytest.raises(UnsupportedOpError, match=r"'quant'.*quantized network can't be trained"):
-            load_onnx(model_of(nodes, {"x": [1]}, ["y"], {"s": np.array(1, np.float32)}))
-
     def test_sequences(self) -> None:
         nodes = [
             helper.make_node("SequenceConstruct", ["x"], ["s"], "seq"),

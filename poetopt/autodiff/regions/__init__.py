@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from poetopt.autodiff.regions.functions import function_of
 from poetopt.autodiff.regions.guard import guarded_softmax
-from poetopt.autodiff.regions.match import Region, Surroundings
+from poetopt.autodiff.regions.match import DOMAIN, Region, Surroundings
 from poetopt.autodiff.regions.norms import normalization
 from poetopt.autodiff.registry import downstream
 from poetopt.graph import Graph, Operator
@@ -42,10 +42,14 @@ def compose(graph: Graph) -> Graph:
     if not inside:
         return graph
     composed = tuple(_composed(graph.operators, inside))
-    counts = Counter(operator.kind for operator in composed if operator.meaning is not None)
+    counts = Counter(operator.kind for operator in composed if _is_region(operator))
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     note = f"composite regions that train as one operator: {what}"
     return replace(graph, operators=composed, notes=(*graph.notes, note))
+
+
+def _is_region(operator: Operator) -> bool:
+    return operator.meaning is not None and operator.meaning.domain == DOMAIN
 
 
 def _composed(operators: Sequence[Operator], inside: dict[str, Region]) -> Iterator[Operator]:

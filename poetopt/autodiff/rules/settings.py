@@ -29,6 +29,6 @@ for _op, _inputs in {
     declare_nondifferentiable(_op, inputs=_inputs)
 
 for _op in (
-    "Bernoulli", "BitCast", "Hardmax", "Multinomial", "NonMaxSuppression", "QuantizeLinear",
+    "Bernoulli", "BitCast", "Hardmax", "Multinomial", "NonMaxSuppression",
 ):  # fmt: skip
     declare_nondifferentiable(_op)
