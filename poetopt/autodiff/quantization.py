@@ -16,6 +16,7 @@ import numpy as np
 
 from poetopt.autodiff.registry import STRAIGHT, downstream, principal
 from poetopt.graph import Graph, Operator
+from poetopt.notes import About, Note
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 """Ops that turn floats into integers to compute with."""
@@ -86,20 +87,16 @@ class Stopped:
     behind: Mapping[str, Operator]
     beside: Mapping[str, Operator]
 
-    def notes(self, *, asked: bool) -> list[str]:
+    def notes(self, *, asked: bool) -> list[Note]:
         """What to say where nobody named these parameters."""
         remedy = "" if asked else "; --straight-through lets gradients pass where nothing is clipped"
         found = []
         if self.behind:
-            found.append(
-                f"{_counted(self.behind)} before a quantizer and {_are(self.behind)} not trained, as no gradient "
-                f"passes it ({_shown(self.behind)}){remedy}"
-            )
+            text = f"{_counted(self.behind)} before a quantizer and {_are(self.behind)} not trained, as no gradient "
+            found.append(Note(f"{text}passes it ({_shown(self.behind)}){remedy}", About.TRAINED))
         if self.beside:
-            found.append(
-                f"{_counted(self.beside)} before a quantizer and also beside it, and the gradient is of what goes "
-                f"beside it alone ({_shown(self.beside)}){remedy}"
-            )
+            text = f"{_counted(self.beside)} before a quantizer and also beside it, and the gradient is of what goes "
+            found.append(Note(f"{text}beside it alone ({_shown(self.beside)}){remedy}", About.GRADIENTS))
         return found
 
 
