@@ -92,7 +92,9 @@ def invoke(arguments: list[str]) -> int:
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context is not None else "poetopt"
-            complain(f"{error.format_message().rstrip('.')}; see {path} --help")
+            from poetopt.commands.usage import usage_message
+
+            complain(usage_message(error.format_message(), path, arguments))
             return OptionError.exit_code
         except SystemExit as end:
             # typer makes a code of its own of a pipe that nobody reads, where that shows before the last flush.

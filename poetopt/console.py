@@ -36,9 +36,7 @@ LAYOUT = "\n\t"
 
 def complain(message: str) -> None:
     """One message on stderr."""
-    text = message.strip()
-    text = text[:1].lower() + text[1:] if text[1:2].islower() else text
-    print(f"poetopt: {shortened(shown(text, keep=LAYOUT))}", file=sys.stderr)  # noqa: T201
+    print(f"poetopt: {shortened(shown(message.strip(), keep=LAYOUT))}", file=sys.stderr)  # noqa: T201
 
 
 def say(text: str, *, unless: Sequence[str | None] = ()) -> None:

@@ -54,15 +54,24 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, OutputError):
             raise
-        raise OutputError(
-            f"can't write {shown}: {error.strerror or error}; give another path, or make room and rights there"
-        ) from error
+        raise OutputError(f"can't write {shown}: {_remedy(target, error)}") from error
     finally:
         if beside is not None:
             with suppress(OSError):
                 beside.unlink()
         if lock is not None:
             os.close(lock)
+
+
+def _remedy(target: Path, error: OSError) -> str:
+    """Why a file can't be written, and what helps."""
+    if isinstance(error, FileNotFoundError) and not target.parent.exists():
+        return f"there is no folder {target.parent}; make it, or give another path"
+    if isinstance(error, NotADirectoryError) or (target.parent.exists() and not target.parent.is_dir()):
+        return f"{target.parent} is a file, no folder; give another path"
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder; give the path of a file"
+    return f"{error.strerror or error}; give another path, or make room and rights there"
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:

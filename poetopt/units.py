@@ -53,6 +53,23 @@ def parse_ram(value: str | float | Share, *, option: str = "--ram") -> int | Sha
     return parse_size(value, option=option, examples=RAM_EXAMPLES)
 
 
+def check_meant(value: str | float | Share, least_bytes: int, *, option: str = "--ram") -> None:
+    """Refuse a bare number of up to a hundred that is too little RAM for any schedule: a percentage was meant.
+
+    Raises OptionError.
+    """
+    if isinstance(value, Share) or not re.fullmatch(r"\s*\d*\.?\d+\s*", str(value)):
+        return
+    number = float(value)
+    if not 0 < number <= 100 or number >= least_bytes:
+        return
+    meant = f"{100 * number:g}%" if number < 1 else "1% or 100%" if number == 1 else f"{number:g}%"
+    raise OptionError(
+        f"{option} {value}: a bare number is bytes, and no schedule has so few; did you mean {meant} (of what ordinary "
+        "training takes)?"
+    )
+
+
 def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES) -> int:
     """Bytes, rounded down. Raises OptionError, with `examples` of what can be written."""
     number, unit = _split(value, option, examples)
@@ -92,6 +109,10 @@ def parse_time(value: str | float, *, option: str, examples: str = TIME_EXAMPLES
     number, unit = _split(value, option, examples)
     if unit in _SECONDS:
         seconds = number * _SECONDS[unit]
+    elif unit in ("m", "M"):
+        raise OptionError(f"{option} {value}: '{unit}' may mean several things; write {number:g}min or {number:g}ms")
+    elif unit in ("x", "X", "×", "%"):
+        raise OptionError(f"{option} {value}: not a time; examples: {examples}")
     else:
         seconds = _by_pint(number, unit, "second", f"{option} {value}: not a time", examples)
     if seconds <= 0:
@@ -138,6 +159,10 @@ def parse_fraction(value: str | float, *, option: str) -> float:
 
 def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
     """Number and unit. Raises OptionError for no number, a negative one, or one that is not finite."""
+    comma = re.fullmatch(r"\s*[+-]?\d[\d,. ]*,\d.*", str(value), re.DOTALL)
+    if comma is not None:
+        point = re.sub(r"(?<=\d),(?=\d)", ".", str(value).strip(), count=1)
+        raise OptionError(f"{option} {value}: decimals have a point, and thousands no mark; did you mean {point}?")
     match = _NUMBER.match(str(value))
     number = float(match[1]) if match else math.nan
     if match is None or not math.isfinite(number):

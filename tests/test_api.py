@@ -130,7 +130,7 @@ def test_an_interrupt_with_nothing_in_hand_is_one(problem: po.Problem, monkeypat
 
 def test_infeasible_carries_the_report(problem: po.Problem) -> None:
     with pytest.raises(InfeasibleError, match="3,000") as raised:
-        po.solve(problem, ram=10)
+        po.solve(problem, ram="10B")
     assert raised.value.report is not None
     assert raised.value.report["ram_bound_bytes"] == 3000
 

@@ -51,12 +51,12 @@ def test_a_failing_body_leaves_the_old_file_alone(tmp_path: Path) -> None:
 
 
 def test_says_what_can_not_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"can't write .*missing/plan.json: No such file"):
+    with pytest.raises(OutputError, match=r"can't write .*missing/plan.json: there is no folder"):
         write_atomically(tmp_path / "missing" / "plan.json", b"")
-    with pytest.raises(OutputError, match="it is a directory"):
+    with pytest.raises(OutputError, match="it is a folder"):
         write_atomically(tmp_path, b"")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputError, match="Not a directory"):
+    with pytest.raises(OutputError, match="file is a file, no folder"):
         write_atomically(tmp_path / "file" / "plan.json", b"")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from poetopt.errors import OptionError
 from poetopt.units import (
     Factor,
     Share,
+    check_meant,
     parse_deadline,
     parse_fraction,
     parse_ram,
@@ -42,11 +44,26 @@ def test_shares(text: str, fraction: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "MB", "-1", "nan", "inf", "1e999", "3 parsec", "300kb", "3m", "1,000", "40%%", "3 s", "2 radian"]
+    "text", ["", "MB", "-1", "nan", "inf", "1e999", "3 parsec", "300kb", "3m", "40%%", "3 s", "2 radian"]
 )
 def test_no_sizes(text: str) -> None:
     with pytest.raises(OptionError, match=r"--ram .*(MB|kB|GB)"):
         parse_ram(text)
+
+
+def test_commas_are_told_what_is_meant() -> None:
+    for text, meant in (("40,5%", "40.5%"), ("1,000", "1.000"), ("1,5 MB", "1.5 MB")):
+        with pytest.raises(OptionError, match=f"decimals have a point.*did you mean {re.escape(meant)}"):
+            parse_ram(text)
+
+
+def test_a_small_bare_number_was_meant_as_a_share() -> None:
+    for value, meant in (("40", "40%"), (0.4, "40%"), (100, "100%"), (".5", "50%")):
+        with pytest.raises(OptionError, match=f"did you mean {meant}"):
+            check_meant(value, 1000)
+    for fine in ("40B", "40%", "0", 101, Share(0.4), "4e1", "many"):
+        check_meant(fine, 1000)
+    check_meant(40, 40)  # it is enough here
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,14 @@ def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) 
     from poetopt import frontends
     from poetopt.frontends.problem_file import ProblemFile
 
-    found = frontends.load_model(model, options)
+    try:
+        found = frontends.load_model(model, options)
+    except ModelError as error:
+        if isinstance(model, str) and not os.path.exists(model) and _is_device(model):
+            raise ModelError(
+                f"{model}: a device, no model; the model comes first, as in poetopt solve net.onnx --device {model}"
+            ) from error
+        raise
     return TrainingFile(found) if isinstance(found, ProblemFile) else Model(found, options.to_recipe())
 
 
@@ -240,6 +247,12 @@ def device(name: str | os.PathLike[str]) -> Device:
     from poetopt import devices
 
     return devices.device(name)
+
+
+def _is_device(name: str) -> bool:
+    from poetopt.devices.loading import canonical
+
+    return canonical(name) is not None
 
 
 def _described(graph: Graph) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from poetopt.closest import near
 from poetopt.errors import OptionError
 from poetopt.problem import check_problem
-from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
+from poetopt.units import Factor, Share, check_meant, parse_deadline, parse_fraction, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.backends.solver import Backend
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 512
 """A solver that is told to use a hundred thousand threads tries, and stops the machine."""
+
+
+SCOPES = ("auto", "needed", "forward", "full")
+"""Beside `depth:D`."""
 
 
 def asked(
@@ -56,7 +61,7 @@ def asked(
     if blocks:
         chosen = with_options(formulation_of(chosen), blocks, problem, steps)
     return Options(
-        ram_bytes=_ram_bytes(problem, None if ram is None else parse_ram(ram)),
+        ram_bytes=_ram_bytes(problem, ram),
         deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
         deadline_model=DeadlineModel(deadline_model),
         formulation=chosen,
@@ -83,12 +88,12 @@ def store_all_peak_bytes(problem: Problem) -> int:
     return store_all_bytes(problem)
 
 
-def _ram_bytes(problem: Problem, ram: int | Share | None) -> int:
+def _ram_bytes(problem: Problem, ram: str | float | Share | None) -> int:
     """The budget in bytes; not positive where the resident region alone fills the device."""
-    if isinstance(ram, Share):
-        return int(ram.fraction * store_all_peak_bytes(problem))
     if ram is not None:
-        return ram
+        found = parse_ram(ram)
+        check_meant(ram, problem.least_ram_bytes)
+        return int(found.fraction * store_all_peak_bytes(problem)) if isinstance(found, Share) else found
     if problem.device_ram_bytes is None:
         raise OptionError(f"{problem.name}: the RAM of {problem.device} is not known here; say how much with --ram")
     return problem.device_ram_bytes - problem.resident_bytes
@@ -109,6 +114,9 @@ def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, t
 
 def _scope(scope: str) -> str:
     kind, _, depth = scope.partition(":")
-    if scope in ("auto", "needed", "forward", "full") or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
+    if scope in SCOPES or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
         return scope
-    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), needed, forward or full")
+    digits = re.search(r"\d+", scope)
+    meant = [f"depth:{digits[0]}"] if digits else near(scope, SCOPES)
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), needed, forward or full{hint}")

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from poetopt.closest import closest
 from poetopt.commands.options import BatchOption, JsonOption, devices_like
 from poetopt.console import check_outputs, say, write_json
-from poetopt.errors import OptionError
+from poetopt.errors import ModelError, OptionError
 
 
 def formulations(
@@ -79,6 +80,8 @@ def zoo(
         width = max(map(len, networks.names()))
         say("\n".join(f"{known:<{width}}  {networks.ZOO[known].about}" for known in networks.names()))
         return 0
+    if name not in networks.names():
+        raise ModelError(f"no such network: {name!r}{closest(name, networks.names())}; `poetopt zoo` lists them")
     if out is None:
         raise OptionError(f"say where to write {name}, as in: poetopt zoo {name} -o {name}.onnx")
     check_outputs([], {"-o": out})

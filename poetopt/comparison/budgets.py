@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from poetopt.errors import OptionError
 from poetopt.units import Share, parse_ram
 
@@ -23,6 +25,7 @@ def parse_budgets(text: str, *, option: str = "--ram") -> tuple[int | Share, ...
         if not dots:
             if count:
                 raise OptionError(f"{option} {text}: '/{count}' counts the budgets of a range, as in 20%..100%/9")
+            _check_range(part.strip(), option)
             found.append(parse_ram(part.strip(), option=option))
             continue
         if not count.strip().isdecimal() or not 2 <= int(count) <= MOST:
@@ -36,6 +39,13 @@ def parse_budgets(text: str, *, option: str = "--ram") -> tuple[int | Share, ...
         else:
             raise OptionError(f"{option} {text}: both ends must be percentages, or both sizes")
     return tuple(found)
+
+
+def _check_range(text: str, option: str) -> None:
+    """Refuse what was meant for a range, as `20%-100%` or `20%..100%`. Raises OptionError."""
+    ends = re.fullmatch(r"(\S+?)\s*(?:-|–|:|to)\s*(\d\S*)", text)
+    if ends is not None and "e" not in text.lower():
+        raise OptionError(f"{option} {text}: a range is written {ends[1]}..{ends[2]}/9, with how many budgets it has")
 
 
 def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from poetopt.closest import near
 from poetopt.devices.model import Device
 from poetopt.devices.overlay import overlaid
 from poetopt.errors import DeviceError
@@ -86,7 +87,7 @@ def _place_of(name_or_path: str | os.PathLike[str]) -> Path:
         return CATALOGUE / f"{name}.toml"
     known = names()
     beside = [f"./{text}.toml"] if Path(f"{text}.toml").exists() else []
-    meant = difflib.get_close_matches(text.lower(), (*known, *aliases()), n=3, cutoff=0.4)
+    meant = near(text, (*known, *aliases()), most=3)
     close = [*beside, *dict.fromkeys(aliases().get(name, name) for name in meant)]
     hint = f"did you mean {' or '.join(close)}?" if close else f"The catalogue has {', '.join(known)};"
     raise DeviceError(
@@ -117,6 +118,10 @@ def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _toml(path: Path, *, named_by_file: bool = False) -> dict[str, Any]:
+    if path.suffix in (".onnx", ".json"):
+        raise DeviceError(
+            f"{path}: a model, no device; the order is MODEL --device DEVICE, as in net.onnx --device a72"
+        )
     try:
         text = read_text(path, TABLE_BYTES, named_by_file=named_by_file)
     except (OSError, UnicodeDecodeError) as error:

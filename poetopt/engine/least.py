@@ -28,6 +28,8 @@ STEP_S = 2.5
 """Seconds of each solve in it."""
 LEAST_STEP_S = 0.2
 """Nothing is solved in less."""
+AT_ONCE_S = 1.0
+"""Seconds for a feasible deadline where the one asked for is plainly too short."""
 RESOLUTION = 500
 """Bisection stops at this fraction of the budget or the deadline."""
 
@@ -75,11 +77,22 @@ def remedies(
             found["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, seen)
         elif asked_s is not None:
             found["deadline_bound_s"] = one_pass
+            found["least_deadline_s"] = _at_once(problem, options, begin + min(seconds, AT_ONCE_S), seen)
     except Interrupted as stop:
         found |= Remedies(least_ram_bytes=stop.known, interrupted=True)
     except KeyboardInterrupt:
         found["interrupted"] = True
     return found
+
+
+def _at_once(problem: Problem, options: Options, until: float, seen: Seen | None) -> float | None:
+    """A deadline that is feasible within the budget, found without a search: one pass where everything fits."""
+    chosen = formulation(options.formulation)
+    if options.ram_bytes < problem.least_ram_bytes or not (chosen.judged and chosen.plans_count):
+        return None
+    if store_all_bytes(problem) <= options.ram_bytes:
+        return problem.baseline_time_s
+    return _shortest(problem, options, until, seen)
 
 
 def least_ram(

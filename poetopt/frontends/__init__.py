@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from poetopt import plugins
+from poetopt.closest import closest
 from poetopt.errors import ModelError, OptionError, PoetError
 from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.inputs import STREAM_BYTES, open_regular, read_bytes
@@ -88,6 +89,10 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
         raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
     if plugin is not None:
         return _by_plugin(plugin, path, options)
+    if path.is_dir() and plugin is None:
+        inside = sorted(path.glob("*.onnx"))[:3]
+        found = f"; in it: {', '.join(map(str, inside))}" if inside else ""
+        raise ModelError(f"{text}: it is a folder; give the .onnx file in it{found}")
     content = _piped(path)
     if ending == "json" or (not ending and _begins_as_object(path, content)):
         from poetopt.frontends.problem_file import load_problem_file
@@ -144,10 +149,9 @@ def _from_zoo(name: str, options: ReadOptions) -> Graph:
     from poetopt.frontends import zoo
 
     if name not in zoo.names():
-        close = difflib.get_close_matches(name.lower(), zoo.names(), n=3)
-        closest = f", closest: {', '.join(close)}" if close else ""
         raise ModelError(
-            f"{name}: neither a file nor a network of the zoo{closest}{_closest_files(Path(name))}; {_zoo_names()}"
+            f"{name}: neither a file nor a network of the zoo{closest(name, zoo.names())}{_closest_files(Path(name))}; "
+            "give an .onnx file, a problem file (.json), or a name that `poetopt zoo` lists"
         )
     from poetopt.frontends.onnx_file import load_onnx
 
@@ -157,7 +161,7 @@ def _from_zoo(name: str, options: ReadOptions) -> Graph:
 def _zoo_names() -> str:
     from poetopt.frontends import zoo
 
-    return f"give an .onnx file, a problem file (.json), or one of {', '.join(zoo.names())}"
+    return f"give an .onnx file, a problem file (.json), or a network: {', '.join(zoo.names())}"
 
 
 def _closest_files(path: Path) -> str:

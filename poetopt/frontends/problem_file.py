@@ -125,6 +125,8 @@ def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None
         raise ModelError(f"{source}: not a JSON problem file ({error})") from error
     if not isinstance(document, dict):
         raise ModelError(f"{source}: a problem file is a JSON object with nodes, edges and costs")
+    if document.get("format") == "poetopt-plan":
+        raise ModelError(f"{source}: a plan, no model: {_of_plan(source, document.get('model'))}")
     nodes = _nodes(source, document.get("nodes"))
     edges = _edges(source, document.get("edges"), nodes)
     dma = document.get("dma", False)
@@ -139,6 +141,13 @@ def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None
         dma=dma,
         content_hash=hashlib.sha256(data).hexdigest(),
     )
+
+
+def _of_plan(source: str, model: object) -> str:
+    """What can be done with a plan file, and which model it is of."""
+    reference = model.get("reference") if isinstance(model, dict) else None
+    again = f", or solve its model {reference} again" if isinstance(reference, str) and reference else ""
+    return f"execute it with `poetopt run {source}`, look at it with `poetopt show {source}`{again}"
 
 
 def _nodes(source: str, value: object) -> tuple[_Node, ...]:

@@ -176,14 +176,28 @@ def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Prob
     try:
         text = read_text(path, PLAN_BYTES)
     except OSError as error:
-        raise PlanError(f"can't read the plan file {shown}: {error.strerror or error}") from error
+        raise PlanError(f"can't read the plan file {shown}: {_unread(shown, error)}") from error
     except UnicodeDecodeError as error:
-        raise PlanError(f"{shown} is not a plan file: it is not text (byte {error.start})") from error
+        raise PlanError(f"{shown} is not a plan file: it is not text; {_solve_it(shown)}") from error
     try:
         found = from_json(parsed(text))
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
     return found if problem_loader is None else with_problem(found, problem_loader(found), shown)
+
+
+def _unread(shown: str, error: OSError) -> str:
+    if isinstance(error, IsADirectoryError):
+        return f"it is a folder; give the plan in it, as in {os.path.join(shown, 'plan.json')}"
+    if isinstance(error, FileNotFoundError) and not Path(shown).suffix:
+        return f"no such file; if {shown} is a network, {_solve_it(shown)}"
+    if isinstance(error, FileNotFoundError):
+        return "no such file; a plan is what `poetopt solve MODEL --device DEVICE -o PLAN` writes"
+    return error.strerror or str(error)
+
+
+def _solve_it(model: str) -> str:
+    return f"solve it first: poetopt solve {model} --device a72 -o plan.json"
 
 
 def with_problem(found: PlanFile, again: Problem, shown: str) -> PlanFile:
@@ -204,7 +218,7 @@ def from_json(data: object) -> PlanFile:
     """The plan of a plan file's object, simulated and with its layout checked. Raises PlanError."""
     top = Entry(data, "the plan file")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise PlanError(f'it is not a plan file: "format" is not "{FORMAT}"')
+        raise PlanError(f'it is not a plan file: "format" is not "{FORMAT}"; where it is a model, {_solve_it("MODEL")}')
     if data.get("version") != VERSION:
         raise PlanError(
             f"it is a plan file of version {data.get('version')!r}, and this program reads version {VERSION}; "

@@ -26,7 +26,8 @@ def parsed(text: str) -> object:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise PlanError(
-            f"it is not a whole plan file: {error.msg} at line {error.lineno}, column {error.colno}"
+            f"it is not a whole plan file: {error.msg} at line {error.lineno}, column {error.colno}; "
+            "`poetopt solve MODEL --device DEVICE -o PLAN` writes one"
         ) from error
     except ValueError as error:
         raise PlanError("it holds a number of thousands of digits; the file is damaged") from error

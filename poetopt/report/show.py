@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from poetopt.closest import closest
 from poetopt.errors import OptionError, OutputError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plan.codec import load
@@ -82,7 +83,7 @@ def form_of(out: str | None, form: str | None) -> Form:
     """The form by name, else by the suffix of `out`, else the page. Raises OptionError."""
     if form is not None:
         if form not in tuple(Form):
-            raise OptionError(f"--format {form}: not a format; there are {', '.join(Form)}")
+            raise OptionError(f"--format {form}: not a format; there are {', '.join(Form)}{closest(form, Form)}")
         return Form(form)
     if out is None:
         return Form.HTML

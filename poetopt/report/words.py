@@ -64,8 +64,13 @@ def _remedies(solution: Solution, said: str) -> list[str]:
         known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no schedule has less than {bound:,} bytes")
-    if deadline is not None and show_limit(deadline, "s") not in said:
-        known.append(f"the shortest deadline known to be feasible is {show_limit(deadline, 's')}")
+    if deadline is not None:
+        shortest = show_limit(deadline, "s")
+        option = f"(--deadline {shortest.replace(' ', '')})"
+        told = (
+            "that long is enough" if shortest in said else f"the shortest deadline known to be feasible is {shortest}"
+        )
+        known.append(f"{told} {option}")
     if solution.status is Status.UNKNOWN:
         longer = ", --ram or a longer --deadline" if solution.options.deadline_s is not None else " or --ram"
         known.append(f"give more --time-limit{longer}")

@@ -134,7 +134,8 @@ def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
             f"{shown}: the sweep can't be read: {error.strerror}; give the path of a TOML file"
         ) from error
     except ValueError as error:
-        raise OptionError(f"{shown}: not valid TOML: {error}") from error
+        what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"not valid TOML: {error}"
+        raise OptionError(f"{shown}: {what}; a sweep is a TOML file with models, devices and ram") from error
     _known(shown, table, KEYS, "a sweep")
     for key in ("models", "devices", "ram"):
         if key not in table:

@@ -70,7 +70,7 @@ def test_what_doesn_t_fit_is_named(graph: TrainingGraph, name: str, value: objec
 
 
 def test_missing_arrays_are_named(graph: TrainingGraph) -> None:
-    with pytest.raises(ModelError, match=r"lacks 'input' .*, 'labels' .*; it has 'ids', 'x'"):
+    with pytest.raises(ModelError, match=r"lacks 'input' .*, 'labels' .*; it has 'ids' \(.*, 'x'"):
         check_batch(graph, {"x": 1, "ids": random_batch(graph)["ids"]})
 
 

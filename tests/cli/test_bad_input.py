@@ -155,8 +155,8 @@ def test_ram_has_to_be_said_where_no_device_knows_it(run: Runner, problem: Path)
 def test_unwritable_output_is_found_before_the_solve(run: Runner, tmp_path: Path, problem: Path) -> None:
     missing = tmp_path / "none" / "plan.json"
     for option in ("-o", "--json"):
-        run("solve", problem, *SOLVE, "--ram", "1", option, missing).assert_one_message(str(missing), code=2)
-    run("solve", problem, *SOLVE, "-o", tmp_path).assert_one_message("directory", code=2)
+        run("solve", problem, *SOLVE, "--ram", "1B", option, missing).assert_one_message(str(missing), code=2)
+    run("solve", problem, *SOLVE, "-o", tmp_path).assert_one_message("it is a folder", code=2)
     if os.geteuid():
         tmp_path.chmod(0o500)
         run("solve", problem, *SOLVE, "-o", tmp_path / "plan.json").assert_one_message("plan.json", code=2)
@@ -205,7 +205,7 @@ def test_the_smallest_ram_of_a_network_is_found(run: Runner) -> None:
 
 
 def test_the_smallest_ram_that_it_names_is_feasible(run: Runner, problem: Path) -> None:
-    least = run("solve", problem, "--device", "a72", "--ram", "1", "--json", "-").document["least_ram_bytes"]
+    least = run("solve", problem, "--device", "a72", "--ram", "1B", "--json", "-").document["least_ram_bytes"]
     assert run("solve", problem, "--device", "a72", "--ram", least).code == 0
 
 

@@ -77,7 +77,7 @@ def test_pareto_against_the_deadline(run: Runner, problem: Path, tmp_path: Path)
     run(*asked).assert_one_message("say at which budget with --ram", code=2)
     run(*asked[:4], "--against", "time").assert_one_message("must be ram or deadline", code=2)
     target = tmp_path / "front.json"
-    run(*asked, "--ram", "100", "--json", target).assert_one_message("bytes that any schedule needs", code=3)
+    run(*asked, "--ram", "100B", "--json", target).assert_one_message("bytes that any schedule needs", code=3)
     assert json.loads(target.read_text())["status"] == "infeasible"
 
 

@@ -24,7 +24,7 @@ def branches(place: Path) -> Path:
 
 
 def test_the_order_found_its_gain_and_whose_proof_it_is(run: Runner, tmp_path: Path) -> None:
-    command = ("solve", branches(tmp_path / "branches.json"), "--device", "a72", "--ram", "10")
+    command = ("solve", branches(tmp_path / "branches.json"), "--device", "a72", "--ram", "10B")
     given = run(*command, "--json", "-").document
     assert given["order"] == "given"
     assert given["overhead_j"] > 0
@@ -44,7 +44,7 @@ def test_the_summary_says_the_proof_is_of_one_order(run: Runner, problem: Path) 
     assert ended.code == 0
     text = " ".join(ended.out.split())
     assert "order as given: no better one was found" in text
-    assert "in the order of operators used" in text
+    assert "in this order of the operators" in text
 
 
 def test_what_can_not_be_searched(run: Runner, problem: Path) -> None:

@@ -236,7 +236,7 @@ def test_interface() -> None:
     assert len(result.rows) == 4
     assert all(row.makespan_s is None or row.makespan_s <= 2 * problem.baseline_time_s for row in result.rows)
     assert po.compare(problem, ram=[7, "100%"], methods=["dtr"]).budgets == (7,)
-    assert po.compare(problem, ram=1, methods="dtr,all").methods == names()
+    assert po.compare(problem, ram="1B", methods="dtr,all").methods == names()
     with pytest.raises(OptionError, match="no method is called 'revolver'"):
         po.compare(problem, methods="revolver")
 

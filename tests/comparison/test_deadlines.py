@@ -112,4 +112,4 @@ def test_what_does_not_go_together() -> None:
     with pytest.raises(OptionError, match="--ram: a front against RAM"):
         po.pareto(problem, ram="50%")
     with pytest.raises(InfeasibleError, match="needs"):
-        po.pareto(problem, against="deadline", ram=1)
+        po.pareto(problem, against="deadline", ram="1B")

@@ -141,7 +141,9 @@ def test_failures_carry_what_would_help() -> None:
     text = failure_words(PROBLEM, helped)
     assert all(figure in text for figure in ("3,000", "2,000", "1.5 s"))
     said = replace(helped, reason="needs 3,000 and 2,000 and 1.5 s")
-    assert failure_words(PROBLEM, said) == "one on a72: needs 3,000 and 2,000 and 1.5 s"
+    assert failure_words(PROBLEM, said) == (
+        "one on a72: needs 3,000 and 2,000 and 1.5 s; that long is enough (--deadline 1.5s)"
+    )
     assert "--time-limit" in failure_words(PROBLEM, replace(failed, status=Status.UNKNOWN))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.ort.archive import opened
+from poetopt.backends.ort.archive import Archive, Header, opened
 from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
@@ -83,8 +83,9 @@ def load_batch(path: str | os.PathLike[str], graph: Graph | None = None, *, sets
 def _check_names(graph: Graph, data: Mapping[str, object]) -> None:
     if missing := [name for name in graph.inputs if name not in data]:
         wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
-        given = ", ".join(sorted(map(repr, data))[:_SHOWN]) or "nothing"
-        raise ModelError(f"the data lacks {wanted}; it has {given}")
+        given = ", ".join(f"{name!r}{_form(data, name)}" for name in sorted(data)[:_SHOWN]) or "nothing"
+        renamed = ", ".join(f"{name}=..." for name in graph.inputs)
+        raise ModelError(f"the data lacks {wanted}; it has {given}. Name the arrays so: numpy.savez(path, {renamed})")
 
 
 def _misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
@@ -133,6 +134,12 @@ def _array(name: str, value: object) -> Array:
     except ValueError as error:
         raise ModelError(f"the data's {name!r} is no array: {error}") from error
     return found
+
+
+def _form(data: Mapping[str, object], name: str) -> str:
+    """Type and shape of an array, which isn't read for it; nothing of what is none."""
+    found = data.header(name) if isinstance(data, Archive) else data[name]
+    return f" ({found.dtype}, shape {list(found.shape)})" if isinstance(found, Header | np.ndarray) else ""
 
 
 def _described(tensor: Tensor) -> str:

@@ -11,6 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetopt.closest import closest
 from poetopt.errors import ModelError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def build(name: str, batch: int | None = None) -> onnx.ModelProto:
     Raises `ModelError` for an unknown name or a batch below 1.
     """
     if name not in ZOO:
-        raise ModelError(f"the zoo has no network {name!r}; it has {', '.join(names())}")
+        raise ModelError(f"no such network: {name!r}{closest(name, names())}; there are {', '.join(names())}")
     entry = ZOO[name]
     if batch is not None and batch < 1:
         raise ModelError(f"{name}: the batch must be at least 1, not {batch}; give another --batch")

@@ -1,0 +1,137 @@
+"""What people get wrong at first: one message each, with what is wrong and the remedy, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.errors import OptionError
+from tests.cli.support import Runner, runner
+
+SOLVE = "solve net.onnx --device a72"
+MISTAKES = [
+    # command line, exit code, what is said of the mistake, the remedy
+    (f"{SOLVE} --ram 40", 2, "--ram 40: a bare number is bytes", "did you mean 40%"),
+    (f"{SOLVE} --ram 0.4", 2, "--ram 0.4: a bare number is bytes", "did you mean 40%"),
+    ("run plan.json --data other.npz", 2, "lacks 'input' (float32, shape [2, 784])", "numpy.savez(path, input=..."),
+    ("run plan.json --data other.npz", 2, "it has 'image' (float64, shape [2, 3])", "labels=..."),
+    ("solve net.onnx --device board.tml", 2, "board.tml: no such file", "did you mean board.toml"),
+    ("zoo resnet", 2, "no such network: 'resnet'", "closest: resnet50 or resnet18-cifar"),
+    ("solve resnet --device a72", 2, "resnet: neither a file nor a network", "closest: resnet50 or resnet18-cifar"),
+    ("run net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx --device a72 -o plan.json"),
+    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "that long is enough (--deadline 0."),
+    (f"{SOLVE} --ram 5kB", 3, "budget of 5,000 bytes is below", "(--ram "),
+    ("solve net.onnx --device pi6", 2, "unknown device 'pi6'", "did you mean"),
+    ("solve net.onnx --device folder", 2, "unknown device 'folder'", "`poetopt devices` lists all"),
+    (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without the blank", "--ram 40%"),
+    (f"{SOLVE} --deadline 10 s", 2, "--deadline 10 s: write it without the blank", "--deadline 10s"),
+    ("solve a72 --device net.onnx", 2, "a72: a device, no model", "poetopt solve net.onnx --device a72"),
+    ("solve net.onnx --device net.onnx", 2, "net.onnx: a model, no device", "net.onnx --device a72"),
+    ("solve plan.json --device a72", 2, "plan.json: a plan, no model", "poetopt run plan.json"),
+    ("profile plan.json", 2, "plan.json: a plan, no model", "solve its model net.onnx again"),
+    ("show net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
+    ("verify board.toml", 2, "not a whole plan file", "`poetopt solve MODEL"),
+    ("run mlp", 2, "no such file; if mlp is a network", "poetopt solve mlp --device a72 -o plan.json"),
+    ("run gone.json", 2, "gone.json: no such file", "poetopt solve MODEL --device DEVICE -o PLAN"),
+    (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "did you mean 40.5%?"),
+    (f"{SOLVE} --deadline 1,5x", 2, "--deadline 1,5x: decimals have a point", "did you mean 1.5x?"),
+    ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "did you mean 0.1?"),
+    ("solve MLP --device a72", 2, "MLP: neither a file nor a network of the zoo", "closest: mlp"),
+    (f"{SOLVE} --formulation Retention", 2, "unknown formulation 'Retention'", "closest: retention"),
+    (f"{SOLVE} --backend HiGHS", 6, "unknown backend 'HiGHS'", "closest: highs"),
+    (f"{SOLVE} --scope depth4", 2, "--scope depth4: must be auto, depth:D", "did you mean depth:4?"),
+    (f"{SOLVE} --scope fulll", 2, "--scope fulll: must be", "did you mean full?"),
+    (f"{SOLVE} --granularity blocks", 2, "--granularity blocks", "operator or block"),
+    ("show plan.json --format htlm", 2, "--format htlm: not a format", "closest: html"),
+    ("show plan.json -o plan.pdf", 2, "-o plan.pdf: its suffix names no format", "--format html|png"),
+    (f"{SOLVE} --ram -40%", 2, "--ram -40%: must not be negative", "40% of"),
+    ("run plan.json --steps 3 --lr -1", 2, "--lr -1: must be more than 0", "0.01"),
+    (f"{SOLVE} --gap 200%", 2, "--gap 200%: is more than 100%", "0.1%"),
+    (f"{SOLVE} -o nowhere/plan.json", 2, "can't write nowhere/plan.json: there is no folder", "make it, or give"),
+    (f"{SOLVE} --json plan.json/report.json", 2, "plan.json is a file, no folder", "another path"),
+    ("grad net.onnx -o folder", 2, "can't write folder: it is a folder", "the path of a file"),
+    ("solve folder --device a72", 2, "folder: it is a folder", "in it: folder/inner.onnx"),
+    ("run folder", 2, "it is a folder", "folder/plan.json"),
+    ("run plan.json --data folder", 2, "can't read folder: it is a folder", "the .npz file"),
+    ("run plan.json --data table.csv", 2, "table.csv is no .npz file", "numpy.savez"),
+    ("inspect net.onnx --batch 0", 2, "--batch 0: must be at least 1", "--help"),
+    ("inspect net.onnx --batch=many", 2, "--batch many: must be a whole number", "--help"),
+    (f"{SOLVE} --time-limit 60m", 2, "'m' may mean several things", "60min or 60ms"),
+    (f"{SOLVE} --time-limit 5x", 2, "--time-limit 5x: not a time", "10min"),
+    (f"{SOLVE} --json - -o -", 2, "goes to the standard output as well", "give a file for one"),
+    ("solve net.onnx", 2, "missing option '--device'", "--device a72"),
+    ("solve --device a72", 2, "missing argument 'MODEL'", "give an .onnx file"),
+    ("grad net.onnx", 2, "missing option '-o'", "-o FILE"),
+    ("sovle net.onnx", 2, "no such command 'sovle'", "Did you mean 'solve'"),
+    ("net.onnx", 2, "no such command 'net.onnx'", "poetopt solve net.onnx --device a72"),
+    ("MLP", 2, "no such command 'MLP'", "poetopt solve mlp --device a72"),
+    (f"{SOLVE} --devise m4", 2, "no such option: --devise", "--device"),
+    ("devices m4", 2, "unexpected: m4", "--show m4"),
+    ("formulations poet", 2, "unexpected: poet", "--show poet"),
+    (f"{SOLVE} --train fc1.weight fc1.bias fc2.bias", 2, "unexpected: fc1.bias fc2.bias", "quotes"),
+    ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
+    ("compare net.onnx --device a72 --ram 40,60", 2, "--ram 40: a bare number is bytes", "did you mean 40%"),
+    ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
+    ("pareto net.onnx --device a72 --against time", 2, "--against time", "ram or deadline"),
+    ("sweep net.onnx", 2, "net.onnx: it is not text", "a TOML file with models, devices and ram"),
+    ("export net.onnx --device a72 -o model.txt", 2, "-o model.txt", ".mps, .lp, .nl"),
+    ("run plan.json --model other.onnx", 2, "other.onnx: no such file", "net.onnx"),
+    (f"{SOLVE} --steps 3", 2, "--steps 3 divides a total deadline", "--deadline"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, its plan, and files that are neither."""
+    import onnx
+
+    place = tmp_path_factory.mktemp("mistakes")
+    (place / "folder").mkdir()
+    onnx.save(po.zoo.build("mlp", 2), place / "net.onnx")
+    onnx.save(po.zoo.build("mlp", 2), place / "folder" / "inner.onnx")
+    np.savez(place / "other.npz", image=np.zeros((2, 3)), label=np.zeros(2, np.int64))
+    (place / "board.toml").write_text('base = "a72"\n', encoding="utf-8")
+    (place / "table.csv").write_text("a,b\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        po.solve("net.onnx", device="a72").save("plan.json")
+    return place
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Runner:
+    return runner(capsys)
+
+
+@pytest.mark.parametrize(("line", "code", "what", "remedy"), MISTAKES, ids=[f"{m[0]} {m[3]}" for m in MISTAKES])
+def test_a_mistake_is_one_message_with_the_remedy(
+    run: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int, what: str, remedy: str
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    ended = run(*line.split())
+    ended.assert_one_message(what, remedy, code=code)
+    assert len(ended.err.splitlines()) == 1
+    assert len(ended.err) < 420
+    assert sorted(folder.rglob("*")) == before, "nothing is written"
+
+
+def test_the_remedies_of_a_refusal_work(run: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    for asked, option in (("--deadline 1us", "--deadline"), ("--ram 5kB", "--ram")):
+        refused = run(*SOLVE.split(), *asked.split())
+        value = refused.err.partition(f"({option} ")[2].partition(")")[0]
+        assert run(*SOLVE.split(), option, value, "--gap", "1").code == 0, refused.err
+
+
+def test_shares_are_meant_in_python_too() -> None:
+    for ram, meant in ((40, "40%"), (0.4, "40%"), (1, "1% or 100%"), ("55", "55%")):
+        with pytest.raises(OptionError, match=f"did you mean {meant}"):
+            po.solve("mlp", device="a72", ram=ram)
+
+
+def test_a_name_with_a_capital_keeps_it(run: Runner) -> None:
+    assert run("inspect", "Network.onnx").err.startswith("poetopt: Network.onnx: no such file")
