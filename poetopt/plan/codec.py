@@ -189,7 +189,7 @@ def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Prob
 def _unread(shown: str, error: OSError) -> str:
     if isinstance(error, IsADirectoryError):
         return f"it is a folder; give the plan in it, as in {os.path.join(shown, 'plan.json')}"
-    if isinstance(error, FileNotFoundError) and not Path(shown).suffix:
+    if isinstance(error, FileNotFoundError) and not os.path.splitext(shown)[1]:
         return f"no such file; if {shown} is a network, {_solve_it(shown)}"
     if isinstance(error, FileNotFoundError):
         return "no such file; a plan is what `poetopt solve MODEL --device DEVICE -o PLAN` writes"

@@ -139,7 +139,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
             with zipfile.ZipFile(file) as archive:
                 yield Archive(shown, archive)
     except OSError as error:
-        raise ModelError(f"can't read {shown}: {error.strerror or error}") from error
+        what = "it is a folder; give the .npz file" if isinstance(error, IsADirectoryError) else error.strerror
+        raise ModelError(f"can't read {shown}: {what or error}; numpy.savez writes one") from error
     except _DAMAGED as error:
         if isinstance(error, ModelError):
             raise
