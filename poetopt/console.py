@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -36,12 +36,22 @@ LAYOUT = "\n\t"
 
 def complain(message: str) -> None:
     """One message on stderr."""
-    print(f"poetopt: {shortened(shown(message.strip(), keep=LAYOUT))}", file=sys.stderr)  # noqa: T201
+    text = f"poetopt: {shortened(shown(message.strip(), keep=LAYOUT))}"
+    if sys.stderr.isatty():
+        from poetopt.report.layout import fitted
+
+        with suppress(OSError, ValueError):
+            text = fitted(text, os.get_terminal_size(sys.stderr.fileno()).columns)
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
     """Lines for people on stdout, `unless` one of these outputs is `-`. What files say can't control the terminal."""
     if "-" not in unless:
+        if sys.stdout.isatty():
+            from poetopt.report.layout import fitted, terminal_width
+
+            text = fitted(text, terminal_width())
         print(shown(text, keep=LAYOUT))  # noqa: T201
 
 

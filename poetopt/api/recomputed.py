@@ -35,8 +35,8 @@ FIELDS = {
     "reserve_bytes": OF_KERNELS,
 }
 """What the fields of a problem, its operators and its tensors belong to; all others are the model's."""
-APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "recipe", "notes")
-"""Fields of a problem that are compared otherwise, or say where it comes from."""
+APART = ("name", "operators", "tensors", "graph", "model_ref", "model_hash", "recipe", "notes")
+"""Fields of a problem that are compared otherwise, or say where it comes from: the name may be its file's."""
 
 
 @dataclass(frozen=True)

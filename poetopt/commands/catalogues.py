@@ -77,8 +77,9 @@ def zoo(
     if name is None:
         if out is not None:
             raise OptionError(f"-o {out}: say which network: {', '.join(networks.names())}")
-        width = max(map(len, networks.names()))
-        say("\n".join(f"{known:<{width}}  {networks.ZOO[known].about}" for known in networks.names()))
+        from poetopt.report.layout import columns
+
+        say("\n".join(columns([(known, networks.ZOO[known].about) for known in networks.names()])))
         return 0
     if name not in networks.names():
         raise ModelError(f"no such network: {name!r}{closest(name, networks.names())}; `poetopt zoo` lists them")

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +44,23 @@ if TYPE_CHECKING:
     import onnx
 
     from poetopt.graph import Array
+
+
+EXPORTERS_NAMES = frozenset(
+    {
+        "",
+        "main_graph",
+        "main",
+        "graph",
+        "torch_jit",
+        "torch-jit-export",
+        "tf2onnx",
+        "onnx_graph",
+        "model",
+        "onnxmltools",
+    }
+)
+"""What exporters call every graph, in lower case."""
 
 
 def load_onnx(
@@ -131,7 +149,7 @@ def load_onnx(
     notes += _simplified(draft)
     graph = assemble(
         draft,
-        document.proto.graph.name or "graph",
+        _name(document.proto.graph.name, reference or ("" if document.folder is None else document.where)),
         list(fixed.types),
         [info.name for info in document.proto.graph.output if info.name not in unread],
         trained,
@@ -141,6 +159,11 @@ def load_onnx(
         unread=unread,
     )
     return replace(graph, named=options.train is not None)
+
+
+def _name(own: str, where: str) -> str:
+    """The network's name: its own, or its file's where that is what an exporter calls each."""
+    return own if own.lower() not in EXPORTERS_NAMES else PurePath(where).stem or own or "graph"
 
 
 def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from poetopt.devices import Device, Figure
+from poetopt.report.layout import columns
 from poetopt.units import show_bytes
 
 
@@ -39,17 +40,16 @@ def table_lines(devices: Sequence[Device]) -> list[str]:
         )
         for device in devices
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return columns(rows)
 
 
 def device_lines(device: Device) -> list[str]:
     """One device: every figure with its value, kind and source."""
-    lines = [f"{device.name}: {device.description}"]
-    width = max((len(figure.name) for figure in device.figures), default=0)
+    rows = []
     for figure in device.figures:
         value = str(figure.value).lower() if isinstance(figure.value, bool) else f"{figure.value:.5g}"
-        lines.append(f"  {figure.name:<{width}}  {value + ' ' + figure.unit:<18} {figure.kind:<9}  {figure.source}")
+        rows.append((f"  {figure.name}", f"{value} {figure.unit}", str(figure.kind), figure.source))
+    lines = [f"{device.name}: {device.description}", *(columns(rows) if rows else [])]
     lines += [f"  also called: {', '.join(device.aliases)}"] if device.aliases else []
     return [*lines, *(f"  note: {note}" for note in device.notes)]
 

@@ -213,3 +213,17 @@ def test_a_model_in_memory_stays_as_it_was() -> None:
     before = given.SerializeToString(deterministic=True)
     assert isinstance(load(given), Graph)
     assert given.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("own", ["main_graph", "torch_jit", "tf2onnx", "Main_Graph", "LeNet"])
+def test_a_network_that_its_exporter_named_has_its_files_name(own: str, tmp_path: Path) -> None:
+    model = zoo.build("mlp", 2)
+    model.graph.name = own
+    onnx.save(model, tmp_path / "keyword-spotter.onnx")
+    named = own if own == "LeNet" else "keyword-spotter"
+    loaded = load(tmp_path / "keyword-spotter.onnx")
+    assert isinstance(loaded, Graph)
+    assert loaded.name == named
+    in_memory = load(model)
+    assert isinstance(in_memory, Graph)
+    assert in_memory.name == own
