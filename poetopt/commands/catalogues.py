@@ -7,14 +7,20 @@ from typing import Annotated
 import typer
 
 from poetopt.closest import closest
-from poetopt.commands.options import BatchOption, JsonOption, devices_like
+from poetopt.commands import completion
+from poetopt.commands.options import BatchOption, JsonOption
 from poetopt.console import check_outputs, say, write_json
 from poetopt.errors import ModelError, OptionError
 
 
 def formulations(
     show: Annotated[
-        str | None, typer.Option(metavar="NAME", help="One formulation or block: its mathematics in full.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="One formulation or block: its mathematics in full.",
+            autocompletion=completion.formulations,
+        ),
     ] = None,
     json: JsonOption = None,
 ) -> int:
@@ -31,7 +37,9 @@ def formulations(
 def devices(
     show: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="One device: each figure with its source.", autocompletion=devices_like),
+        typer.Option(
+            metavar="NAME|FILE", help="One device: each figure with its source.", autocompletion=completion.devices
+        ),
     ] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="With --show: print its file, to start one of your own from.")
@@ -64,7 +72,10 @@ def devices(
 
 def zoo(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A network; without one, they are listed.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A network; without one, they are listed.", autocompletion=completion.networks
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")

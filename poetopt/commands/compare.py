@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poetopt.commands import completion
+from poetopt.commands.completion import choices
 from poetopt.commands.options import (
     AllowSymlinksOption,
     BatchOption,
@@ -53,7 +55,10 @@ def compare(
     ram: Annotated[
         str, typer.Option(metavar="BUDGETS", help="20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.")
     ] = "20%..100%/9",
-    methods: Annotated[str, typer.Option(metavar="all|A,B", help="The methods; all of them by default.")] = "all",
+    methods: Annotated[
+        str,
+        typer.Option(metavar="all|A,B", help="The methods; all of them by default.", autocompletion=completion.methods),
+    ] = "all",
     deadline: DeadlineOption = None,
     batch: BatchOption = None,
     train: TrainOption = None,
@@ -126,7 +131,13 @@ def pareto(
     model: ModelArgument,
     device: DeviceOption,
     against: Annotated[
-        str, typer.Option("--against", metavar="ram|deadline", help="What the energy is drawn against.")
+        str,
+        typer.Option(
+            "--against",
+            metavar="ram|deadline",
+            help="What the energy is drawn against.",
+            autocompletion=choices("ram", "deadline"),
+        ),
     ] = "ram",
     ram: Annotated[
         str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")

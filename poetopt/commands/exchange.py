@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from poetopt.commands.completion import SCOPES, choices
 from poetopt.commands.options import (
     AllowSymlinksOption,
     BatchOption,
@@ -43,7 +44,10 @@ from poetopt.console import check_outputs, say, write_json, write_text
 ScopeOption = Annotated[
     str,
     typer.Option(
-        "--scope", metavar="depth:D|needed|forward|full", help="Which schedules the model has; auto is depth:8."
+        "--scope",
+        metavar="depth:D|needed|forward|full",
+        help="Which schedules the model has; auto is depth:8.",
+        autocompletion=choices(*SCOPES),
     ),
 ]
 

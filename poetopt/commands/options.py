@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poetopt.commands import completion
+from poetopt.commands.completion import choices
 from poetopt.errors import OptionError
 
 if TYPE_CHECKING:
@@ -14,15 +16,12 @@ if TYPE_CHECKING:
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`)."),
+    typer.Argument(
+        metavar="MODEL",
+        help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`).",
+        autocompletion=completion.models,
+    ),
 ]
-
-
-def devices_like(incomplete: str) -> list[str]:
-    """For the shell's completion."""
-    from poetopt.devices.loading import aliases, names
-
-    return [name for name in (*names(), *sorted(aliases())) if name.startswith(incomplete)]
 
 
 DeviceOption = Annotated[
@@ -31,7 +30,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="NAME|FILE",
         help="A device (`poetopt devices`), or a TOML file of one.",
-        autocompletion=devices_like,
+        autocompletion=completion.devices,
     ),
 ]
 BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
@@ -56,7 +55,13 @@ AllowSymlinksOption = Annotated[
     typer.Option("--allow-symlinks", help="Read weights outside of the model's folder through symbolic links."),
 ]
 LossOption = Annotated[
-    str, typer.Option("--loss", metavar="auto|cross-entropy|bce|mse|none", help="The loss to attach.")
+    str,
+    typer.Option(
+        "--loss",
+        metavar="auto|cross-entropy|bce|mse|none",
+        help="The loss to attach.",
+        autocompletion=choices("auto", "cross-entropy", "bce", "mse", "none"),
+    ),
 ]
 OutputOption = Annotated[
     str | None,
@@ -75,6 +80,7 @@ GranularityOption = Annotated[
         "--granularity",
         metavar="operator|block",
         help="The unit of scheduling; block: a chain of cheap operators is one.",
+        autocompletion=choices("operator", "block"),
     ),
 ]
 DeadlineOption = Annotated[
@@ -90,7 +96,13 @@ ThreadsOption = Annotated[
     ),
 ]
 BackendOption = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="The solver: highs, gurobi, cbc, scip, or an installed one.")
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="The solver: highs, gurobi, cbc, scip, or an installed one.",
+        autocompletion=completion.backends,
+    ),
 ]
 SolverOption = Annotated[
     list[str] | None,
@@ -117,12 +129,16 @@ DeadlineModelOption = Annotated[
         "--deadline-model",
         metavar="makespan|paper",
         help="What the deadline bounds; paper: the sum of compute times.",
+        autocompletion=choices("makespan", "paper"),
     ),
 ]
 FormulationOption = Annotated[
     str,
     typer.Option(
-        "--formulation", metavar="NAME", help="Which model is solved: retention, poet (`poetopt formulations`)."
+        "--formulation",
+        metavar="NAME",
+        help="Which model is solved: retention, poet (`poetopt formulations`).",
+        autocompletion=completion.formulations,
     ),
 ]
 NoPagingOption = Annotated[bool, typer.Option("--no-paging", help="Recompute only.")]
@@ -144,7 +160,12 @@ FlashWearOption = Annotated[
 ]
 WithOption = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="BLOCK=VALUE", help="One more block (`poetopt formulations`); may be repeated."),
+    typer.Option(
+        "--with",
+        metavar="BLOCK=VALUE",
+        help="One more block (`poetopt formulations`); may be repeated.",
+        autocompletion=completion.blocks,
+    ),
 ]
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
 PlanOutOption = Annotated[

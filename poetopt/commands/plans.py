@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
 from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ExecutionError, OptionError
@@ -133,7 +134,12 @@ def show(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option("--format", metavar="html|png|svg|txt|trace", help="Default: by the suffix of FILE, else html."),
+        typer.Option(
+            "--format",
+            metavar="html|png|svg|txt|trace",
+            help="Default: by the suffix of FILE, else html.",
+            autocompletion=choices("html", "png", "svg", "txt", "trace"),
+        ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     json: JsonOption = None,

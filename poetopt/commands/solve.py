@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from poetopt.commands.completion import SCOPES, choices
 from poetopt.commands.options import (
     AllowSymlinksOption,
     BackendOption,
@@ -76,7 +77,12 @@ def solve(
     blocks: WithOption = None,
     backend: BackendOption = "highs",
     scope: Annotated[
-        str, typer.Option(metavar="auto|depth:D|needed|forward|full", help="Which schedules the proof covers.")
+        str,
+        typer.Option(
+            metavar="auto|depth:D|needed|forward|full",
+            help="Which schedules the proof covers.",
+            autocompletion=choices(*SCOPES),
+        ),
     ] = "auto",
     no_paging: NoPagingOption = False,
     no_remat: NoRematOption = False,
@@ -85,7 +91,12 @@ def solve(
         str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be this close to the least.")
     ] = "0.1%",
     order: Annotated[
-        str, typer.Option(metavar="given|search", help="Order of the operators; search: look for a better one.")
+        str,
+        typer.Option(
+            metavar="given|search",
+            help="Order of the operators; search: look for a better one.",
+            autocompletion=choices("given", "search"),
+        ),
     ] = "given",
     threads: ThreadsOption = 0,
     solver_option: SolverOption = None,
