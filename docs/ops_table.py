@@ -21,6 +21,7 @@ from poetopt.autodiff import differentiate  # noqa: E402
 from poetopt.autodiff.emit import GraphBuilder  # noqa: E402
 from poetopt.autodiff.registry import nondifferentiable, registered  # noqa: E402
 from poetopt.autodiff.rules.loss import ATTACHED  # noqa: E402
+from poetopt.autodiff.rules.recurrent_activations import DEFAULTS  # noqa: E402
 from poetopt.devices.workspace import inner_layout  # noqa: E402
 from poetopt.graph import Tensor  # noqa: E402
 from tests.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
@@ -58,6 +59,16 @@ DequantizeLinear stand here as they are for `--straight-through` (`poetopt.autod
 """
 
 
+RECURRENT = """
+## Recurrent layers
+
+LSTM, GRU and RNN, of one direction or two, with sequences that end early, on these activations: {names}.
+Names may be in any case for LSTM and GRU, and are as ONNX writes them for RNN, since onnxruntime takes them so. Alphas and
+betas that aren't given are onnxruntime's (`poetopt.autodiff.rules.recurrent_activations`). Refused are other activations,
+each by its name, peepholes, clipping (`clip`), coupled gates (`input_forget`), `layout` 1, and more than 4,096 steps.
+"""
+
+
 def main() -> None:
     """Write the table."""
     examples = int(sys.argv[1]) if len(sys.argv) > 1 else 40
@@ -65,8 +76,22 @@ def main() -> None:
              for (domain, op), rules in registered().items() if not domain and op not in ATTACHED]  # fmt: skip
     regions = [f"| {op} | {next(iter(rules.values())).__module__.rpartition('.')[2]} |"
                for (domain, op), rules in registered().items() if domain]  # fmt: skip
-    text = HEAD.format(examples=examples) + "\n".join(lines) + "\n" + REGIONS + "\n".join(regions) + "\n" + blocked()
+    text = (
+        HEAD.format(examples=examples)
+        + "\n".join(lines)
+        + "\n"
+        + REGIONS
+        + "\n".join(regions)
+        + "\n"
+        + recurrent()
+        + blocked()
+    )
     (ROOT / "docs" / "ops.md").write_text(text, encoding="utf-8")
+
+
+def recurrent() -> str:
+    """Activations that have a rule, and what has none."""
+    return RECURRENT.format(names=", ".join(DEFAULTS))
 
 
 def blocked() -> str:

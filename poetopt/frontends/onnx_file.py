@@ -187,6 +187,10 @@ def _simplified(draft: Draft) -> list[str]:
         )
     if draft.removed_dropouts:
         notes.append(f"{draft.removed_dropouts} Dropout nodes in evaluation mode pass their input on")
+    if draft.repeated:
+        batches = ", ".join(f"{name} for {batch}" for name, batch in list(draft.repeated.items())[:3])
+        more = ", ..." if len(draft.repeated) > 3 else ""
+        notes.append(f"first states of recurrent layers that were for another batch are repeated: {batches}{more}")
     return notes
 
 

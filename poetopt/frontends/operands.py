@@ -58,7 +58,7 @@ _WEIGHTS: Mapping[str, frozenset[int]] = {
 }
 """Operands (by index) that are always a layer's weights."""
 
-_FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
+FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
 """Operands (by index) that are data where they are all zero, and weights where someone gave them values."""
 
 _NORMALIZATIONS = frozenset({"BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization"})
@@ -110,7 +110,7 @@ def idle(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[
 
 def zero_states(document: Document, node: NodeProto) -> frozenset[int]:
     """Places of first states that are all zero."""
-    places = _FIRST_STATES.get(node.op_type, frozenset())
+    places = FIRST_STATES.get(node.op_type, frozenset())
     return frozenset(i for i in places if i < len(node.input) and filled(document, node.input[i], 0.0))
 
 

@@ -21,10 +21,12 @@ from poetopt.frontends.budget import Budget, most_elements, readers, released, w
 from poetopt.frontends.deciding import is_setting, value_options
 from poetopt.frontends.fold import RANDOM, evaluate
 from poetopt.frontends.operand_shapes import check_operands
+from poetopt.frontends.operands import FIRST_STATES
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.resizes import agreed
 from poetopt.frontends.sizes import Shape
+from poetopt.frontends.states import fitted
 from poetopt.frontends.structure import describe, first_line
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
 
@@ -73,6 +75,8 @@ class Draft:
         Constants that were folded into others, and are kept no longer.
     unfolded
         What is constant but over the budget of folding, or depends on that, and why.
+    repeated
+        First states of recurrent layers that were for another batch, and the batch that they are repeated for.
     unread
         Outputs of the graph that can't be imported, and why.
     """
@@ -87,6 +91,7 @@ class Draft:
     unfolded: dict[str, str] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     removed_dropouts: int = 0
+    repeated: dict[str, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
 
@@ -158,6 +163,7 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     if rebatch is not None:
         _rewrite(draft, node, rebatch)
     _measure(draft, node)
+    _fit_states(draft, node)
     shapes = [draft.types[name][1] if name else None for name in node.input]
     at = describe(draft.where, node, draft.opset)
     check_attributes(at, node, shapes, draft.constants, draft.opset)
@@ -171,6 +177,24 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     _check_view(draft, node)
     draft.nodes.append(node)
     return False
+
+
+def _fit_states(draft: Draft, node: NodeProto) -> None:
+    """Replace first states of a recurrent layer that are for another batch."""
+    if node.op_type not in FIRST_STATES:
+        return
+    at = describe(draft.where, node, draft.opset)
+    shapes = {name: draft.types[name][1] for name in node.input if name}
+    for state in fitted(at, node, shapes, draft.constants):
+        if state.name not in draft.types:
+            if state.value is not None:
+                _add_constant(draft, state.name, state.value)
+            elif state.target is not None:
+                _add_constant(draft, f"{state.name}.shape", state.target)
+                draft.nodes.append(state.expansion(f"{state.name}.shape"))
+                draft.types[state.name] = (draft.types[state.old][0], state.shape)
+        node.input[state.place] = state.name
+        draft.repeated[state.old] = state.shape[1]
 
 
 def _plain(draft: Draft, node: NodeProto) -> NodeProto:

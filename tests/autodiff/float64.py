@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -104,12 +104,43 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+Function = Callable[[Array], Array]
+
+ACTIVATIONS: dict[str, tuple[int, tuple[float, float], Callable[[Array, float, float], Array]]] = {
+    "sigmoid": (0, (0, 0), lambda x, a, b: _sigmoid(x)),
+    "tanh": (0, (0, 0), lambda x, a, b: np.tanh(x)),
+    "relu": (0, (0, 0), lambda x, a, b: np.maximum(x, 0)),
+    "hardsigmoid": (2, (0.2, 0.5), lambda x, a, b: np.clip(a * x + b, 0, 1)),
+    "leakyrelu": (1, (0.01, 0), lambda x, a, b: np.where(x < 0, a * x, x)),
+    "thresholdedrelu": (1, (0, 0), lambda x, a, b: np.where(x > a, x, 0)),
+    "elu": (1, (1, 0), lambda x, a, b: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x)),
+    "softsign": (0, (0, 0), lambda x, a, b: x / (1 + np.abs(x))),
+    "softplus": (0, (0, 0), lambda x, a, b: np.logaddexp(0, x)),
+    "scaledtanh": (2, (0, 0), lambda x, a, b: a * np.tanh(b * x)),
+    "affine": (2, (0, 0), lambda x, a, b: a * x + b),
+}
+"""How many of alpha and beta each has, what they are by default, and the function."""
+
+
+def activations(attributes: dict[str, Any], usual: Sequence[str], directions: int) -> list[list[Function]]:
+    """Those of each direction; given alphas and betas are taken in order by those that have one."""
+    left = [list(attributes.get(f"activation_{name}") or []) for name in ("alpha", "beta")]
+    found: list[Function] = []
+    for name in attributes.get("activations") or [*usual] * directions:
+        count, defaults, function = ACTIVATIONS[(name.decode() if isinstance(name, bytes) else name).lower()]
+        a, b = (rest.pop(0) if k < count and rest else defaults[k] for k, rest in enumerate(left))
+        found.append(partial(lambda x, function, a, b: np.asarray(function(x, a, b)), function=function, a=a, b=b))
+    each = len(usual)
+    return [found[d * each : (d + 1) * each] for d in range(directions)]
+
+
 def lstm_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attributes: dict[str, Any]) -> list[Array]:
     """One step of an LSTM: the states are h and c."""
     wb, rb = np.split(b, 2)
     i, o, f, g = np.split(x @ w.T + states[0] @ r.T + wb + rb, 4, -1)
-    c = _sigmoid(f) * states[1] + _sigmoid(i) * np.tanh(g)
-    return [_sigmoid(o) * np.tanh(c), c]
+    gate, enter, leave = attributes["functions"]
+    c = gate(f) * states[1] + gate(i) * enter(g)
+    return [gate(o) * leave(c), c]
 
 
 def gru_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attributes: dict[str, Any]) -> list[Array]:
@@ -117,19 +148,27 @@ def gru_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attrib
     (h,), hidden = states, r.shape[1]
     wb, rb = np.split(b, 2)
     left, right = x @ w.T + wb, h @ r.T + rb
-    z, reset = np.split(_sigmoid((left + right)[:, : 2 * hidden]), 2, -1)
+    gate, enter = attributes["functions"]
+    z, reset = np.split(gate((left + right)[:, : 2 * hidden]), 2, -1)
     if attributes["linear_before_reset"]:
-        candidate = np.tanh(left[:, 2 * hidden :] + reset * right[:, 2 * hidden :])
+        candidate = enter(left[:, 2 * hidden :] + reset * right[:, 2 * hidden :])
     else:
-        candidate = np.tanh(left[:, 2 * hidden :] + (reset * h) @ r[2 * hidden :].T + rb[2 * hidden :])
+        candidate = enter(left[:, 2 * hidden :] + (reset * h) @ r[2 * hidden :].T + rb[2 * hidden :])
     return [(1 - z) * candidate + z * h]
 
 
 def rnn_step(x: Array, states: list[Array], w: Array, r: Array, b: Array, attributes: dict[str, Any]) -> list[Array]:
     """One step of an RNN: the state is h."""
     wb, rb = np.split(b, 2)
-    total = x @ w.T + states[0] @ r.T + wb + rb
-    return [np.tanh(total) if attributes["activation"] == "Tanh" else np.maximum(total, 0)]
+    (function,) = attributes["functions"]
+    return [function(x @ w.T + states[0] @ r.T + wb + rb)]
+
+
+USUAL: dict[Any, tuple[str, ...]] = {
+    lstm_step: ("sigmoid", "tanh", "tanh"),
+    gru_step: ("sigmoid", "tanh"),
+    rnn_step: ("tanh",),
+}
 
 
 def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
@@ -143,7 +182,7 @@ def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | Non
             parts.append((np.pad(y, ((0, x.shape[0] - length), *[(0, 0)] * 3)), *last))
         return tuple(np.concatenate(each, -2) for each in zip(*parts, strict=True))
     sequences, lasts = [], []
-    activations = [*(attributes.get("activations") or ()), "Tanh", "Tanh"]
+    functions = activations(attributes, USUAL[step], r.shape[0])
     for d in range(r.shape[0]):
         turned = d == 1 or attributes["direction"] == "reverse"
         zeros = np.zeros((x.shape[1], r.shape[2]), x.dtype)
@@ -151,7 +190,7 @@ def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | Non
         bias = np.zeros(2 * r.shape[1], x.dtype) if b is None else b[d]
         found = []
         for piece in x[::-1] if turned else x:
-            states = step(piece, states, w[d], r[d], bias, {**attributes, "activation": activations[d]})
+            states = step(piece, states, w[d], r[d], bias, {**attributes, "functions": functions[d]})
             found.append(states[0])
         sequences.append(np.stack(found[::-1] if turned else found))
         lasts.append(states)

@@ -13,7 +13,7 @@ weights get nothing from them. The second direction reverses each sequence by it
 
 Since every step is a few nodes, a layer of more than 4,096 steps is refused.
 
-No rule for peepholes, clipping, other activations than the default ones (RNN: Tanh and Relu), or layout 1.
+No rule for peepholes, clipping, coupled gates, or layout 1. Activations: see `recurrent_activations`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.rules.recurrent_activations import activations
 from poetopt.autodiff.rules.recurrent_steps import Cell, Found, Layer, gru_steps, lstm_steps, rnn_steps, shifted
 from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Tensor
@@ -34,12 +35,10 @@ _MOST_STEPS = 4096
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
-_ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh")}
-
 
 @register_vjp("LSTM", since=7)
 def lstm(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Gates i, o, f, g: C = f C_before + i g, Y = o tanh(C)."""
+    """Gates i, o, f, g: C = f C_before + i g, Y = o h(C), h being Tanh where nothing else is said."""
     return _recurrent(op, cotangents, states=2)
 
 
@@ -51,7 +50,7 @@ def gru(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("RNN", since=7)
 def rnn(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Y = f(W X + R Y_before + biases), f being Tanh or Relu."""
+    """Y = f(W X + R Y_before + biases), f being Tanh where nothing else is said."""
     return _recurrent(op, cotangents, states=1)
 
 
@@ -62,7 +61,6 @@ def _refuse(op: Primal) -> None:
         "clipping": "clip" in node.attributes,
         "coupled gates": bool(op.attr_int("input_forget", 0)),
         "layout 1": bool(op.attr_int("layout", 0)),
-        "other activations": not _usual(node.op_type, _strings(node.attributes.get("activations", ()))),
     }
     for reason, there in reasons.items():
         if there:
@@ -72,14 +70,6 @@ def _refuse(op: Primal) -> None:
             f"{op.where}: a sequence of {op.x.shape[0]:,} steps; its backward pass is written out step by step, for "
             f"at most {_MOST_STEPS:,}; export the model for shorter sequences (truncated backpropagation through time)"
         )
-
-
-def _usual(op_type: str, given: Sequence[str]) -> bool:
-    """Whether these activations, of one direction or of two, are among those that have a rule."""
-    if op_type == "RNN":
-        return set(given) <= {"Tanh", "Relu"}
-    usual = _ACTIVATIONS[op_type]
-    return tuple(given) == usual * (len(given) // len(usual))
 
 
 def _fits(op: Primal, gates: int) -> None:
@@ -106,11 +96,6 @@ def _fits(op: Primal, gates: int) -> None:
         raise ModelError(
             f"{op.where}: hidden_size is {op.attr_int('hidden_size', hidden)}, and the weights are for {hidden}"
         )
-
-
-def _strings(value: object) -> list[str]:
-    items = value if isinstance(value, (list, tuple)) else ()
-    return [v.decode() if isinstance(v, bytes) else str(v) for v in items]
 
 
 @dataclass(frozen=True)
@@ -153,6 +138,7 @@ def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
     x, w, r = op.x, op.input(1), op.input(2)
     steps, batch, width = x.shape
     directions, _, hidden = r.shape
+    chosen = activations(op, directions)
     y = _sequence(op, k)
     lengths = _lengths(op, k)
     given = (*cotangents, None, None, None)[:3]
@@ -187,15 +173,14 @@ def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
             one(w, 0), one(r, 0),
             None if bias is None else k.slice(bias, [0], [half], [0]),
             None if bias is None else k.slice(bias, [half], [2 * half], [0]),
-            last,
+            last, chosen[d],
         )  # fmt: skip
         if op.node.op_type == "LSTM":
             result = lstm_steps(k, layer, Cell(start[1], last_cell, None if ends is None else flat(ends)))
         elif op.node.op_type == "GRU":
             result = gru_steps(k, layer, linear_first=bool(op.attr_int("linear_before_reset", 0)))
         else:
-            chosen = _strings(op.node.attributes.get("activations", ()))
-            result = rnn_steps(k, layer, chosen[d] if d < len(chosen) else "Tanh")
+            result = rnn_steps(k, layer)
         dx = reverse(k.reshape(result.dx, (steps, batch, width)))
         found.append(Found(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
 

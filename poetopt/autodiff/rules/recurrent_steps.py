@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.rules.pieces import affine, column_sum, positive
+from poetopt.autodiff.rules.pieces import affine, column_sum
+from poetopt.autodiff.rules.recurrent_activations import Activation
 from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
 
@@ -37,6 +38,8 @@ class Layer:
         Biases [gates hidden], or None.
     last
         Gradient of the last state, [batch, hidden], or None.
+    activations
+        Of the gates, of what they let in, and of an LSTM's cell; an RNN's one.
     """
 
     steps: int
@@ -50,6 +53,7 @@ class Layer:
     wb: Tensor | None
     rb: Tensor | None
     last: Tensor | None
+    activations: tuple[Activation, ...]
 
     @property
     def hidden(self) -> int:
@@ -123,11 +127,6 @@ def _step(k: OperatorBuilder, x: Tensor, t: int, batch: int) -> Tensor:
     return k.slice(x, [t * batch], [(t + 1) * batch], [0])
 
 
-def _slope(k: OperatorBuilder, s: Tensor) -> Tensor:
-    """s (1 - s)."""
-    return k.mul(s, affine(k, s, -1.0, 1.0))
-
-
 def _arriving(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) -> Tensor:
     """The gradient of the state after step t: from Y, and from the next step (or from the last state)."""
     parts = [] if layer.dy is None else [_step(k, layer.dy, t, layer.batch)]
@@ -168,22 +167,24 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> Found:
     """All of one direction of an LSTM, backwards."""
     steps, batch, hidden = layer.steps, layer.batch, layer.hidden
     sums = k.add(_product(k, layer.x, layer.w, layer.wb), _product(k, layer.before, layer.r, layer.rb))
-    i, o, f = (k.unary("Sigmoid", _gate(k, sums, index, hidden)) for index in range(3))
-    g = k.unary("Tanh", _gate(k, sums, 3, hidden))
+    gating, entering, leaving = layer.activations
+    parts = [_gate(k, sums, index, hidden) for index in range(4)]
+    i, o, f = (gating.value(k, part) for part in parts[:3])
+    g = entering.value(k, parts[3])
     added, now, cells = k.mul(i, g), inner.first, Pile(k, layer.steps, backwards=False)
     for t in range(steps):
         now = k.add(k.mul(_step(k, f, t, batch), now), _step(k, added, t, batch))
         cells.add(now)
     later = cells.whole()
     early = shifted(k, inner.first, later)
-    bent = k.unary("Tanh", later)
-    through = k.mul(o, affine(k, k.mul(bent, bent), -1.0, 1.0))
+    bent = leaving.value(k, later)
+    through = k.mul(o, leaving.slope(k, later, bent))
     factors = k.concat(
         [
-            k.mul(g, _slope(k, i)),
-            k.mul(bent, _slope(k, o)),
-            k.mul(early, _slope(k, f)),
-            k.mul(i, affine(k, k.mul(g, g), -1.0, 1.0)),
+            k.mul(g, gating.slope(k, parts[0], i)),
+            k.mul(bent, gating.slope(k, parts[1], o)),
+            k.mul(early, gating.slope(k, parts[2], f)),
+            k.mul(i, entering.slope(k, parts[3], g)),
         ],
         1,
     )
@@ -191,9 +192,9 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> Found:
     gates = Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
         arriving = _arriving(k, layer, t, state)
-        parts = [k.mul(arriving, _step(k, through, t, batch)), cell]
-        parts.append(None if inner.ends is None else _step(k, inner.ends, t, batch))
-        cell = functools.reduce(k.add, [part for part in parts if part is not None])
+        added_up = [k.mul(arriving, _step(k, through, t, batch)), cell]
+        added_up.append(None if inner.ends is None else _step(k, inner.ends, t, batch))
+        cell = functools.reduce(k.add, [part for part in added_up if part is not None])
         gate = k.mul(k.concat([cell, arriving, cell, cell], 1), _step(k, factors, t, batch))
         gates.add(gate)
         state = k.gemm(gate, layer.r)
@@ -214,17 +215,20 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> Found:
         k.slice(layer.rb, [0], [both], [0]), k.slice(layer.rb, [both], [3 * hidden], [0]),
     )  # fmt: skip
     sums = k.add(k.slice(left, [0], [both], [1]), _product(k, layer.before, head, bias[0]))
-    z, r = (k.unary("Sigmoid", _gate(k, sums, index, hidden)) for index in range(2))
+    gating, entering = layer.activations
+    gates = [_gate(k, sums, index, hidden) for index in range(2)]
+    z, r = (gating.value(k, part) for part in gates)
     candidate = _gate(k, left, 2, hidden)
     if linear_first:
         q = _product(k, layer.before, tail, bias[1])
-        h = k.unary("Tanh", k.add(candidate, k.mul(r, q)))
+        total = k.add(candidate, k.mul(r, q))
     else:
         q = k.mul(r, layer.before)
-        h = k.unary("Tanh", k.add(candidate, _product(k, q, tail, bias[1])))
-    to_z = k.mul(k.sub(layer.before, h), _slope(k, z))
-    to_h = k.mul(affine(k, z, -1.0, 1.0), affine(k, k.mul(h, h), -1.0, 1.0))
-    to_r = k.mul(q if linear_first else layer.before, _slope(k, r))
+        total = k.add(candidate, _product(k, q, tail, bias[1]))
+    h = entering.value(k, total)
+    to_z = k.mul(k.sub(layer.before, h), gating.slope(k, gates[0], z))
+    to_h = k.mul(affine(k, z, -1.0, 1.0), entering.slope(k, total, h))
+    to_r = k.mul(q if linear_first else layer.before, gating.slope(k, gates[1], r))
     state = layer.last
     inputs = Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
@@ -252,9 +256,13 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> Found:
     return Found(dx, dw, dr_all, dwb, drb, (ended,))
 
 
-def rnn_steps(k: OperatorBuilder, layer: Layer, activation: str) -> Found:
-    """All of one direction of an RNN, backwards: its activation's derivative is found from Y alone."""
-    slope = positive(k, layer.y) if activation == "Relu" else affine(k, k.mul(layer.y, layer.y), -1.0, 1.0)
+def rnn_steps(k: OperatorBuilder, layer: Layer) -> Found:
+    """All of one direction of an RNN, backwards: its activation's slope is found from Y alone, where Y tells it."""
+    (activation,) = layer.activations
+    inner: Tensor | None = None
+    if activation.of_sum:
+        inner = k.add(_product(k, layer.x, layer.w, layer.wb), _product(k, layer.before, layer.r, layer.rb))
+    slope = activation.slope(k, inner, layer.y)
     state, sums = layer.last, Pile(k, layer.steps, backwards=True)
     for t in reversed(range(layer.steps)):
         total = k.mul(_arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
