@@ -63,9 +63,10 @@ RECURRENT = """
 ## Recurrent layers
 
 LSTM, GRU and RNN, of one direction or two, with sequences that end early, on these activations: {names}.
-Names may be in any case for LSTM and GRU, and are as ONNX writes them for RNN, since onnxruntime takes them so. Alphas and
-betas that aren't given are onnxruntime's (`poetopt.autodiff.rules.recurrent_activations`). Refused are other activations,
-each by its name, peepholes, clipping (`clip`), coupled gates (`input_forget`), `layout` 1, and more than 4,096 steps.
+Names may be in any case for LSTM and GRU, and are as ONNX writes them for RNN, since onnxruntime takes them so. Alphas
+and betas that aren't given are onnxruntime's (`poetopt.autodiff.rules.recurrent_activations`). Refused are other
+activations, each by its name, peepholes, clipping (`clip`), coupled gates (`input_forget`), `layout` 1, and more than
+4,096 steps.
 """
 
 
