@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from poetopt.autodiff import quantization
+from poetopt.autodiff import one_value, quantization
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
@@ -76,6 +76,7 @@ def differentiate(
     if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
         text = "these parameters don't reach the loss and get no gradient"
         notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
+    notes += one_value.note(graph, gradients)
     rename = _name_gradients(builder, gradients, totals)
     backward = tuple(_finished(builder, rename, {f"{name}.grad" for name in gradients}))
     tensors = {rename.get(name, name): replace(t, name=rename.get(name, name)) for name, t in builder.tensors.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from poetopt.frontends.origins import UNFOLDED
+from poetopt.frontends.exporters import UNFOLDED
 from poetopt.frontends.specialise import Draft
 from poetopt.notes import Note
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from onnx import NodeProto
 
+from poetopt.frontends.exporters import KEEPS_NAMES
 from poetopt.frontends.read import Document
 from poetopt.notes import Note, listed
 
@@ -85,6 +86,17 @@ def computed_by_tensorflow(trained: Iterable[str]) -> list[str]:
             short=text,
         )
     ]
+
+
+def unmatched(left: Iterable[str]) -> list[str]:
+    """A note on weights that a pattern of a module's names can't match, for the exporter renamed them."""
+    names = [name for name in left if "::" in name]
+    if not names:
+        return []
+    one = len(names) == 1
+    text = "1 weight has a name of the exporter's" if one else f"{len(names)} weights have names of the exporter's"
+    text += f", and --train left {'it' if one else 'them'} out ({listed(names, 3)})"
+    return [Note(f"{text}; {KEEPS_NAMES} keeps the module's", short=text)]
 
 
 def note(left: Mapping[str, Iterable[str]]) -> list[str]:

@@ -13,15 +13,10 @@ import numpy as np
 
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
+from poetopt.frontends.views import SAME_NUMBERS
 
 _LOST = -16.64
 """Below it, exp is less than half of float32's rounding of 1 (2^-24)."""
-
-_SAME_NUMBERS = frozenset({
-    "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-})  # fmt: skip
-"""Operators whose output has no number that their first input lacks (a Concat: its inputs)."""
 
 
 def additive_masks(document: Document) -> tuple[str, ...]:
@@ -46,7 +41,7 @@ def additive_masks(document: Document) -> tuple[str, ...]:
         node = nodes[index]
         if node.op_type in ("Add", "Sum", "Concat"):
             todo.extend(node.input)
-        elif node.op_type in _SAME_NUMBERS:
+        elif node.op_type in SAME_NUMBERS:
             todo.append(node.input[0])
         else:
             continue

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import ModelError
-from poetopt.frontends import expanded, finite, images, masks, slices
+from poetopt.frontends import batchnorms, expanded, finite, images, slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.budget import Budget
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
+from poetopt.frontends.data import find_data
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
 from poetopt.frontends.operands import integer_scales
-from poetopt.frontends.origins import merged, origins
+from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
@@ -33,9 +34,11 @@ from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
+from poetopt.frontends.stored import stored
 from poetopt.frontends.structure import needed, tidy
 from poetopt.frontends.ties import tie_copies
 from poetopt.frontends.values import fix_values
+from poetopt.frontends.views import views
 from poetopt.frontends.weights import fill_constants, resolve_identities, separate_statistics
 from poetopt.graph import Graph
 from poetopt.notes import Note
@@ -100,7 +103,7 @@ def load_onnx(
     inline_functions(document)
     inline_branches(document, options)
     split_sequences(document, options)
-    normalized = merged(document)
+    normalized = batchnorms.merged(document)
     unread = tidy(document)
     constants = lift_constants(document)
     content_hash = _content_hash(document)
@@ -108,12 +111,13 @@ def load_onnx(
     notes += fixed.notes
     declared = _declared(document, fixed)
     opset = document.opset
-    stored = set(document.weights)
+    before, made = set(document.weights), set[str]()
     converted = convert(document)
     if converted:
         notes.append(converted)
     if document.opset != opset:
-        constants |= lift_constants(document) | (document.weights.keys() - stored)
+        made = lift_constants(document) | (document.weights.keys() - before)
+        constants |= made
     leave_out_empty(document)
     spell_out_pads(document)
     list_statistics(document)
@@ -124,22 +128,23 @@ def load_onnx(
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
-    additive = [name for name in masks.additive_masks(document) if name not in origin.parameters]
-    roles = choose_trained(
-        document,
-        constants,
-        aliases,
-        options.train,
-        origin.constants.union(additive, integer_scales(document)),
-        origin.parameters,
-    )
+    seen = views(document)
+    constants -= stored(document, constants, seen) - made
+    data = find_data(document, seen, fixed.types, origin.parameters)
+    never = origin.constants.union(data.masks, integer_scales(document))
+    lost = origin.parameters - document.weights.keys()
+    for left_out in (never | data.names, never):
+        roles = choose_trained(document, constants, aliases, options.train, seen, left_out, origin.parameters, lost)
+        if roles.trained:  # a network of nothing else trains what is data beside weights
+            break
     notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
-    notes += masks.note([name for name in additive if name not in {*constants, *origin.constants, *roles.trained}])
+    notes += data.notes({*constants, *origin.constants, *roles.trained})
     draft, trained = _specialised(document, fixed, roles.trained, declared)
     unread |= draft.unread
     notes += _left_out(document.where, unread)
     stored_values = {name: array for name, array in trained.items() if name not in document.fills}
     if not origin.parameters:
+        notes += batchnorms.named_note(document)
         notes += slices.note(stored_values)
         notes += images.note(images.images(document), trained)
     notes += expanded.note(draft, trained, {shape[0] for _, shape in fixed.types.values() if shape})

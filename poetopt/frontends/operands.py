@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 
 from onnx import NodeProto, TensorProto
 
 from poetopt.frontends.read import Document, array_of
+from poetopt.frontends.views import SAME_NUMBERS, Views, reads, roots
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
@@ -65,35 +67,56 @@ _NORMALIZATIONS = frozenset({"BatchNormalization", "GroupNormalization", "LayerN
 """Operators that must have a scale (input 1), so that exporters write one where the module has none."""
 
 
-def transposes(document: Document) -> dict[str, str]:
-    """What each Transpose writes -> what it reads."""
-    return {n.output[0]: n.input[0] for n in document.proto.graph.node if n.op_type == "Transpose"}
+_FEATURES = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+"""Layers that an Add may stand behind, for their bias."""
 
 
-def layer_operands(document: Document, node: NodeProto, transposed: Mapping[str, str]) -> frozenset[int]:
+def layer_operands(document: Document, node: NodeProto, seen: Views) -> frozenset[int]:
     """Places of a layer's weights among the inputs of `node`.
 
     What stands before a weight in a product is data, if constant data: the first state of an unrolled recurrent cell.
     """
     places = frozenset(i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input))
     if node.op_type in ("Gemm", "MatMul") and len(node.input) > 1:
-        right = transposed.get(node.input[1], node.input[1])
-        return places - {0} if right in document.weights else places
+        return places - {0} if roots(document, seen, node.input[1]) else places
     return places
 
 
-def all_in_nodes(document: Document, constants: Set[str]) -> bool:
-    """Whether the file keeps the weights of its layers in Constant nodes, all of them."""
-    read = (node.input[i] for node in document.proto.graph.node for i in _WEIGHTS.get(node.op_type, ())
-            if i < len(node.input))  # fmt: skip
-    return all(name in constants for name in read if name in document.weights)
+def layer_weights(document: Document, seen: Views) -> set[str]:
+    """The float weights that stand where layers have theirs, or whose views do."""
+    return {
+        name
+        for node in document.proto.graph.node
+        for index, name in reads(document, seen, node)
+        if index in _WEIGHTS.get(node.op_type, ()) and document.weights[name].data_type in FLOATS
+    }
 
 
-def stored_beside(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
+def biases(document: Document, seen: Views) -> set[str]:
+    """Weights that an Add puts on what a layer wrote, one number for each of its features."""
+    sizes: dict[str, int] = {}
+    found: set[str] = set()
+    for node in document.proto.graph.node:
+        if node.op_type in _FEATURES:
+            weights = [root for _, root in reads(document, seen, node)]
+            if weights:
+                sizes[node.output[0]] = max(math.prod(document.weights[name].dims) for name in weights)
+        elif node.op_type in SAME_NUMBERS and node.input[0] in sizes:
+            sizes[node.output[0]] = sizes[node.input[0]]
+        elif node.op_type == "Add":
+            layer = next((sizes[name] for name in node.input if name in sizes), 0)
+            for _, root in reads(document, seen, node):
+                dims = [dim for dim in document.weights[root].dims if dim != 1]
+                if layer and len(dims) <= 1 and layer % math.prod(dims) == 0:
+                    found.add(root)
+    return found
+
+
+def stored_beside(document: Document, node: NodeProto, constants: Set[str], seen: Views) -> frozenset[int]:
     """Places of biases in Constant nodes of a layer whose weight is an initializer: parameters as well."""
     if node.op_type in _NORMALIZATIONS or len(node.input) < 3:
         return frozenset()
-    weight = any(name in document.weights and name not in constants for name in node.input[:2])
+    weight = any(name not in constants for index, name in reads(document, seen, node) if index < 2)
     return frozenset(range(2, len(node.input))) if weight else frozenset()
 
 

@@ -15,25 +15,19 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
+from poetopt.frontends.batchnorms import merged_note
+from poetopt.frontends.exporters import TRAINING, TRAINING_SHORT, UNFOLDED
 from poetopt.frontends.read import Document
 from poetopt.notes import About, Note, listed
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
-_RULE = "pkg.onnxscript.rewriter.rule_name"
-_MERGES = "FuseBatchNormInto"
 _ENTRY = re.compile(r"^\s*\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR|BUFFER_MUTATION) target='([^']*)'", re.MULTILINE)
 _FUNCTION = re.compile(
     r"^(?!(val|t|T|mT|numpy_T|permute|transpose|view|reshape|_unsafe_view|unsqueeze|squeeze|flatten|alias|clone|detach"
     r"|contiguous|to|_to_copy|type_as|convert_element_type|lift_fresh_copy|expand)(_default)?(_\d+)?$)[A-Za-z_]\w*$"
 )
 """Names of folded tensors, called after what made them, where that was no mere change of shape or type."""
-UNFOLDED = "torch.onnx.export(..., dynamo=True, optimize=False)"
-"""What keeps parameters as the module has them."""
-
-
-TRAINING = "torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING)"
-"""What keeps BatchNormalization as it is while the module trains."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Origins:
 
     def notes(self, trained: Collection[str], tied: Collection[str]) -> tuple[str, ...]:
         """What people should know, one line each; `tied` are the weights that turned out to be copies."""
-        found = []
+        found: list[str] = []
         renamed = [f"{name} as {weight}" for name, weight in self.names.items() if name not in self.functions]
         if renamed:
             shown = ", ".join(renamed[:3]) + (", ..." if len(renamed) > 3 else "")
@@ -110,31 +104,12 @@ class Origins:
             )
             text += "such a parameter lacks the share through them"
             found.append(Note(f"{text}; {UNFOLDED} keeps it whole", About.GRADIENTS, text))
-        if self.merged:
-            shown = ", ".join(self.merged[:6]) + (", ..." if len(self.merged) > 6 else "")
-            lost = f" (of its own, {', '.join(self.gone[:4])}{', ...' * (len(self.gone) > 4)} are gone)" * bool(
-                self.gone
-            )
-            found.append(
-                Note(
-                    f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what "
-                    f"was merged; {UNFOLDED} keeps the layers apart",
-                    short=f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of that",
-                )
-            )
+        found += merged_note(self.merged, self.gone)
         if self.frozen_statistics:
             text = "exported from a module in training mode, but BatchNormalization is in evaluation mode here"
-            found.append(Note(f"{text}; to train it, export with {TRAINING}", short=text))
+            whole = f"{text}; to train it, export with {TRAINING}"
+            found.append(whole if self.merged else Note(whole, short=f"{text}; {TRAINING_SHORT} trains it"))
         return tuple(found)
-
-
-def merged(document: Document) -> tuple[str, ...]:
-    """Weights of the nodes that took in a BatchNormalization, while the nodes still have their metadata."""
-    found: dict[str, None] = {}
-    for node in document.proto.graph.node:
-        if any(entry.key == _RULE and _MERGES in entry.value for entry in node.metadata_props):
-            found.update((name, None) for name in node.input if name in document.weights)
-    return tuple(found)
 
 
 def origins(document: Document, merged: tuple[str, ...] = ()) -> Origins:

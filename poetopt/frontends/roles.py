@@ -10,28 +10,27 @@ wherever a gradient exists.
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
-from poetopt.errors import ModelError
 from poetopt.frontends import leftovers
+from poetopt.frontends.matching import Choice, matching
 from poetopt.frontends.operands import (
     FLOATS,
     LEARNABLE,
     NOT_TRAINED,
-    all_in_nodes,
+    biases,
     filled,
     idle,
     layer_operands,
     stored_beside,
-    transposes,
     zero_states,
 )
 from poetopt.frontends.read import Document
+from poetopt.frontends.stored import weight_named
+from poetopt.frontends.views import Views, reads, roots
 from poetopt.notes import Note, listed
 
 
@@ -65,6 +64,10 @@ class _Uses:
         Under an exporter's name: zeros that are scattered into, and what Sin or Cos reads.
     replaced
         Values of Constant nodes in the place of a layer's weight, where the file keeps weights elsewhere.
+    last
+        Weights of the last layer that has any.
+    told
+        Biases behind layers and tables of an embedding.
     """
 
     readers: dict[str, int] = field(default_factory=dict)
@@ -77,36 +80,47 @@ class _Uses:
     scattered: dict[str, None] = field(default_factory=dict)
     angles: dict[str, None] = field(default_factory=dict)
     replaced: dict[str, None] = field(default_factory=dict)
+    last: dict[str, None] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
 
 def choose_trained(
     document: Document,
-    constants: set[str],
+    constants: Set[str],
     aliases: Mapping[str, str],
     train: str | Sequence[str] | None,
+    seen: Views,
     fixed: Set[str] = frozenset(),
     parameters: Set[str] = frozenset(),
+    gone: Collection[str] = (),
 ) -> Roles:
     """The weights to train: those that match `train`, or those that the operators that read them suggest.
 
     constants
-        Names of the weights that stood in Constant nodes.
+        Names of the weights that stood in Constant nodes and don't count as stored (`stored`).
     train
         Glob patterns, comma separated or in a sequence. Each must match a float weight, else `ModelError`.
+    seen
+        Views of weights.
     fixed
         Names of weights that the exporter calls buffers or constants: trained only where `train` says so.
     parameters
         Names of weights that the exporter calls parameters.
+    gone
+        Names of parameters that it left nothing of.
     """
-    uses = _uses(document, constants)
+    uses = _uses(document, constants, seen)
     named = uses.learnable & (parameters if train is None else uses.learnable)
     candidates = [name for name in document.weights if uses.readable.get(name) or name in named]
     if train is None:
         trained, notes = _inferred(document, uses, candidates, constants, fixed, parameters)
     else:
         hidden = {name for name in uses.learnable if not uses.readable.get(name)}
-        trained = _matching(document.where, candidates, aliases, train, uses.settings, hidden)
+        choice = Choice(candidates, aliases, uses.settings, hidden, tuple(uses.last), gone)
+        trained = matching(document.where, choice, train)
         notes = [f"{len(trained)} of {len(uses.readable)} float tensors are trained (--train)"]
+        notes += leftovers.unmatched(name for name in candidates if document.weights[name].dims and name not in trained)
+    notes += _beside_layers(uses, trained)
     shared = [name for name in trained if uses.readers[name] > 1]
     if shared:
         text = f"{len(shared)} parameters are shared by several operators ({listed(shared, 3)})"
@@ -119,18 +133,15 @@ def choose_trained(
     return Roles(trained, tuple(notes))
 
 
-def _uses(document: Document, constants: Set[str]) -> _Uses:
+def _uses(document: Document, constants: Set[str], seen: Views) -> _Uses:
     """Who reads the weights, and as what."""
-    found = _Uses()
-    transposed = transposes(document)
-    unstored = all_in_nodes(document, constants)
+    found = _Uses(told=biases(document, seen))
     for node in document.proto.graph.node:
-        weights = layer_operands(document, node, transposed)
-        if not unstored:
-            weights -= idle(document, node, constants)
-            replaced = _replaced(document, node, weights - stored_beside(document, node, constants), constants)
-            weights -= replaced
-            found.replaced.update(dict.fromkeys(node.input[index] for index in sorted(replaced)))
+        weights = layer_operands(document, node, seen) - idle(document, node, constants)
+        beside = stored_beside(document, node, constants, seen)
+        replaced = _replaced(document, node, weights - beside, constants, seen)
+        weights -= replaced.keys()
+        found.replaced.update((name, None) for index in sorted(replaced) for name in replaced[index])
         for name in dict.fromkeys(node.input):
             found.readers[name] = found.readers.get(name, 0) + 1
         states = zero_states(document, node)
@@ -138,17 +149,27 @@ def _uses(document: Document, constants: Set[str]) -> _Uses:
             proto = document.weights.get(name)
             if proto is not None and proto.data_type in FLOATS and name not in document.given:
                 _note_use(found, document, node, index, in_layer=index in weights, zero_state=index in states)
+        held = [name for index, name in reads(document, seen, node) if index in weights]
+        found.layer.update(dict.fromkeys(held, True))
+        if held:
+            found.last = dict.fromkeys(held)
+        elif node.op_type == "Add" and found.last:
+            found.last.update((name, None) for _, name in reads(document, seen, node) if name in found.told)
+        elif node.op_type == "Gather":
+            found.told.update(node.input[:1])
     return found
 
 
-def _replaced(document: Document, node: NodeProto, places: Set[int], constants: Set[str]) -> frozenset[int]:
-    """Those of a layer's places in which a Constant node's value stands instead of a weight."""
-    names = {index: node.input[index] for index in places}
-    return frozenset(
-        index
-        for index, name in names.items()
-        if name in constants and name in document.weights and name not in document.fills
-    )
+def _replaced(
+    document: Document, node: NodeProto, places: Set[int], constants: Set[str], seen: Views
+) -> dict[int, tuple[str, ...]]:
+    """Those of a layer's places in which Constant nodes' values stand instead of a weight, and these."""
+    held = {index: roots(document, seen, node.input[index]) for index in places}
+    return {
+        index: names
+        for index, names in held.items()
+        if names and all(name in constants and name not in document.fills for name in names)
+    }
 
 
 def _note_use(
@@ -224,6 +245,15 @@ def _inferred(
     return trained, notes
 
 
+def _beside_layers(uses: _Uses, trained: Sequence[str]) -> list[str]:
+    """A note on what is trained and no layer's weight or bias, by its place or its name."""
+    found = [name for name in trained if not (uses.layer[name] or name in uses.told or weight_named(name))]
+    if not found:
+        return []
+    text = "trained, though no layer's weight or bias"
+    return [Note(f"{text}: {', '.join(found)}; --train chooses others", short=f"{text}: {listed(found)}")]
+
+
 def _scalars(document: Document) -> dict[str, None]:
     """Scalars with the name of a module's own tensor, in the order of the file."""
     readers: dict[str, list[NodeProto]] = {}
@@ -232,37 +262,3 @@ def _scalars(document: Document) -> dict[str, None]:
             readers.setdefault(name, []).append(node)
     found = (name for name in readers if name in document.weights)
     return {name: None for name in found if leftovers.scalar_of_module(document, name, readers[name])}
-
-
-def _matching(
-    where: str,
-    candidates: Sequence[str],
-    aliases: Mapping[str, str],
-    train: str | Sequence[str],
-    settings: Mapping[str, str],
-    hidden: Set[str],
-) -> tuple[str, ...]:
-    """The candidates that `train` names; `settings` says what other weights are, `hidden` ones are not meant by `*`."""
-    texts = [train] if isinstance(train, str) else list(train)
-    patterns = [pattern.strip() for text in texts for pattern in text.split(",") if pattern.strip()]
-    if not patterns:
-        raise ModelError(f"{where}: --train has no pattern; give one such as 'fc.*', or leave it out")
-    known = set(candidates)
-    roots = {**{name: name for name in candidates}, **{name: root for name, root in aliases.items() if root in known}}
-    chosen: set[str] = set()
-    for pattern in patterns:
-        found = {root for name, root in roots.items() if fnmatch.fnmatchcase(name, pattern)}
-        if not pattern.strip("*"):
-            found -= hidden
-        if not found:
-            for name, root in (*((n, n) for n in settings), *aliases.items()):
-                if root in settings and fnmatch.fnmatchcase(name, pattern):
-                    raise ModelError(
-                        f"{where}: --train {pattern!r} names {name!r}, which is {settings[root]}: "
-                        "no gradient rule gives one for it; leave it out"
-                    )
-            close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=4, cutoff=0.3) or list(roots)[:4]
-            hint = f"the closest names are {', '.join(close)}" if close else "the model has no float weights"
-            raise ModelError(f"{where}: --train {pattern!r} matches no weight; {hint}")
-        chosen |= found
-    return tuple(name for name in candidates if name in chosen)

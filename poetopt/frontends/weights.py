@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from onnx import NodeProto, TensorProto
 
-from poetopt.frontends.operands import layer_operands, transposes
+from poetopt.frontends.operands import layer_operands
 from poetopt.frontends.proto import copied
 from poetopt.frontends.read import Document, array_of, check_size, tensor_array
 from poetopt.frontends.unique import unique
+from poetopt.frontends.views import views
 
 
 def resolve_identities(document: Document) -> dict[str, str]:
@@ -82,8 +83,8 @@ def fill_constants(document: Document) -> set[str]:
     Files without their weights (benchmark networks) are written so. The array is made when it is read.
     """
     graph = document.proto.graph
-    transposed = transposes(document)
-    wanted = {node.input[i] for node in graph.node for i in layer_operands(document, node, transposed)}
+    seen = views(document)
+    wanted = {node.input[i] for node in graph.node for i in layer_operands(document, node, seen)}
     kept: list[NodeProto] = []
     filled: set[str] = set()
     for node in graph.node:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from poetopt import notes
 from poetopt.backends.ort import Execution, TrainingRun
 from poetopt.backends.ort.clock import told
@@ -30,16 +32,24 @@ def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
     costed = predicted(plan)
     return {
         **execution.to_dict(),
+        "zero_gradients": zero_gradients(execution),
         "important": notes.document(_said(plan)),
         "predicted_step_s": None if costed is None else costed.makespan_s,
         "predicted_transfer_s": None if costed is None else costed.transfer_s,
     }
 
 
+def zero_gradients(execution: Execution) -> int:
+    """How many gradients have no number but 0."""
+    return sum(name.endswith(".grad") and not np.any(array) for name, array in execution.results.items())
+
+
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
     rows += notes.rows(_said(plan))
+    if zero := zero_gradients(execution):
+        rows.append(("note", f"{zero} of {execution.gradients} gradients are exactly 0 on this batch"))
     costed = predicted(plan)
     if costed is not None:
         rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))

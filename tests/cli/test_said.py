@@ -1,0 +1,48 @@
+"""What is trained, and is no layer's weight, stands beside every answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.cli.support import Runner
+from tests.frontends.kinds import KINDS
+
+SAID = "trained, though no layer's weight or bias: Parameter7"
+WHOLE = {"about": "trained", "text": f"{SAID}; --train chooses others"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    onnx.save(KINDS["cntk-sliced"].model(), path)
+    return path
+
+
+def test_notes_that_matter_stand_beside_every_answer(run: Runner, model: Path, tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "train.onnx"
+    commands: list[list[object]] = [
+        ["inspect", model],
+        ["solve", model, "--device", "a72", "-o", plan],
+        ["run", plan],
+        ["run", plan, "--steps", 2, "--lr", 0.1],
+        ["grad", model, "-o", out],
+    ]
+    for command in commands:
+        ended = run(*command)
+        assert ended.code == 0
+        assert SAID in " ".join((ended.out + ended.err).split()), command
+    for command in commands:
+        assert WHOLE in run(*command, "--json", "-").document["important"], command
+    assert WHOLE in json.loads(plan.read_text())["report"]["important"]
+
+
+def test_details_stay_where_a_model_is_looked_at(run: Runner, model: Path) -> None:
+    detail = "float tensors are trained (inferred"
+    assert detail in run("inspect", model).out
+    solved = run("solve", model, "--device", "a72", "--json", "-").document
+    assert any(detail in note for note in solved["notes"])
+    assert detail not in run("solve", model, "--device", "a72").out
