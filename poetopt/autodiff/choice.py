@@ -61,20 +61,23 @@ def choose(y: Tensor, graph: Graph, behind: Behind) -> Choice:
     values = values_of(y.name, behind)
     classes = len(y.shape) >= 2 and y.shape[class_axis(y, behind)] >= 2
     if values is Values.SHARES and classes:
-        return Choice("", SHARES)
-    if values is Values.SHARES:
-        return Choice("mse", f"chosen as {SHARES}")
-    if values is Values.UNIT:
-        return Choice("mse", "chosen as its values lie between 0 and 1, and no logits can be read behind them")
-    if values is Values.MIXED:
-        return Choice("mse", "chosen as some of its values are probabilities and others aren't")
+        return Choice("", NO_LOGITS[values])
+    if values is not Values.OTHER:
+        return Choice("mse", f"chosen as {NO_LOGITS[values]}")
     like = [name for name in graph.inputs if (t := graph.tensors[name]).shape == y.shape and is_float(t)]
     if like and classes:
         return Choice("mse", f"chosen as it has the shape of the input {like[0]!r} (--loss cross-entropy for classes)")
     return Choice("cross-entropy" if classes else "mse", "chosen by the output's shape")
 
 
-SHARES = "its values come from a Softmax or are shares of a sum, and no logits can be read behind them"
+_UNREAD = "and no logits can be read behind them"
+NO_LOGITS = {
+    Values.SHARES: f"its values come from a Softmax or are shares of a sum, {_UNREAD}",
+    Values.SIGMOIDS: f"its values come from a Sigmoid, {_UNREAD}",
+    Values.UNIT: f"its values lie between 0 and 1, {_UNREAD}",
+    Values.MIXED: "some of its values are probabilities and others aren't",
+}
+"""Why no loss of logits fits values of this kind."""
 
 
 def unfit(tail: Tail) -> str:
@@ -87,13 +90,13 @@ def unfit(tail: Tail) -> str:
 
 
 _LAYERS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN"})
-_AFTER = VIEW_OPS | {"Add", "Cast", "Clip", "Div", "Elu", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Selu"}
+_AFTER = VIEW_OPS | {"Add", "Cast", "Clip", "Div", "Elu", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Selu", "Sigmoid"}
 _AFTER |= {"Slice", "Gather", "Softplus", "Sub", "Tanh", "Transpose"}
 
 
 def _predicts(y: Tensor, behind: Behind) -> bool:
     """Whether the one element of `y` is what a layer predicts for a batch of one, and not a loss."""
-    if not y.shape or "loss" in y.name.lower():
+    if "loss" in y.name.lower():
         return False
     node = behind.node(y.name)
     while node is not None and node.op_type in _AFTER:

@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 
 from poetopt.autodiff.axes import Piece, order_behind, own_axes
 from poetopt.autodiff.behind import Behind
-from poetopt.autodiff.choice import ASK, SHARES, Choice, choose, output_of, shape_text, unfit
+from poetopt.autodiff.choice import ASK, NO_LOGITS, Choice, choose, output_of, shape_text, unfit
 from poetopt.autodiff.classes import class_axis
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.normalizers import Tail
-from poetopt.autodiff.probabilities import Values, values_of
+from poetopt.autodiff.probabilities import values_of
 from poetopt.autodiff.registry import downstream, is_float
 from poetopt.autodiff.tails import tail_of
 from poetopt.errors import ModelError, OptionError
@@ -109,24 +109,17 @@ def _asked(loss: str, y: Tensor, behind: Behind) -> Choice:
         return Choice(loss, "as asked")
     tail = tail_of(y.name, behind)
     if loss == "bce" and tail is not None and tail.axis >= 0:
-        return Choice("", f"its final {tail.kind} makes shares of them, which are not independent, as bce has them")
+        return Choice("", f"its final {tail.kind} makes values that sum to 1, for which there is --loss cross-entropy")
     if loss == "cross-entropy" and tail is not None:
         sigmoid = "its final Sigmoid makes independent probabilities of them, for which there is --loss bce"
         return Choice("", sigmoid) if tail.axis < 0 else _unless(unfit(tail), Choice(loss, "as asked", tail))
     if tail is None:
-        return _unless(_NO_LOGITS.get(values_of(y.name, behind), ""), Choice(loss, "as asked"))
+        return _unless(NO_LOGITS.get(values_of(y.name, behind), ""), Choice(loss, "as asked"))
     return Choice(loss, "as asked", tail)
 
 
 def _unless(fault: str, choice: Choice) -> Choice:
     return Choice("", fault) if fault else choice
-
-
-_NO_LOGITS = {
-    Values.SHARES: SHARES,
-    Values.UNIT: "its values lie between 0 and 1, so they are no logits, and none can be read behind them",
-    Values.MIXED: "some of its values are probabilities, not logits",
-}
 
 
 def _read(tail: Tail) -> str:

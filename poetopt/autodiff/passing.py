@@ -14,10 +14,14 @@ SMALL = 1e-4
 """By so much Clip, or what is added against log(0), may change a probability; exporters write 1e-6 to 1e-12."""
 
 
+SAME = VIEW_OPS | {"Expand", "GlobalAveragePool", "GlobalMaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
+"""Ops that only change the shape where they write as many elements as they read."""
+
+
 def passed_on(node: Node, behind: Behind) -> str | None:
     """The operand of which `node` may pass each element on, as it is or nearly so."""
     op = node.op_type
-    if op in VIEW_OPS or op in {"Transpose", "Cast", "Log", "Exp", "Relu", "Abs", "Clip"}:
+    if op in SAME or op in {"Transpose", "Cast", "Log", "Exp", "Relu", "Abs", "Clip"} or _takes_all(node, behind):
         operands = [node.inputs[0]] if node.inputs[0] in behind.operands(node) else []
     elif op in {"Max", "Min", "Add", "Mul"}:
         operands = behind.operands(node)
@@ -32,10 +36,20 @@ def passed_on(node: Node, behind: Behind) -> str | None:
     return operands[0] if same else None
 
 
+def _takes_all(node: Node, behind: Behind) -> bool:
+    """Whether a Gather takes the one there is along its axis, as `p[:, 0]` does, or a Slice all in their order."""
+    shape = behind.tensors[node.inputs[0]].shape if node.inputs else ()
+    if node.op_type == "Gather":
+        axis = node.attributes.get("axis", 0)
+        return isinstance(axis, int) and bool(shape) and shape[axis] == 1
+    steps = node.inputs[4] if node.op_type == "Slice" and len(node.inputs) > 4 else ""
+    return node.op_type == "Slice" and (not steps or all(step > 0 for step in _numbers([steps], behind)))
+
+
 def harmless(node: Node, logged: bool, behind: Behind) -> bool:
     """Whether `node` passes probabilities on, or their logarithms, to `SMALL`."""
     op = node.op_type
-    if op in VIEW_OPS or op in {"Transpose", "Cast"}:
+    if op in SAME or op in {"Transpose", "Cast", "Gather", "Slice"}:
         return True
     low, high = (math.log(SMALL), -SMALL) if logged else (SMALL, 1 - SMALL)
     if op in {"Relu", "Abs"}:

@@ -19,8 +19,10 @@ class Values(StrEnum):
 
     SHARES = "shares"
     """Of a Softmax, or of what is divided by its sum."""
+    SIGMOIDS = "sigmoids"
+    """Of Sigmoids."""
     UNIT = "between 0 and 1"
-    """Probabilities of another kind: of a Sigmoid, or by their range."""
+    """By the range of the ops behind them."""
     MIXED = "mixed"
     """Some are probabilities, others aren't."""
     OTHER = "other"
@@ -53,7 +55,7 @@ def values_of(name: str, behind: Behind) -> Values:
 def _values(name: str, behind: Behind, ask: Callable[[str], Values]) -> Values:
     found, node = normalizer(name, behind), behind.node(name)
     if found is not None:
-        return {"Softmax": Values.SHARES, "Sigmoid": Values.UNIT}.get(found.kind, Values.OTHER)
+        return {"Softmax": Values.SHARES, "Sigmoid": Values.SIGMOIDS}.get(found.kind, Values.OTHER)
     if node is None:
         return Values.OTHER
     if shares(node, behind) is not None or (node.op_type == "LpNormalization" and node.attributes.get("p", 2) == 1):
@@ -66,4 +68,4 @@ def _values(name: str, behind: Behind, ask: Callable[[str], Values]) -> Values:
         return parts.pop() if len(parts) == 1 else Values.MIXED if parts else Values.OTHER
     if node.op_type not in _SEVERAL or not parts or parts & {Values.OTHER, Values.MIXED}:
         return Values.OTHER
-    return Values.SHARES if Values.SHARES in parts else Values.UNIT
+    return Values.SHARES if Values.SHARES in parts else Values.SIGMOIDS

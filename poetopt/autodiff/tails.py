@@ -13,7 +13,7 @@ from dataclasses import replace
 from poetopt.autodiff.axes import Axes, order_behind, own_axes, reshaped, transposed
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.normalizers import Tail, normalizer
-from poetopt.autodiff.passing import harmless, passed_on
+from poetopt.autodiff.passing import SAME, harmless, passed_on
 from poetopt.graph import VIEW_OPS, Node, Tensor
 
 
@@ -39,7 +39,7 @@ def tail_of(name: str, behind: Behind) -> Tail | None:
     if axes is None:
         return None
     kind = ("Log" if logged else "") + found.kind.removeprefix("Log")
-    steps = tuple(node.op_type for node in after if node.op_type not in VIEW_OPS)
+    steps = tuple(node.op_type for node in after if node.op_type not in SAME | {"Gather", "Slice"})
     return _nearest(replace(found, kind=kind, axes=axes, steps=steps), after, behind)
 
 

@@ -200,5 +200,9 @@ def test_one_value_of_a_layer_is_no_loss() -> None:
     dense = graph("h = MatMul(x, w)\ny = Add(h, b)", {"x": [1, 5]}, weights, ["y"])
     assert differentiate(dense).loss_kind == "mse"
     assert differentiate(dense, loss="none").loss_kind == "none"
+    weights |= {"three": np.array(3.0, np.float32), "flat": np.array([], np.int64)}
+    score = "h = MatMul(x, w)\nr = Reshape(h, flat)\ns = Sigmoid(r)\nt = Mul(s, three)\ny = Add(t, three)"
+    rated = differentiate(graph(score, {"x": [1, 5]}, weights, ["y"]))
+    assert (rated.loss_kind, rated.tensors["target"].shape) == ("mse", ())
     own = graph("h = MatMul(x, w)\nd = Mul(h, h)\ny = ReduceMean(d)", {"x": [4, 5]}, weights, ["y"])
     assert (differentiate(own).loss_kind, own.tensors["y"].shape) == ("none", (1, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.errors import ModelError
+from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph, Node, TrainingGraph
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import run
@@ -20,12 +22,14 @@ from tests.autodiff.test_rules import TOLERANCE, evaluator
 Array = NDArray[Any]
 
 HEAD = "a = MatMul(x, w1)\nr = Tanh(a)\nh = MatMul(r, w2)\nz = Add(h, b)\n"
+SINGLE = {"tiny": 1e-7, "one": 1.0, "minus": -1.0, "half": 0.5, "two": 2.0, "low": 0.2, "zero": [0.0]}
+WHOLE = {"nought": 0, "first": [0], "place": [1], "last": [-1], "both": [0, 1], "row": [4, 1, 3], "wide": [4, 3]}
+WHOLE |= {"far": [12], "before": [-4]}
 CONSTANTS: dict[str, Array] = {
-    "tiny": np.array(1e-7, np.float32), "one": np.array(1.0, np.float32), "minus": np.array(-1.0, np.float32),
-    "half": np.array(0.5, np.float32), "two": np.array(2.0, np.float32), "low": np.array(0.2, np.float32),
-    "last": np.array([-1]), "first": np.array([0]), "both": np.array([0, 1]), "zero": np.array([0.0], np.float32),
-    "row": np.array([4, 1, 3]), "flat": np.array([12]), "cut": np.array([2]), "place": np.array([1]),
-}  # fmt: skip
+    **{name: np.array(value, np.float32) for name, value in SINGLE.items()},
+    **{name: np.array(value, np.int64) for name, value in WHOLE.items()},
+    "w3": np.eye(3, dtype=np.float32) + np.float32(0.5),
+}
 
 
 def model(tail: str, shape: tuple[int, ...] = (4, 5), outputs: int = 3, seed: int = 0) -> Graph:
@@ -194,6 +198,8 @@ SIGMOIDS = {
     "several": ((4, 5), 3, "y = Sigmoid(z)"),
     "batch of one": ((1, 5), 1, "y = Sigmoid(z)"),
     "vector": ((4, 5), 1, "p = Sigmoid(z)\ny = Squeeze(p, place)"),
+    "first": ((4, 5), 1, "p = Sigmoid(z)\ny = Gather<axis=1>(p, nought)"),
+    "slice": ((4, 5), 2, "p = Sigmoid(z)\ny = Slice(p, first, far)"),
     "map": ((2, 3, 4, 5), 1, "p = Sigmoid(z)\ny = Transpose<perm=[0 3 1 2]>(p)"),
     "turned": ((2, 3, 4, 5), 3, "p = Sigmoid(z)\nq = Transpose<perm=[0 3 2 1]>(p)\ny = Cast<to=1>(q)"),
     "turned before": ((2, 3, 4, 5), 3, "t = Transpose<perm=[0 3 2 1]>(z)\ny = Sigmoid(t)"),
@@ -205,6 +211,7 @@ SIGMOIDS = {
                      "y = Transpose<perm=[2 0 1]>(q)"),
     "quotient": ((4, 5), 2, "e = Exp(z)\ns = Add(e, one)\ny = Div(e, s)"),
     "of logarithms": ((4, 5), 2, "n = Neg(z)\ns = Softplus(n)\nl = Neg(s)\ny = Exp(l)"),
+    "mean of one": ((1, 1, 5), 1, "p = Sigmoid(z)\nm = ReduceMean<keepdims=0>(p, place)\ny = Unsqueeze(m, place)"),
     "read again": ((4, 5), 2, "p = Sigmoid(z)\nq = Mul(p, p)\nu = ReduceSum(q, last)\ny = Identity(p)"),
 }  # fmt: skip
 """Input, outputs, and what writes y."""
@@ -243,10 +250,11 @@ BLIND = {
     "mean of two": "p = Softmax<axis=-1>(z)\nq = Softmax<axis=-1>(h)\ns = Add(p, q)\ny = Mul(s, half)",
     "rest": "p = Softmax<axis=-1>(z)\ny = Sub(one, p)",
     "padded": "p = Softmax<axis=-1>(z)\nq = Concat<axis=1>(p, p)\ny = Identity(q)",
+    "one of many": "p = Softmax<axis=-1>(z)\ny = Gather<axis=0>(p, place)",
+    "backwards": "p = Softmax<axis=-1>(z)\ny = Slice(p, last, before, last, last)",
     "several axes": "f = Flatten<axis=0>(z)\np = Softmax<axis=-1>(f)\ny = Reshape(p, wide)",
 }
 """Probabilities whose logits aren't read."""
-CONSTANTS["wide"] = np.array([4, 3])
 
 
 @pytest.mark.parametrize("name", BLIND)
@@ -260,7 +268,8 @@ def test_no_softmax_is_taken_twice(name: str, loss: str) -> None:
 
 @pytest.mark.parametrize(
     "tail",
-    ["p = Sigmoid(z)\nq = Sigmoid(h)\ny = Mul(p, q)", "y = HardSigmoid(z)", "y = Clip(z, zero, one)",
+    ["p = Sigmoid(z)\nq = Mul(p, two)\ny = Add(q, one)", "p = Sigmoid(z)\nq = Sigmoid(h)\ny = Mul(p, q)",
+     "y = HardSigmoid(z)", "y = Clip(z, zero, one)",
      "t = Tanh(z)\nu = Add(t, one)\ny = Mul(u, half)", "p = Sigmoid(z)\ny = Concat<axis=1>(p, z)"],
 )  # fmt: skip
 def test_other_values_between_0_and_1_get_mse(tail: str) -> None:
@@ -283,13 +292,10 @@ def test_attention_and_gates_leave_logits(tail: str) -> None:
     assert differentiate(found, loss="bce").loss_kind == "bce"
 
 
-CONSTANTS["w3"] = np.eye(3, dtype=np.float32) + np.float32(0.5)
-
-
 def test_what_goes_with_what() -> None:
     with pytest.raises(ModelError, match=r"final Sigmoid .*--loss bce"):
         differentiate(model("y = Sigmoid(z)"), loss="cross-entropy")
-    with pytest.raises(ModelError, match="final Softmax makes shares"):
+    with pytest.raises(ModelError, match=r"final Softmax makes values that sum to 1.*--loss cross-entropy"):
         differentiate(model("y = Softmax<axis=-1>(z)"), loss="bce")
     with pytest.raises(ModelError, match="axis of length 1"):
         differentiate(model("y = Softmax<axis=-1>(z)", outputs=1))
@@ -323,3 +329,21 @@ def test_bce_of_half_precision_is_computed_in_single() -> None:
     got = run(step, feeds)
     assert got["loss"] == pytest.approx(float(want["loss"]), rel=2e-3)
     np.testing.assert_allclose(got["w1.grad"], want["w1.grad"], atol=2e-3)
+
+
+CASES = Path(__file__).resolve().parents[3] / "shared" / "cases"
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the cases aren't there")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("softmax_cast", "cross-entropy"), ("softmax_clip", "cross-entropy"), ("sigmoid_one", "bce"),
+     ("autoencoder_shape", "mse")],
+)  # fmt: skip
+def test_files_of_others(name: str, kind: str) -> None:
+    step = differentiate(load_onnx(str(CASES / f"{name}.onnx")))
+    assert step.loss_kind == kind
+    if kind == "cross-entropy":
+        plain = differentiate(load_onnx(str(CASES / "softmax_plain.onnx")))
+        feeds = feeds_of(plain)
+        assert run(step, feeds)["loss"] == pytest.approx(run(plain, feeds)["loss"], rel=1e-6)
