@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetopt.errors import ModelError, OptionError
+from poetopt.garbage import building
 from poetopt.printable import shown
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Model:
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
-        graph = in_place(self.training_graph(loss=loss, output=output, straight_through=straight_through))
+        with building():
+            graph = in_place(self.training_graph(loss=loss, output=output, straight_through=straight_through))
         recipe = {**self.recipe, "loss": loss, "output": output}
         if straight_through:
             recipe["straight_through"] = True
@@ -85,7 +87,8 @@ class Model:
         from poetopt.autodiff import differentiate
 
         try:
-            return differentiate(self.graph, loss=loss, output=output, straight_through=straight_through)
+            with building():
+                return differentiate(self.graph, loss=loss, output=output, straight_through=straight_through)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
@@ -116,7 +119,8 @@ class Training:
         from poetopt.devices.cost import cost
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
-        problem = cost(self.graph, found)
+        with building():
+            problem = cost(self.graph, found)
         recipe = {**self.recipe, **_of_file(device)}
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
         if profile is None:
@@ -229,7 +233,8 @@ def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) 
     from poetopt.frontends.problem_file import ProblemFile
 
     try:
-        found = frontends.load_model(model, options)
+        with building():
+            found = frontends.load_model(model, options)
     except ModelError as error:
         if isinstance(model, str) and not os.path.exists(model) and _is_device(model):
             raise ModelError(

@@ -9,6 +9,7 @@ from poetopt.arena.exact import EXACT_BUFFERS, search
 from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance
 from poetopt.arena.repair import repair
+from poetopt.arena.stream import MOST_PAIRS, pairs, stream
 
 SLACK = 2048
 """Without a target, ejection isn't tried for less than this fraction of the bound: it may take a second."""
@@ -42,7 +43,12 @@ def pack(
     offsets = [0] * len(sizes)
     if not kept:
         return tuple(offsets), 0
-    instance = Instance.of([sizes[k] for k in kept], [starts[k] for k in kept], [ends[k] for k in kept], alignment)
+    size, start, end = ([values[k] for k in kept] for values in (sizes, starts, ends))
+    if pairs(start, end) > MOST_PAIRS:
+        for k, offset in zip(kept, stream(size, start, end, alignment), strict=True):
+            offsets[k] = offset
+        return tuple(offsets), max(offsets[k] + sizes[k] for k in kept)
+    instance = Instance.of(size, start, end, alignment)
     goal = max(instance.bound, target or 0)
     layout, order = place(instance, goal)
     settled = layout.arena <= goal

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,31 +54,35 @@ class GraphBuilder:
         self.needed = set(needed)
         self.asked = False
         self.floor_bytes = 4 * max((t.nbytes for t in tensors.values() if not t.resident), default=0)
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], Tensor] = {}
+        self._constants: dict[tuple[np.dtype[np.generic], tuple[int, ...], bytes], Tensor] = {}
+        self._vectors: dict[tuple[int, ...], Tensor] = {}
         self._made: set[str] = set()
         self._names = set(tensors)
+        self._numbers: dict[str, int] = {}
         self._writers: dict[str, OperatorBuilder] = {}
         self.adders: dict[str, Callable[[OperatorBuilder, Tensor], Tensor]] = {}
         self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:
         """`wanted`, or `wanted.2`, `wanted.3`, ... where it is taken."""
-        name, number = wanted, 1
+        name, number = wanted, self._numbers.get(wanted, 1)
         while name in self._names:
             number += 1
             name = f"{wanted}.{number}"
         self._names.add(name)
+        if number > 1:
+            self._numbers[wanted] = number  # all before it are taken
         return name
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> Tensor:
         """A new tensor; `name` must come from `unique`."""
-        self.tensors[name] = made = Tensor(name, tuple(int(d) for d in shape), dtype, role)
+        self.tensors[name] = made = Tensor(name, tuple(map(int, shape)), dtype, role)
         return made
 
     def constant(self, value: Array) -> Tensor:
         """A constant of the graph with this value."""
         array = np.array(value, order="C")
-        key = (array.dtype.name, array.shape, array.tobytes())
+        key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
             array.flags.writeable = False
             name = self.unique(f"const.{len(self._constants)}")
@@ -89,7 +93,10 @@ class GraphBuilder:
 
     def ints(self, values: Iterable[int]) -> Tensor:
         """An int64 vector."""
-        return self.constant(np.array(list(values), np.int64))
+        vector = tuple(values)
+        if vector not in self._vectors:
+            self._vectors[vector] = self.constant(np.array(vector, np.int64))
+        return self._vectors[vector]
 
     def scalar(self, value: float, dtype: str) -> Tensor:
         """A constant of rank 0."""
@@ -161,8 +168,8 @@ class OperatorBuilder(Vocabulary):
         self, op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], **attributes: object
     ) -> None:
         """Append one node; `None` is an absent optional input or output."""
-        read = tuple("" if t is None else t.name for t in inputs)
-        written = tuple("" if t is None else t.name for t in outputs)
+        read = tuple(["" if t is None else t.name for t in inputs])
+        written = tuple(["" if t is None else t.name for t in outputs])
         self.nodes.append(Node(op_type, read, written, attributes))
 
     def node(
@@ -179,11 +186,13 @@ def finish(draft: OperatorBuilder, outputs: Sequence[str], rename: Mapping[str, 
     written = {name for node in draft.nodes for name in node.outputs if name}
     read = dict.fromkeys(name for node in draft.nodes for name in node.inputs if name and name not in written)
     nodes = tuple(
-        replace(
-            node,
-            inputs=tuple(rename.get(n, n) for n in node.inputs),
-            outputs=tuple(rename.get(n, n) for n in node.outputs),
-            name=draft.name if len(draft.nodes) == 1 else f"{draft.name}/{index}",
+        Node(
+            node.op_type,
+            tuple([rename.get(n, n) for n in node.inputs]),
+            tuple([rename.get(n, n) for n in node.outputs]),
+            node.attributes,
+            node.domain,
+            draft.name if len(draft.nodes) == 1 else f"{draft.name}/{index}",
         )
         for index, node in enumerate(draft.nodes)
     )

@@ -79,7 +79,10 @@ def differentiate(
     notes += one_value.note(graph, gradients)
     rename = _name_gradients(builder, gradients, totals)
     backward = tuple(_finished(builder, rename, {f"{name}.grad" for name in gradients}))
-    tensors = {rename.get(name, name): replace(t, name=rename.get(name, name)) for name, t in builder.tensors.items()}
+    tensors = {
+        rename.get(name, name): replace(tensor, name=rename[name]) if name in rename else tensor
+        for name, tensor in builder.tensors.items()
+    }
     operators = low_memory_order((*forward, *attached.operators, *backward), tensors)
     used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
     used.update(graph.tensors, attached.inputs)

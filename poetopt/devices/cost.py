@@ -12,7 +12,7 @@ unit in which a system hands out memory: a block that starts and ends within a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence
 
 from poetopt.devices.flops import work
 from poetopt.devices.joining import TOGETHER
@@ -105,7 +105,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
                 add(name, len(operators))
         layout = inner_layout(operator, graph.tensors, alignment)
         reserve = max((reserve, *layout.kernel_bytes))
-        operators.append(_operator(graph, operator, device, index, resident.keys(), layout.temporaries_bytes))
+        operators.append(_operator(graph, operator, device, index, resident, layout.temporaries_bytes))
     return Problem(
         name=graph.name,
         device=device.name,
@@ -168,12 +168,12 @@ def _operator(
     operator: Operator,
     device: Device,
     index: Mapping[str, int],
-    resident: Set[str],
+    resident: Container[str],
     workspace_bytes: int,
 ) -> ProblemOperator:
     nodes = work(operator, graph.tensors)
-    read = {graph.root(name) for name in operator.inputs} - resident
-    if unknown := sorted(read - index.keys()):
+    read = {root for root in map(graph.root, operator.inputs) if root not in resident}
+    if unknown := sorted(root for root in read if root not in index):
         raise ModelError(
             f"operator {operator.name!r} reads {', '.join(map(repr, unknown))}, which is neither a graph input nor "
             "written by an operator before it; the graph's operators must be in topological order"

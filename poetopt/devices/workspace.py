@@ -69,6 +69,13 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
 
     Raises `ModelError` where a node names a tensor that `tensors` lacks.
     """
+    if len(operator.nodes) == 1 and {*operator.nodes[0].outputs} <= {*operator.outputs}:
+        (node,) = operator.nodes  # most operators: nothing is temporary
+        read = [find(operator, node, name, tensors) if name else None for name in node.inputs]
+        need = (
+            0 if operator.view else kernel_bytes(node, read, [find(operator, node, n, tensors) for n in node.outputs])
+        )
+        return InnerLayout({}, {}, 0, (need,), (0,), need)
     group = shared_storage(operator, tensors)
     outside = {*operator.inputs, *operator.outputs}
     first: dict[str, int] = {}

@@ -12,11 +12,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from poetopt.engine.work import Work
 from poetopt.problem import Problem, ProblemOperator
 from poetopt.schedule import Schedule
 
 DEEPEST = 24
 """Chains of recomputes that are longer than this cost what can't be told: they aren't chosen."""
+STAGE_WORK = 4
+"""Units of work of a stage, besides the prices that are asked for."""
 _UNKNOWN = (math.inf, DEEPEST + 1)
 
 
@@ -38,6 +41,10 @@ class Replay:
         What a second counts for beside its energy, in joules.
     pause
         Called at each stage.
+    work
+        Counts what it does, and ends it by OutOfWorkError.
+    unit
+        Every tensor takes a multiple of so many bytes.
     """
 
     problem: Problem
@@ -46,6 +53,8 @@ class Replay:
     recomputable: frozenset[int]
     second_j: float = 0.0
     pause: Callable[[], None] = no_pause
+    work: Work = field(default_factory=Work)
+    unit: int = 1
     resident: set[int] = field(default_factory=set)
     live: int = 0
     stage: int = 0
@@ -61,7 +70,7 @@ class Replay:
     def __post_init__(self) -> None:
         # Lists by index: a replay looks figures up by the hundred thousand.
         problem, second_j = self.problem, self.second_j
-        self._nbytes = [tensor.nbytes for tensor in problem.tensors]
+        self._nbytes = [-(-tensor.nbytes // self.unit) * self.unit for tensor in problem.tensors]
         self._producer = [tensor.producer for tensor in problem.tensors]
         self._compute_j = [operator.energy_j + second_j * operator.time_s for operator in problem.operators]
         self._in_j = [tensor.page_in_j + second_j * tensor.page_in_s for tensor in problem.tensors]
@@ -92,6 +101,7 @@ class Replay:
         for stage, operator in enumerate(problem.operators):
             self.stage = stage
             self.pause()
+            self.work.spend(STAGE_WORK)
             self._compute(stage, frozenset(), first=True)
             self._go_on(operator)
         return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
@@ -158,6 +168,7 @@ class Replay:
         known, asked = self.known.get(i, _UNKNOWN)
         if known < math.inf or asked <= depth:  # what was too deep there may not be here
             return known
+        self.work.done += 1
         cost = self._compute_j[producer]
         for u in self.problem.operators[producer].inputs:
             if u not in self.resident:
@@ -189,6 +200,7 @@ class Replay:
         self._drop_unneeded(locked)
         if self.live + nbytes <= self.ram_bytes:
             return
+        self.work.spend(len(self.resident))
         able = [i for i in self.resident if i not in locked and self._nbytes[i]]
         for tier in self._tiers(able):
             for price, i in sorted((self._price(i), i) for i in tier):
@@ -244,13 +256,28 @@ def may_run_again(problem: Problem, remat: bool) -> frozenset[int]:
     return frozenset(j for j, operator in operators if remat and operator.recomputable and not operator.backward)
 
 
-def greedy(problem: Problem, ram_bytes: int, *, paging: bool, remat: bool, second_j: float = 0.0) -> Schedule | None:
+def greedy(
+    problem: Problem,
+    ram_bytes: int,
+    *,
+    paging: bool,
+    remat: bool,
+    second_j: float = 0.0,
+    work: Work | None = None,
+    rounded: bool = False,
+) -> Schedule | None:
     """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
 
     second_j
         What a second counts for beside its energy, in joules: more, where a deadline is short.
+    work
+        Counts what it takes; without it there is no limit.
+    rounded
+        Whether tensors take whole multiples of the alignment: small ones may need that in the arena.
 
-    It isn't simulated: the order of recomputes in a plan may need a little more than the replay did.
+    It isn't simulated: the order of recomputes in a plan may need a little more than the replay did. Raises
+    OutOfWorkError.
     """
     again = may_run_again(problem, remat)
-    return Replay(problem, ram_bytes, paging and problem.paging, again, second_j).run()
+    unit = problem.alignment if rounded else 1
+    return Replay(problem, ram_bytes, paging and problem.paging, again, second_j, work=work or Work(), unit=unit).run()

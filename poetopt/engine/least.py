@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Candidate, Incumbent
-from poetopt.engine.limits import hardest_step, taken_bytes
+from poetopt.engine.limits import hardest_step, placed_bytes, taken_bytes
 from poetopt.engine.solution import DeadlineModel, Options, Solution
+from poetopt.engine.work import OutOfWorkError, Work
 from poetopt.formulations import formulation
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
@@ -28,8 +29,13 @@ STEP_S = 2.5
 """Seconds of each solve in it."""
 LEAST_STEP_S = 0.2
 """Nothing is solved in less."""
-AT_ONCE_S = 1.0
-"""Seconds for a feasible deadline where the one asked for is plainly too short."""
+WORK = 1_000_000
+"""Units of work of the heuristics for each of the two: about three seconds."""
+OFFER_WORK = 10
+"""Units for each operator, of simulating a schedule and finding its layout."""
+CLIMB = (64, 16, 4)
+"""Parts of what lies between the bound and ordinary training that the heuristics try first: replays at small budgets
+take less work, and often no more RAM is needed."""
 RESOLUTION = 500
 """Bisection stops at this fraction of the budget or the deadline."""
 
@@ -57,18 +63,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 def remedies(
-    problem: Problem, options: Options, search: Search, seconds: float = SEARCH_S, seen: Seen | None = None
+    problem: Problem, options: Options, search: Search | None, seconds: float = SEARCH_S, seen: Seen | None = None
 ) -> Remedies:
     """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known.
 
+    search
+        A whole solve, for where the heuristics give up. Without it the answer is the same in each call.
     seconds
-        What both may take together; what is known by then is the answer.
+        What both may take together with a search; what is known by then is the answer.
 
     After an interrupt: what was known by then.
     """
     begin = time.monotonic()
     one_pass, asked_s = problem.baseline_time_s, options.deadline_s
     timed = asked_s is not None and asked_s >= one_pass
+    seconds = math.inf if search is None else seconds
     found = Remedies(ram_bound_bytes=problem.least_ram_bytes)
     try:
         until = begin + (seconds / 2 if timed else seconds)
@@ -77,7 +86,7 @@ def remedies(
             found["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, seen)
         elif asked_s is not None:
             found["deadline_bound_s"] = one_pass
-            found["least_deadline_s"] = _at_once(problem, options, begin + min(seconds, AT_ONCE_S), seen)
+            found["least_deadline_s"] = _at_once(problem, options, seen)
     except Interrupted as stop:
         found |= Remedies(least_ram_bytes=stop.known, interrupted=True)
     except KeyboardInterrupt:
@@ -85,14 +94,14 @@ def remedies(
     return found
 
 
-def _at_once(problem: Problem, options: Options, until: float, seen: Seen | None) -> float | None:
+def _at_once(problem: Problem, options: Options, seen: Seen | None) -> float | None:
     """A deadline that is feasible within the budget, found without a search: one pass where everything fits."""
     chosen = formulation(options.formulation)
     if options.ram_bytes < problem.least_ram_bytes or not (chosen.judged and chosen.plans_count):
         return None
     if store_all_bytes(problem) <= options.ram_bytes:
         return problem.baseline_time_s
-    return _shortest(problem, options, until, seen)
+    return _shortest(problem, options, math.inf, seen, Work(WORK))
 
 
 def least_ram(
@@ -101,15 +110,19 @@ def least_ram(
     search: Search | None = None,
     until: float = math.inf,
     seen: Seen | None = None,
+    work: Work | None = None,
 ) -> int | None:
     """The smallest budget in bytes at which a schedule was found, at the deadline of `options`; None if there is none.
 
     It lies between what the hardest step needs, which no schedule undercuts, and what ordinary training takes.
 
     search
-        What decides where the heuristics give up; without it they are all there is.
+        What decides where the heuristics give up; without it they are all there is, and the answer is the same in
+        each call.
     until
-        The moment (of `time.monotonic`) by which to answer with what is known.
+        The moment (of `time.monotonic`) by which the search answers with what is known.
+    work
+        What the heuristics may do, `WORK` by default; `work.over` says that they were cut short.
 
     Raises Interrupted, a KeyboardInterrupt, at Ctrl-C.
     """
@@ -119,11 +132,14 @@ def least_ram(
     if chosen.impossible(problem) is not None or not chosen.judged:
         return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
     # The bound is often met exactly, and bisection to a fraction of the budget would end beside it.
-    low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes)
+    low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes, placed_bytes(problem))
     high = store_all_bytes(problem)
     if chosen.plans_count:
         enough = until if search is None else _for_heuristics(until)
-        high = _bisect(low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen))
+        work = Work(WORK) if work is None else work
+        high = _bisect(
+            low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen, work), CLIMB
+        )
     if search is None:
         return high if chosen.plans_count else None
 
@@ -145,17 +161,19 @@ def least_ram(
 
 
 def least_deadline(
-    problem: Problem, options: Options, search: Search, until: float, seen: Seen | None = None
+    problem: Problem, options: Options, search: Search | None = None, until: float = math.inf, seen: Seen | None = None
 ) -> float | None:
     """Seconds of the quickest schedule that is found within the budget by the moment `until`, or None.
 
     Heuristics first, then any schedule at deadlines between theirs and the one of `options`: those that leave room are
-    solved in a fraction of a second, where the quickest of all is searched for long.
+    solved in a fraction of a second, where the quickest of all is searched for long. Without a search the answer is the
+    same in each call.
     """
     asked_s, chosen = options.deadline_s, formulation(options.formulation)
     counts = chosen.plans_count
-    quickest = _shortest(problem, options, _for_heuristics(until), seen) if counts else None
-    if asked_s is None or options.deadline_model is DeadlineModel.PAPER or not chosen.judged:
+    enough = until if search is None else _for_heuristics(until)
+    quickest = _shortest(problem, options, enough, seen, Work(WORK)) if counts else None
+    if search is None or asked_s is None or options.deadline_model is DeadlineModel.PAPER or not chosen.judged:
         return quickest
     low = asked_s
     try:
@@ -194,39 +212,44 @@ def _for_heuristics(until: float) -> float:
     return now + HEURISTICS_SHARE * max(0.0, until - now)
 
 
-def _bisect(low: int, high: int, fits: Callable[[int], int | None], *, low_first: bool = True) -> int:
+def _bisect(
+    low: int, high: int, fits: Callable[[int], int | None], shares: Sequence[int] = (), *, low_first: bool = True
+) -> int:
     """The smallest budget at which a schedule was found, as one is known to be at `high`.
 
     fits
-        The bytes that a schedule within a budget takes, or None where none is found. Raises TimeoutError to stop.
+        The bytes that a schedule within a budget takes, or None where none is found. Raises TimeoutError or
+        OutOfWorkError to stop.
+    shares
+        Which parts of what lies between to climb by from `low`, before it is halved.
     """
-    taken = high
+    taken, steps = high, iter(shares)
     try:
         if low >= high or (low_first and fits(low) is not None):
             return min(low, high)
         while high - low > max(1, high // RESOLUTION):
-            middle = (low + high) // 2
+            middle = low + max(1, (high - low) // next(steps, 2))
             found = fits(middle)
             if found is None:
                 low = middle
             else:
-                high, taken = middle, found
+                high, taken, steps = middle, found, iter(())
         # What the last one leaves of its budget isn't needed, but only what is found there can be asked for.
         if low < taken < high and fits(taken) is not None:
             high = taken
-    except TimeoutError:
+    except (TimeoutError, OutOfWorkError):
         pass
     except KeyboardInterrupt as stop:
         raise Interrupted(high) from stop
     return high
 
 
-def _shortest(problem: Problem, options: Options, until: float, seen: Seen | None) -> float | None:
+def _shortest(problem: Problem, options: Options, until: float, seen: Seen | None, work: Work) -> float | None:
     """Seconds of the quickest schedule that the heuristics find within the budget, or None; one is tried at least."""
     quickest: float | None = None
-    for schedule in heuristic(problem, options, options.ram_bytes):
+    for schedule in heuristic(problem, options, options.ram_bytes, work):
         trial = Incumbent(problem, replace(options, deadline_s=None))
-        if trial.offer(schedule) and trial.best is not None:
+        if trial.offer(schedule, quick=True) and trial.best is not None:
             if seen is not None:
                 seen(trial.best)
             paper = options.deadline_model is DeadlineModel.PAPER
@@ -238,23 +261,38 @@ def _shortest(problem: Problem, options: Options, until: float, seen: Seen | Non
     return quickest
 
 
-def heuristic(problem: Problem, options: Options, ram_bytes: int) -> Iterator[Schedule]:
-    """A few schedules that may fit `ram_bytes`, by greedy rules."""
+def heuristic(problem: Problem, options: Options, ram_bytes: int, work: Work) -> Iterator[Schedule]:
+    """A few schedules that may fit `ram_bytes`, by greedy rules, until the work is done."""
+    room = ram_bytes - problem.reserve_bytes - formulation(options.formulation).reserve_bytes(problem)
     for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
-        for share in (1.0, 0.95, 0.88):
-            schedule = greedy(problem, int(ram_bytes * share), paging=paging, remat=remat)
+        for share, rounded in ((1.0, False), (1.0, True), (0.95, False), (0.88, False)):
+            if rounded and not any(tensor.nbytes % problem.alignment for tensor in problem.tensors):
+                continue
+            aim = int(room * share)
+            try:
+                schedule = greedy(problem, aim, paging=paging, remat=remat, work=work, rounded=rounded)
+                work.spend(OFFER_WORK * len(problem.operators) if schedule is not None else 0)
+            except OutOfWorkError:
+                return
             if schedule is not None:
                 yield schedule
 
 
-def _heuristic_fits(problem: Problem, options: Options, ram_bytes: int, until: float, seen: Seen | None) -> int | None:
-    """Bytes that the heuristics' schedule for a budget takes. Raises TimeoutError where they had none by `until`."""
+def _heuristic_fits(
+    problem: Problem, options: Options, ram_bytes: int, until: float, seen: Seen | None, work: Work
+) -> int | None:
+    """Bytes that the heuristics' schedule for a budget takes.
+
+    Raises TimeoutError where they had none by `until`, OutOfWorkError where they had none within the work.
+    """
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
-    for schedule in heuristic(problem, options, ram_bytes):
+    for schedule in heuristic(problem, options, ram_bytes, work):
         if time.monotonic() > until:
             raise TimeoutError
-        if trial.offer(schedule) and trial.best is not None:
+        if trial.offer(schedule, quick=True) and trial.best is not None:
             if seen is not None:
                 seen(trial.best)
             return taken_bytes(options, problem, trial.best.simulation, trial.best.arena_bytes)
+    if work.over:
+        raise OutOfWorkError
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -45,11 +46,17 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
             f"the deadline of {options.deadline_s:.6g} s is shorter than one pass over all operators, "
             f"{show_limit(problem.baseline_time_s, 's')}"
         )
+    step = hardest_step(problem, options)
     if options.ram_bytes < problem.least_ram_bytes:
-        found["ram_bound_bytes"] = problem.least_ram_bytes
+        found["ram_bound_bytes"] = max(problem.least_ram_bytes, step.nbytes)
         reasons.append(
             f"the budget of {options.ram_bytes:,} bytes is below the {problem.least_ram_bytes:,} bytes that any "
             f"schedule needs ({_binds(problem)})"
+        )
+    elif options.ram_bytes < step.nbytes:
+        found["ram_bound_bytes"] = step.nbytes
+        reasons.append(
+            f"the budget of {options.ram_bytes:,} bytes is below the {step.nbytes:,} bytes that any such schedule needs"
         )
     if not reasons:
         return None
@@ -69,19 +76,46 @@ def hardest_step(problem: Problem, options: Options) -> Step:
         producer = problem.tensors[i].producer
         return not options.remat or producer < 0 or not problem.operators[producer].recomputable
 
-    best = Step(0, 0, (), -1)
-    for t, operator in enumerate(problem.operators):
-        used = {*operator.inputs, *operator.outputs}
-        kept = tuple(
-            i
-            for i, tensor in enumerate(() if paging else problem.tensors)
-            if i not in used and tensor.producer < t and lasting(i) and max(problem.readers[i], default=-1) > t
-        )
-        working = problem.working_set_bytes(t)
-        nbytes = working + problem.nbytes(kept) + problem.reserve_bytes
-        if nbytes > best.nbytes:
-            best = Step(t, working, kept, nbytes)
-    return best
+    last = [max(readers, default=-1) for readers in problem.readers]
+    kept = [
+        i for i, tensor in enumerate(problem.tensors) if not paging and lasting(i) and last[i] > tensor.producer + 1
+    ]
+    # Of each kept tensor the bytes count between its making and its last reader, but not while an operator uses it.
+    change = [0] * (len(problem.operators) + 1)
+    beside = [0] * len(problem.operators)
+    for i in kept:
+        change[problem.tensors[i].producer + 1] += problem.tensors[i].nbytes
+        change[last[i]] -= problem.tensors[i].nbytes
+        for t in problem.readers[i]:
+            if t < last[i]:
+                beside[t] -= problem.tensors[i].nbytes
+    best, most, live = 0, -1, 0
+    for t in range(len(problem.operators)):
+        live += change[t]
+        nbytes = problem.working_set_bytes(t) + live + beside[t]
+        if nbytes > most:
+            best, most = t, nbytes
+    if most < 0:
+        return Step(0, 0, (), -1)
+    used = {*problem.operators[best].inputs, *problem.operators[best].outputs}
+    there = tuple(i for i in kept if i not in used and problem.tensors[i].producer < best < last[i])
+    return Step(best, problem.working_set_bytes(best), there, most + problem.reserve_bytes)
+
+
+def placed_bytes(problem: Problem) -> int:
+    """What no plan's arena undercuts, with the reserve: the largest working set, each buffer at its alignment."""
+    unit = problem.alignment
+
+    def placed(sizes: Sequence[int]) -> int:
+        rounded = [-(-size // unit) * unit for size in sizes]
+        return sum(rounded) - max((whole - size for whole, size in zip(rounded, sizes, strict=True)), default=0)
+
+    sets = [problem.inputs, *((*operator.inputs, *operator.outputs) for operator in problem.operators)]
+    work = [0, *(operator.workspace_bytes for operator in problem.operators)]
+    most = max(
+        placed([problem.tensors[i].nbytes for i in held] + [more]) for held, more in zip(sets, work, strict=True)
+    )
+    return most + problem.reserve_bytes
 
 
 def taken_bytes(options: Options, problem: Problem, simulation: Simulation, arena_bytes: int) -> int:

@@ -71,18 +71,17 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
     # What would help is worth a few seconds, but not the limit that was asked for. Where a block limits something, more
     # RAM is only half of it.
     latest = begin + (1 + OVER_SHARE) * options.time_limit_s + OVER_S
+    # What sums refuse is answered at once, and with the same figures each time: by heuristics alone.
+    chosen = formulation_of(options.formulation)
+    plain = impossible(problem, options) is not None or chosen.impossible(problem) is not None
+    trials = None if plain and chosen.plans_count else watched
     spare = latest - time.monotonic()
-    limited = any(block.limits is not None for block in formulation_of(options.formulation).blocks)
+    limited = any(block.limits is not None for block in chosen.blocks)
     for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
-    helped = replace(solution, **remedies(problem, options, watched, for_ram, seen))
+    helped = replace(solution, **remedies(problem, options, trials, for_ram, seen))
     if helped.interrupted:
         return helped
-    why = explain(problem, options, helped, watched, min(WHY_S, max(0.0, latest - time.monotonic())))
-    if helped.status is Status.UNKNOWN and (why.ram_bound_bytes or 0) > options.ram_bytes:
-        reason = (
-            f"the budget of {options.ram_bytes:,} bytes is below the {why.ram_bound_bytes:,} that any schedule needs"
-        )
-        helped = replace(helped, status=Status.INFEASIBLE, overhead_bound_j=None, reason=reason)
+    why = explain(problem, options, helped, trials, min(WHY_S, max(0.0, latest - time.monotonic())))
     return replace(
         helped,
         why=why.says,

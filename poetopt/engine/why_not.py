@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.least import Search, heuristic
+from poetopt.engine.least import WORK, Search, heuristic
 from poetopt.engine.limits import Step, hardest_step
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
+from poetopt.engine.work import Work
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
 from poetopt.formulations.scope import kind_words
+from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_limit, show_seconds
 
@@ -41,11 +43,13 @@ class Why:
     interrupted: bool = False
 
 
-def explain(problem: Problem, options: Options, solution: Solution, search: Search, seconds: float = SECONDS) -> Why:
+def explain(
+    problem: Problem, options: Options, solution: Solution, search: Search | None, seconds: float = SECONDS
+) -> Why:
     """What binds in a problem that `solution` found no schedule for.
 
     search
-        A whole solve, for the trials.
+        A whole solve, for the trials; without it they are of heuristics alone, and say the same in each call.
     seconds
         What they may take together; a trial that finds nothing in its share proves nothing, and nothing is said of it.
     """
@@ -60,7 +64,10 @@ def explain(problem: Problem, options: Options, solution: Solution, search: Sear
     if options.ram_bytes < (step.nbytes if hurried else problem.least_ram_bytes):
         return Why(tuple(says), bound)  # nothing but RAM helps
     try:
-        if hurried:
+        if search is None:
+            says += _at_hand(problem, options)
+            shortest = None
+        elif hurried:
             shortest = _shortest(problem, options, solution, search, until)
         else:
             shortest = _tried(problem, options, solution, search, until, says)
@@ -86,7 +93,7 @@ def _tried(
         gap = 1.0 if block is None or block.limits is None else LEAST_GAP
         found = _trial(problem, replace(eased, gap=gap, time_limit_s=min(TRIAL_S, left)), search)
         if found.simulation is not None:
-            says.append(f"without {what} a schedule exists{_figures(found)}")
+            says.append(f"without {what} a schedule exists{_figures(found.simulation)}")
             if block is not None and block.limits is not None:
                 says.append(least_words(problem, block, block.limits, found))
         elif found.status is Status.INFEASIBLE:
@@ -98,7 +105,7 @@ def _tried(
         if found.simulation is not None:
             says.append(
                 f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
-                f"{_figures(found)}, with {show_bytes(found.simulation.stored_bytes)} on it"
+                f"{_figures(found.simulation)}, with {show_bytes(found.simulation.stored_bytes)} on it"
             )
     if in_vain and not any(text.startswith("without") for text in says):
         says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
@@ -165,13 +172,26 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
     return f"the least known to be feasible for {block.name} is {known} a step{proof}"
 
 
+def _at_hand(problem: Problem, options: Options) -> Iterator[str]:
+    """What leaving out one thing at a time makes possible by heuristics."""
+    for what, eased, block in _eased(options, problem):
+        trial = Incumbent(problem, eased)
+        for schedule in heuristic(problem, eased, eased.ram_bytes, Work(WORK)):
+            trial.offer(schedule, quick=True)
+        if trial.best is None:
+            continue
+        yield f"without {what} a schedule exists{_figures(trial.best.simulation)}"
+        if block is not None and block.limits is not None:
+            yield from _least_at_hand(problem, eased, block, block.limits)
+
+
 def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -> list[str]:
     """The same of what the heuristics find, where there is no time for a search; nothing is proven then."""
     chosen = formulation(eased.formulation)
     if not chosen.plans_count:
         return []
     trial = Incumbent(problem, eased)
-    for schedule in heuristic(problem, eased, eased.ram_bytes):
+    for schedule in heuristic(problem, eased, eased.ram_bytes, Work(WORK)):
         trial.offer(schedule)
     if trial.best is None:
         return []
@@ -179,9 +199,7 @@ def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -
     return [f"the least known to be feasible for {block.name} is {show_limit(least, goal.unit)} a step"]
 
 
-def _figures(found: Solution) -> str:
-    simulation = found.simulation
-    assert simulation is not None
+def _figures(simulation: Simulation) -> str:
     moved = f", {show_bytes(simulation.bytes_paged)} moved" if simulation.bytes_paged else ""
     energy, seconds = show_joules(simulation.energy_j), show_seconds(simulation.makespan_s)
     return f" ({energy} and {seconds} a step{moved})"

@@ -47,30 +47,50 @@ def parts(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
             if row is not None:
                 known = probes.setdefault((rows.shape[1], array.dtype.str), {})
                 known.setdefault(int(row[0]), []).append(_Probe(name, rows, row))
+    widths = {(width, kind): place for place, (width, kind) in enumerate(probes)}
+    firsts: dict[str, dict[int, list[int]]] = {}
+    for (width, kind), known in probes.items():
+        for first in known:
+            firsts.setdefault(kind, {}).setdefault(first, []).append(width)
+    sought = {kind: np.sort(np.array(list(known), kind)) for kind, known in firsts.items()}
     found: dict[tuple[str, str], None] = {}
     for whole, array in bits.items():
-        for (width, kind), known in probes.items():
-            if kind != array.dtype.str:
-                continue
-            for rows in _rows_of(array, width):
-                for part in _held(rows, known):
+        kind = array.dtype.str
+        if kind not in firsts:
+            continue
+        # The first numbers of rows are looked up, all at once: most tensors have none that is looked for.
+        if array.ndim == 1:
+            fitting = {width for first in _among(array, sought[kind]) for width in firsts[kind][first]}
+        else:
+            fitting = {rows.shape[1] for rows in _matrices(array)}
+        keys = [(width, kind) for width in fitting if (width, kind) in widths]
+        for key in sorted(keys, key=widths.__getitem__):
+            for rows in _rows_of(array, key[0]):
+                for part in _held(rows, probes[key], sought[kind]):
                     if part != whole and (whole, part) not in found and bits[part].size <= array.size:
                         found[part, whole] = None
     return list(found)
 
 
-def _held(rows: Bits, probes: Mapping[int, list[_Probe]]) -> Iterator[str]:
+def _held(rows: Bits, probes: Mapping[int, list[_Probe]], sought: Bits) -> Iterator[str]:
     """Names of the tensors that `rows` has all rows of."""
-    for place in _places(rows[:, 0], np.array(list(probes), rows.dtype)):
-        for probe in probes[int(rows[place, 0])]:
+    for place in _places(rows[:, 0], sought):
+        for probe in probes.get(int(rows[place, 0]), ()):
             if np.array_equal(probe.row, rows[place]) and _holds(rows, probe.rows):
                 yield probe.name
 
 
-def _places(column: Bits, wanted: Bits) -> Iterator[int]:
-    """Where a column has any of some values; a part at a time, for its sorted copy takes several times its memory."""
-    for begin in range(0, len(column), _AT_ONCE):
-        yield from (begin + np.flatnonzero(np.isin(column[begin : begin + _AT_ONCE], wanted))).tolist()
+def _places(numbers: Bits, sought: Bits) -> Iterator[int]:
+    """Where `numbers` has any of those `sought`, which are ascending; in parts, for their places take memory."""
+    for begin in range(0, len(numbers), _AT_ONCE):
+        part = numbers[begin : begin + _AT_ONCE]
+        nearest = np.minimum(np.searchsorted(sought, part), len(sought) - 1)
+        yield from (begin + np.flatnonzero(sought[nearest] == part)).tolist()
+
+
+def _among(numbers: Bits, sought: Bits) -> set[int]:
+    """Those of `numbers` that are `sought`."""
+    return {int(numbers[place]) for place in _places(numbers, sought)}
 
 
 def _telling(rows: Bits) -> Bits | None:

@@ -154,7 +154,7 @@ def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
     readers: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
         own = {name for name in node.input if name}
-        for name in sorted(own - known - producer.keys()):
+        for name in sorted(name for name in own if name not in known and name not in producer):
             at = describe(document.where, node, document.opset)
             raise ModelError(
                 f"{at}: reads {name!r}, which no node, input or initializer provides{_closest(name, known)}; "

@@ -15,8 +15,10 @@ A copy becomes a Transpose or a Reshape of the weight (or the weight itself), so
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -67,13 +69,15 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
     roots: dict[str, str] = {}
     perms: dict[str, tuple[int, ...]] = {}
     reshaped: dict[str, str] = {}
+    shared: set[str] = set()  # the weights that stand for others
 
     def tie(copy: str, root: str, perm: tuple[int, ...]) -> None:
         if root in roots:
             perm = tuple(perms[root][axis] for axis in perm)
             root = roots[root]
-        if copy not in roots and copy not in roots.values() and copy != root:
+        if copy not in roots and copy not in shared and copy != root:
             roots[copy], perms[copy] = root, perm
+            shared.add(root)
 
     for group in sources.values():
         first, *others = [name for name in group if name in usable] or [""]
@@ -84,18 +88,12 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
             elif _same_numbers(array_of(document, first), array_of(document, other)):
                 reshaped[other] = first
     folded = {name for source, group in sources.items() for name in group if name != source}
-    for root, copy in _transposed_pairs(document, usable - roots.keys()):
-        if known and (root in folded) == (copy in folded):
-            continue
-        if known and root in folded:
-            root, copy = copy, root
-        value = array_of(document, root)
-        if _telling(value) and np.array_equal(value.T, array_of(document, copy)):
-            tie(copy, root, (1, 0))
+    for root, copy in _transposed_pairs(document, usable - roots.keys(), folded if known else None):
+        tie(copy, root, (1, 0))
     if not known:
         reshaped = _reshaped_pairs(document, usable)
     reshaped = {
-        copy: root for copy, root in reshaped.items() if root not in roots and copy not in {*roots, *roots.values()}
+        copy: root for copy, root in reshaped.items() if root not in roots and copy not in roots and copy not in shared
     }
     roots |= reshaped
     if not roots:
@@ -124,12 +122,19 @@ def _reshaped_pairs(document: Document, names: Iterable[str]) -> dict[str, str]:
             sizes.setdefault((proto.data_type, size), []).append(name)
     found: dict[str, str] = {}
     for group in sizes.values():
-        for copy in filter(named_by_exporter, group):
-            axes = len(document.weights[copy].dims)
-            others = [n for n in group if not named_by_exporter(n) and len(document.weights[n].dims) != axes]
-            held = [n for n in others if _same_numbers(array_of(document, n), array_of(document, copy))]
-            if len(held) == 1:
-                found[copy] = held[0]
+        copies = [name for name in group if named_by_exporter(name)]
+        if not copies or len(copies) == len(group):
+            continue
+        held: dict[bytes, list[str]] = {}
+        for name in group:
+            if not named_by_exporter(name):
+                held.setdefault(_digest(array_of(document, name).reshape(-1)), []).append(name)
+        for copy in copies:
+            value = array_of(document, copy)
+            alike = held.get(_digest(value.reshape(-1)), ())
+            others = [name for name in alike if len(document.weights[name].dims) != value.ndim]
+            if len(others) == 1 and _same_numbers(array_of(document, others[0]), value):
+                found[copy] = others[0]
     return found
 
 
@@ -149,10 +154,42 @@ def _telling(value: Array) -> bool:
     return not np.array_equal(value, value.T) and np.unique(value).size >= _LEAST_VALUES
 
 
-def _transposed_pairs(document: Document, names: Iterable[str]) -> list[tuple[str, str]]:
-    """Matrices that may be each other's transposes: a weight and its copy, by corner elements, which stay in place.
+def _digest(value: Array) -> bytes:
+    """The same for equal values, zeros of either sign included."""
+    return hashlib.blake2b(np.ascontiguousarray(np.add(value, 0, dtype=value.dtype)).tobytes(), digest_size=16).digest()
 
-    Which is the copy is a guess: names of folded tensors are made up (`onnx::MatMul_17`).
+
+def _transposed_pairs(document: Document, names: Iterable[str], folded: Set[str] | None) -> Iterator[tuple[str, str]]:
+    """Matrices that are each other's transposes: a weight and its copy.
+
+    folded
+        The tensors that are known to be copies; None where the file doesn't say. Then which is the copy is a guess:
+        names of folded tensors are made up (`onnx::MatMul_17`).
+
+    Of many that are alike only the pairs that say something new: their number is that of the matrices at most.
+    """
+    for group in _alike(document, names):
+        ranked = sorted(group, key=lambda name: "::" in name)
+        value = array_of(document, ranked[0])
+        straight = _digest(value)
+        same = {name for name in ranked if _digest(array_of(document, name)) == straight}
+        one, other = [n for n in ranked if n in same], [n for n in ranked if n not in same]
+        if not other or not _telling(value) or not np.array_equal(value.T, array_of(document, other[0])):
+            continue
+        if folded is None:
+            yield from ((one[0], copy) for copy in other)
+            yield from ((other[0], copy) for copy in ranked[ranked.index(other[0]) :] if copy in same)
+            continue
+        for weights, copies in ((one, other), (other, one)):
+            weight = next((name for name in weights if name not in folded), None)
+            if weight is not None:
+                yield from ((weight, copy) for copy in copies if copy in folded)
+
+
+def _alike(document: Document, names: Iterable[str]) -> Iterator[list[str]]:
+    """Matrices of two or more with the same values, some of them perhaps transposed.
+
+    By their corner elements first, which stay in place: few weights are read whole.
     """
     wanted = set(names)
     shapes = {
@@ -160,29 +197,23 @@ def _transposed_pairs(document: Document, names: Iterable[str]) -> list[tuple[st
         for name, proto in document.weights.items()
         if name in wanted and name not in document.fills and proto.data_type in FLOATS and len(proto.dims) == 2
     }
-    turned = {shape[::-1] for shape in shapes.values()}
+    counts = Counter(shapes.values())
     corners: dict[tuple[object, ...], list[str]] = {}
     for name, shape in shapes.items():
-        if shape not in turned or math.prod(shape) < _LEAST_VALUES or _lone(shapes, name):
+        lone = counts[shape] == 1 if shape[0] == shape[1] else shape[::-1] not in counts
+        if lone or math.prod(shape) < _LEAST_VALUES:
             continue
         value = array_of(document, name)
         key = (min(shape), max(shape), value.dtype.name, value[0, 0].tobytes(), value[-1, -1].tobytes())
         corners.setdefault(key, []).append(name)
-    pairs = []
     for group in corners.values():
-        ranked = sorted(group, key=lambda name: "::" in name)
-        pairs += [
-            (root, copy)
-            for place, root in enumerate(ranked)
-            for copy in ranked[place + 1 :]
-            if shapes[root] == shapes[copy][::-1]
-        ]
-    return pairs
-
-
-def _lone(shapes: Mapping[str, tuple[int, ...]], name: str) -> bool:
-    shape = shapes[name]
-    return shape[0] == shape[1] and sum(other == shape for other in shapes.values()) == 1
+        if len(group) == 1:
+            continue
+        same: dict[frozenset[bytes], list[str]] = {}
+        for name in group:
+            value = array_of(document, name)
+            same.setdefault(frozenset({_digest(value), _digest(value.T)}), []).append(name)
+        yield from (names for names in same.values() if len(names) > 1)
 
 
 def _replace(document: Document, roots: dict[str, str], perms: dict[str, tuple[int, ...]]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from poetopt.engine.least import least_ram
+from poetopt.engine.least import WORK, least_ram
 from poetopt.engine.solution import Options
+from poetopt.engine.work import Work
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary
@@ -28,6 +29,8 @@ class Needs:
         is reserved for kernels are among them.
     least_ram_bytes
         The smallest budget with a known schedule (None: none was found).
+    least_ram_cut_short
+        Whether the search for it ended at its limit of work, so that less RAM may do.
     ram_bound_bytes, binding_operator
         No schedule has less RAM, because this operator needs so much (or the graph inputs: an empty name).
     """
@@ -37,6 +40,7 @@ class Needs:
     peak_operator: str
     peak: tuple[tuple[str, str, int], ...]
     least_ram_bytes: int | None
+    least_ram_cut_short: bool
     ram_bound_bytes: int
     binding_operator: str
 
@@ -52,6 +56,7 @@ class Needs:
             "peak": [{"name": name, "kind": kind, "bytes": nbytes} for name, kind, nbytes in self.peak],
             "peak_by_kind": self.by_kind(),
             "least_ram_bytes": self.least_ram_bytes,
+            "least_ram_cut_short": self.least_ram_cut_short,
             "ram_bound_bytes": self.ram_bound_bytes,
             "binding_operator": self.binding_operator or None,
             "resident_bytes": problem.resident_bytes,
@@ -81,12 +86,9 @@ class Needs:
         ]
         least = self.least_ram_bytes
         if least is not None:
-            rows.append(
-                (
-                    "least RAM known",
-                    f"{least:,} B ({show_share(least / peak)} of store-all)" if peak else f"{least:,} B",
-                )
-            )
+            share = f" ({show_share(least / peak)} of store-all)" if peak else ""
+            more = "; the search ended at its limit of work, and less may do" if self.least_ram_cut_short else ""
+            rows.append(("least RAM known", f"{least:,} B{share}{more}"))
         binds = (
             f"operator {self.binding_operator} needs it"
             if self.binding_operator
@@ -97,7 +99,7 @@ class Needs:
 
 
 def needs(problem: Problem) -> Needs:
-    """Look at a problem without solving it (a few seconds at most for the zoo's networks)."""
+    """Look at a problem without solving it: the search for the least RAM is limited, and all else is linear."""
     plan = ordinary(problem)
     simulation = simulate(plan)
     live = simulation.live_bytes
@@ -113,12 +115,15 @@ def needs(problem: Problem) -> Needs:
         ),
         "",
     )
+    work = Work(WORK)
+    least = least_ram(problem, Options(ram_bytes=store_all), work=work)
     return Needs(
         problem=problem,
         store_all_peak_bytes=store_all,
         peak_operator=problem.operators[operator].name,
         peak=_live_at(plan, at, store_all),
-        least_ram_bytes=least_ram(problem, Options(ram_bytes=store_all)),
+        least_ram_bytes=least,
+        least_ram_cut_short=work.over,
         ram_bound_bytes=ram_bound,
         binding_operator=binding,
     )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, registered, trial_rules
+from poetopt.autodiff.rules.loss import ATTACHED
 from poetopt.devices.flops import flops
 from poetopt.devices.workspace import inner_layout
 from poetopt.errors import PoetError
@@ -50,7 +51,7 @@ FIXED = {
     "Conv": "the construction changes with the sizes; see below",
     "Cast": "as the gradient of any element-wise op",
     "Reshape": "a view; the file holds its sizes",
-    "MeanSquaredError": "made by `--loss mse` alone",
+    **dict.fromkeys(ATTACHED, "made by `--loss` alone"),
 }
 
 
