@@ -8,6 +8,7 @@ them. With n = elements of the first output, x = elements of the first input, k 
 |---|---|
 | Conv | n (2 k C_in / groups + 1 with a bias) |
 | ConvTranspose | 2 x k C_out / groups, + n with a bias |
+| ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul | as those of floats: no rate is known for integers |
 | Gemm, MatMul | 2 n K, + n where Gemm has a C, + n where alpha is not 1 |
 | Einsum | operands x the product of all label sizes |
 | Col2Im | x |
@@ -213,6 +214,15 @@ def _conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
     return n * (2 * math.prod(inputs[1][1:]) + _present(node, 2))
 
 
+def _conv_integer(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 2 * n * math.prod(inputs[1][1:])
+
+
+def _quantized_conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # x, scale, zero point, W, scale, zero point, scale, zero point, bias
+    return n * (2 * math.prod(inputs[3][1:]) + _present(node, 8))
+
+
 def _conv_transpose(node: Node, inputs: Shapes, n: int, x: int) -> int:
     # W is [C_in, C_out / groups, k...]
     return 2 * x * math.prod(inputs[1][1:]) + n * _present(node, 2)
@@ -355,6 +365,10 @@ def _resize(node: Node, inputs: Shapes, n: int, x: int) -> int:
 
 _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "Conv": _conv,
+    "ConvInteger": _conv_integer,
+    "QLinearConv": _quantized_conv,
+    "QLinearMatMul": _matmul,
+    "MatMulInteger": _matmul,
     "ConvTranspose": _conv_transpose,
     "Col2Im": _each,
     "Gemm": _gemm,

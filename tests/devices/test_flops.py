@@ -140,11 +140,15 @@ def test_elementwise_is_a_constant_an_element(shape: tuple[int, ...]) -> None:
         ("GridSample", [(1, 1, 4, 6), (1, 3, 4, 2)], {}, 24 * 8),
         ("GridSample", [(1, 1, 4, 6), (1, 3, 4, 2)], {"mode": "bicubic"}, 24 * 32),
         ("DFT", [(3, 4, 2)], {}, 5 * 12 * 2),
+        ("ConvInteger", [(2, 5, 6), (3, 5, 3)], {}, 24 * 2 * 15),
+        ("QLinearConv", [(2, 5, 6), (), (), (3, 5, 3)], {}, 24 * 2 * 15),
+        ("QLinearMatMul", [(2, 3, 7), (), (), (7, 4)], {}, 24 * 2 * 7),
+        ("MatMulInteger", [(2, 3, 7), (7, 4)], {}, 24 * 2 * 7),
         ("SomethingNew", [(7,)], {}, 24),
     ],
 )
 def test_the_table(op: str, inputs: list[tuple[int, ...]], attributes: Mapping[str, object], expected: int) -> None:
-    some = Node(op, tuple("abc"[: len(inputs)]), ("y",), attributes)
+    some = Node(op, tuple("abcd"[: len(inputs)]), ("y",), attributes)
     assert node_flops(some, inputs, [(2, 3, 4)]) == expected
 
 
