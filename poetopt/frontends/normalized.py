@@ -23,6 +23,8 @@ from poetopt.notes import Note, listed
 
 _MOVES = SAME_NUMBERS | {"Pad", "Resize"}
 _WIDENS = frozenset({"Expand", "Tile", "Unsqueeze"})
+_LONGEST = 8
+"""No normalization takes more steps."""
 _AFFINE = frozenset({"Add", "Div", "Mul", "Sub"})
 _OWN = re.compile(r"(^|[./_:])(weights?|bias(es)?|kernel|gamma|beta|[wWbB]\d*|[wb]_\d+)(/read)?(:0)?$")
 """Names of a module's own scale and bias."""
@@ -48,13 +50,13 @@ def normalization(document: Document, inputs: Iterable[str]) -> tuple[str, ...]:
     for index, node in enumerate(document.proto.graph.node):
         moves = node.op_type in _MOVES and node.op_type != "Concat"
         data = next((name for name in (node.input[:1] if moves else node.input) if name in steps), None)
-        if data is None:
+        if data is None or len(steps[data]) == _LONGEST:
             continue
         others = [name for name in node.input if name and name != data]
         if node.op_type in _MOVES:
             chain = steps[data]
         elif node.op_type in _AFFINE and len(others) == 1 and others[0] in constant:
-            names = _behind(document, producers, others[0])
+            names = _behind(document, producers, [others[0]])
             axes = max((sum(dim != 1 for dim in document.weights[name].dims) for name in names), default=0)
             if axes > 1 and data in widened:  # distances from centres, not a mean image
                 continue
@@ -117,9 +119,9 @@ def _constant(document: Document) -> set[str]:
     return known
 
 
-def _behind(document: Document, producers: Mapping[str, NodeProto], name: str) -> tuple[str, ...]:
-    """The weights that a constant tensor is computed of."""
-    todo, seen = [name], dict[str, None]()
+def _behind(document: Document, producers: Mapping[str, NodeProto], names: Iterable[str]) -> tuple[str, ...]:
+    """The weights that constant tensors are computed of."""
+    todo, seen = list(names), dict[str, None]()
     while todo:
         wanted = todo.pop()
         if wanted in seen:
@@ -134,16 +136,12 @@ def _read_elsewhere(
     document: Document, producers: Mapping[str, NodeProto], constant: set[str], on_input: set[int]
 ) -> set[str]:
     """Weights that anything else reads, or what is computed of them alone."""
-    found: set[str] = set()
     outside = [info.name for info in document.proto.graph.output]
     for index, node in enumerate(document.proto.graph.node):
         computed = any(name not in constant for name in node.output if name)
         if computed and index not in on_input:
             outside += [name for name in node.input if name in constant]
-    for name in dict.fromkeys(outside):
-        if name in constant:
-            found.update(_behind(document, producers, name))
-    return found
+    return set(_behind(document, producers, (name for name in outside if name in constant)))
 
 
 def note(names: Sequence[str]) -> list[str]:

@@ -14,6 +14,9 @@ SAME_NUMBERS = frozenset({
 })  # fmt: skip
 """Operators whose output has no number that their first input lacks (a Concat: its inputs)."""
 
+_MOST = 256
+"""So many weights are followed into one tensor."""
+
 Views = Mapping[str, tuple[str, ...]]
 """A tensor's name -> the weights whose numbers it holds."""
 
@@ -29,7 +32,8 @@ def views(document: Document) -> dict[str, tuple[str, ...]]:
             continue
         if all(name in document.weights or name in found for name in data):
             roots = tuple(dict.fromkeys(root for name in data for root in found.get(name, (name,))))
-            found.update((name, roots) for name in node.output if name)
+            if len(roots) <= _MOST:
+                found.update((name, roots) for name in node.output if name)
     return found
 
 

@@ -104,7 +104,11 @@ class Report:
         return codec.to_text(self.plan, said, ram_bytes=options.ram_bytes, deadline_s=deadline)
 
     def to_dict(self) -> dict[str, object]:
-        """The figures, with plain numbers, strings, lists and None (where not known)."""
+        """The figures, with plain numbers, strings, lists and None (where not known).
+
+        `notes` are all that was said of network and costs; `important`, those of them that the answer depends on, as
+        objects of `about` (`trained`, `loss`, `gradients`) and `text`.
+        """
         problem, solution, options = self.problem, self.solution, self.solution.options
         simulation, bound = solution.simulation, solution.overhead_bound_j
         baseline = problem.baseline_energy_j
