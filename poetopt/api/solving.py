@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
@@ -47,6 +48,7 @@ def solve(
     log: str | os.PathLike[str] | None = None,
     listener: Listener | None = None,
     progress: bool = False,
+    begin: float | None = None,
     **model: Unpack[TrainingOptions],
 ) -> Report:
     """The schedule of least energy that keeps a RAM budget and a deadline.
@@ -93,6 +95,10 @@ def solve(
     progress
         Write a line to stderr where something is new. Whoever listens to the log `poetopt` at INFO gets them there.
 
+    begin
+        The moment (of `time.monotonic`) at which the time limit begins; by default now, so that reading a model that is
+        given by its path counts.
+
     Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
     found in time, OptionError for an option that can't be understood, BackendUnavailableError for a solver that isn't
     installed. An interrupt (Ctrl-C) gives the best plan so far, or the proof that there is none; KeyboardInterrupt
@@ -106,7 +112,10 @@ def solve(
     from poetopt.report.words import failure_words
     from poetopt.telling import telling
 
-    problem = problem_of(problem, device=device, profile=profile, **model)
+    given, now = problem, time.monotonic()
+    problem = problem_of(given, device=device, profile=profile, **model)
+    if begin is None and problem is not given:
+        begin = now
     listener = listening(telling(progress), listener)
     options = asked(
         problem,
@@ -136,10 +145,10 @@ def solve(
     elif searching:
         from poetopt.engine.orders.solve import solve_ordered
 
-        used, solution = solve_ordered(problem, options, listener)
+        used, solution = solve_ordered(problem, options, listener, begin=begin)
         report = Report(problem=used, solution=solution)
     else:
-        report = Report(problem=problem, solution=search(problem, options, listener))
+        report = Report(problem=problem, solution=search(problem, options, listener, begin=begin))
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
     interrupts.hold()

@@ -9,8 +9,9 @@ attempts do better than a long one.
 
 from __future__ import annotations
 
-from math import isqrt
+from math import inf, isqrt
 from random import Random
+from time import monotonic
 
 import numpy as np
 
@@ -19,36 +20,41 @@ from poetopt.arena.instance import Instance, Ints, Layout
 ATTEMPTS = 10
 STEPS = 4_000
 """Placements in one attempt."""
+CLOCK = 64
+"""After so many of them the clock is looked at."""
 QUICK = (4, 2_000)
 """Attempts and placements of those who are in a hurry."""
 
 
-def tighten(instance: Instance, layout: Layout, goal: int) -> Layout:
+def tighten(instance: Instance, layout: Layout, goal: int, until: float = inf) -> Layout:
     """A layout with a smaller arena than `layout`, at best of `goal` bytes, or `layout` where none is found.
 
     Every other attempt aims half way between the goal and what has been reached: the goal may be out of reach.
+    None goes on after the moment `until`.
     """
     for attempt in range(ATTEMPTS):
-        if layout.arena <= goal:
+        if layout.arena <= goal or monotonic() > until:
             break
         limit = goal + (layout.arena - 1 - goal) // 2 * (attempt % 2)
-        offsets = fit(instance, layout.offsets, limit, attempt)
+        offsets = fit(instance, layout.offsets, limit, attempt, until=until)
         if offsets is not None:
             layout = Layout.of(instance, offsets)
     return layout
 
 
-def hurry(instance: Instance, layout: Layout, goal: int) -> Layout | None:
+def hurry(instance: Instance, layout: Layout, goal: int, until: float = inf) -> Layout | None:
     """A layout of at most `goal` bytes in tenths of a second, or None: there is none that is only smaller."""
     attempts, steps = QUICK
     for attempt in range(attempts):
-        offsets = fit(instance, layout.offsets, goal, attempt, steps)
+        offsets = fit(instance, layout.offsets, goal, attempt, steps, until)
         if offsets is not None:
             return Layout.of(instance, offsets)
     return None
 
 
-def fit(instance: Instance, offsets: Ints, limit: int, seed: int, steps: int = STEPS) -> Ints | None:
+def fit(
+    instance: Instance, offsets: Ints, limit: int, seed: int, steps: int = STEPS, until: float = inf
+) -> Ints | None:
     """Offsets whose arena is at most `limit` bytes, no less than the lower bound; None where so many steps don't do.
 
     A step is a placement. The first has the given offsets, without the buffers that end beyond the limit. Ties go by
@@ -61,9 +67,11 @@ def fit(instance: Instance, offsets: Ints, limit: int, seed: int, steps: int = S
     growth = np.array(_growth(instance, seed), dtype=np.int64)
     hardness = growth.copy()
     waiting = sorted(np.flatnonzero(~placed).tolist(), key=lambda k: (rounded[k], k))
-    for _ in range(steps):
+    for step in range(steps):
         if not waiting:
             return low
+        if not step % CLOCK and monotonic() > until:
+            return None
         k = waiting.pop()
         near = instance.near[k]
         near = near[placed[near]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from poetopt.arena.ejection import hurry, tighten
 from poetopt.arena.exact import EXACT_BUFFERS, search
@@ -23,6 +24,7 @@ def pack(
     *,
     target: int | None = None,
     quick: bool = False,
+    until: float = inf,
 ) -> tuple[tuple[int, ...], int]:
     """Place buffers so that those alive together don't overlap.
 
@@ -36,6 +38,8 @@ def pack(
         An arena of this size is small enough: stop there. None: as small as can be found.
     quick
         Whether ejection takes tenths of a second at most, instead of five seconds.
+    until
+        The moment (of `time.monotonic`) at which nothing smaller is looked for any more.
 
     Returns the offsets and the arena's size (the largest offset + size).
     """
@@ -55,12 +59,12 @@ def pack(
     if not settled and len(kept) <= EXACT_BUFFERS:
         layout, settled = search(instance, layout, goal)
     if not settled:
-        first, layout = layout, repair(instance, layout, order, goal)
-        if not quick and layout.arena > (goal + goal // SLACK if target is None else goal):
-            layout = tighten(instance, layout, goal)
+        first, layout = layout, repair(instance, layout, order, goal, until)
         if target is not None and layout.arena > goal:
             # Ejection gets on better from what is far off than from what repair has tried its best with.
-            layout = hurry(instance, first, goal) or layout
+            layout = hurry(instance, first, goal, until) or layout
+        if not quick and layout.arena > (goal + goal // SLACK if target is None else goal):
+            layout = tighten(instance, layout, goal, until)
     for k, offset in zip(kept, layout.offsets.tolist(), strict=True):
         offsets[k] = offset
     return tuple(offsets), layout.arena

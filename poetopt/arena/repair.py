@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from time import monotonic
+
 import numpy as np
 
 from poetopt.arena.greedy import gap
@@ -14,14 +17,14 @@ MIN_SHARE = 0.005
 """It gives up when it fails to gain this fraction of what there is to gain."""
 
 
-def repair(instance: Instance, layout: Layout, order: list[int], goal: int) -> Layout:
+def repair(instance: Instance, layout: Layout, order: list[int], goal: int, until: float = inf) -> Layout:
     """A layout with a smaller arena than `layout`, at best of `goal` bytes, or `layout` where none is found.
 
     `order` is the one that greedy placement made `layout` in. Smaller arenas are asked for, first a little smaller,
-    then by less of what is left to gain where that fails.
+    then by less of what is left to gain where that fails; none after the moment `until`.
     """
     spent, share = 0, FIRST_SHARE
-    while goal < layout.arena and spent < PLACEMENTS and share > MIN_SHARE:
+    while goal < layout.arena and spent < PLACEMENTS and share > MIN_SHARE and monotonic() < until:
         limit = layout.arena - 1 - int((layout.arena - 1 - goal) * share)
         used, placed, offsets = _fit(instance, list(order), limit, max(len(order), PLACEMENTS // 6))
         spent += used

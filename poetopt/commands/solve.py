@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -109,6 +110,7 @@ def solve(
     json: JsonOption = None,
 ) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
+    begin = time.monotonic()
     import poetopt as po
     from poetopt import interrupts
 
@@ -147,6 +149,7 @@ def solve(
                 solver_options=pairs(solver_option),
                 log=log,
                 listener=listener,
+                begin=begin,
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:

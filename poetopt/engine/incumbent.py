@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 
 from poetopt.engine.solution import DeadlineModel, Options
@@ -13,11 +14,14 @@ from poetopt.formulations.retention.late import writes_again
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, lay_out, lay_out_within
+from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
+
+LAYOUT_S = 0.5
+"""A schedule's layout may take so long however late it comes."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Refusal:
 class Incumbent:
     """Keeps the best candidate offered.
 
+    `until` is the moment (of `time.monotonic`) at which layouts end that take seconds.
+
     `arena_excess` is the least number of bytes by which a plan failed only for its layout, and
     `makespan_excess_s` the same for the deadline, with the `hidden_share` of that plan: the solve loop tightens by
     these.
@@ -63,6 +69,7 @@ class Incumbent:
     arena_excess: int | None = None
     makespan_excess_s: float | None = None
     hidden_share: float = 1.0
+    until: float = math.inf
     _seen: dict[Schedule, Refusal | None] = field(default_factory=dict)
     """Schedules that were offered, and whether layout or clock refused them."""
     _unplaced: set[Schedule] = field(default_factory=set)
@@ -101,7 +108,8 @@ class Incumbent:
         late = self._lateness(simulation)
         if late is not None:
             return self._refuse(schedule, late)
-        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick)
+        until = max(self.until, time.monotonic() + LAYOUT_S)
+        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
         arena = arena_bytes(laid_out)
         if arena > self.room_bytes and quick:
             del self._seen[schedule]
@@ -180,7 +188,8 @@ class Incumbent:
             return
         plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes)
         simulation = simulate(plan)
-        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick)
+        until = max(self.until, time.monotonic() + LAYOUT_S)
+        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
         arena = arena_bytes(laid_out)
         if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self.room_bytes:
             value = self._judge.goal.value(self._judge.trial(plan, simulation))
@@ -190,7 +199,8 @@ class Incumbent:
         """Lay the best plan out as a device does that has its compact form alone: while searching, any layout did."""
         if self.best is None:
             return
-        laid_out = lay_out_within(self.best.plan, self.room_bytes)
+        # as `lay_out_within`: what it goes on with found the layout that is there
+        laid_out = lay_out(self.best.plan, quick=True)
         arena = arena_bytes(laid_out)
         if arena <= self.room_bytes:
             self.best = replace(self.best, plan=laid_out, arena_bytes=arena)

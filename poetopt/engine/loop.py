@@ -30,7 +30,12 @@ OVER_SHARE, OVER_S = 0.1, 1.0
 
 
 def solve(
-    problem: Problem, options: Options, listener: Listener | None = None, *, starts: Sequence[Schedule] = ()
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    *,
+    starts: Sequence[Schedule] = (),
+    begin: float | None = None,
 ) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
@@ -38,11 +43,13 @@ def solve(
 
     starts
         Schedules found elsewhere, taken like those of the heuristics.
+    begin
+        The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
 
     Raises FormulationError and BackendUnavailableError for options that don't exist.
     """
-    begin = time.monotonic()
-    solution = search(problem, options, listener, starts)
+    begin = time.monotonic() if begin is None else begin
+    solution = search(problem, options, listener, starts, begin)
     if solution.plan is not None or solution.interrupted:
         return solution
     try:
@@ -92,11 +99,17 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
 
 
 def search(
-    problem: Problem, options: Options, listener: Listener | None = None, starts: Sequence[Schedule] = ()
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    starts: Sequence[Schedule] = (),
+    begin: float | None = None,
 ) -> Solution:
     """The same without a word of what would help where there is no schedule."""
-    chosen = formulation_of(options.formulation)
-    run = Run(problem, options, listener)
+    chosen, now = formulation_of(options.formulation), time.monotonic()
+    run = Run(problem, options, listener, begin=now if begin is None else begin)
+    if begin is not None:
+        run.timing["reading"] = now - begin
     backend(options.backend)  # says at once where there is none
     with run.timed("layout"):
         store_all = store_all_bytes(problem)
@@ -177,7 +190,7 @@ def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
         arena_bytes=None if best is None else best.arena_bytes,
         store_all_peak_bytes=store_all_peak,
         build_s=run.timing.get("build", 0.0),
-        solve_s=total_s - run.timing.get("build", 0.0),
+        solve_s=total_s - run.timing.get("build", 0.0) - run.timing.get("reading", 0.0),
         timing=dict(run.timing),
         total_s=total_s,
         interrupted=run.interrupted,

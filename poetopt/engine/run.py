@@ -62,7 +62,7 @@ class Run:
     """Held while a schedule is judged, which may take seconds of layout; never wanted by one who holds the guard."""
 
     def __post_init__(self) -> None:
-        self.incumbent = Incumbent(self.problem, self.options)
+        self.incumbent = Incumbent(self.problem, self.options, until=self.latest)
         self.chosen = formulation(self.options.formulation)
         self.gap = self.options.gap
         self.until = self.latest

@@ -41,12 +41,14 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
         _taken(run, trial, known, "start", strict)
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
+    begun = time.monotonic()  # reading the model may have used up the limit
     found = False  # a given schedule is no reason to look for quick ones any less
     for paging, remat in dict.fromkeys(modes):
         if not paging and not remat:
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
-            if run.elapsed_s > GRACE_S + (HEURISTICS_SHARE if trial.best else 1.0) * options.time_limit_s:
+            share_s = (HEURISTICS_SHARE if trial.best else 1.0) * options.time_limit_s
+            if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
                 return
             schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
             found |= _taken(run, trial, schedule, "heuristic", strict)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
 from poetopt.arena import pack
 from poetopt.errors import PlanError
@@ -53,10 +54,11 @@ def buffers(plan: Plan) -> Iterator[Buffer]:
         yield Buffer(index, workspace, offset, nbytes, first, last)
 
 
-def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False) -> Plan:
+def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, until: float = inf) -> Plan:
     """The same plan with an offset for each buffer; the arena is as small as `pack` can make it, `quick` or not.
 
-    The plan must be one that `simulate` passes. With `ram_bytes`, packing stops at the first arena that fits it.
+    The plan must be one that `simulate` passes. With `ram_bytes`, packing stops at the first arena that fits it;
+    at the moment `until` (of `time.monotonic`), at the best that it has.
     """
     lives = _lifetimes(plan)
     offsets, _ = pack(
@@ -66,6 +68,7 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False) ->
         plan.problem.alignment,
         target=ram_bytes,
         quick=quick,
+        until=until,
     )
     return replace(plan, offsets=offsets)
 
@@ -76,11 +79,11 @@ def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
     plan
         One that `simulate` passes, with offsets or without.
     ram_bytes
-        The arena that is there. `lay_out` doesn't look at it, so that a plan has one layout for all budgets; only where
-        that is larger (it may be, by a hair, where the budget is the plan's very peak) one for this budget is looked
-        for, which may be too large as well.
+        The arena that is there. What is found in a moment doesn't look at it, so that a plan has one layout for all
+        budgets; only where that is larger (it may be, by a hair, where the budget is the plan's very peak) one for this
+        budget is looked for, which takes seconds and may be too large as well.
     """
-    found = lay_out(plan)
+    found = lay_out(plan, quick=True)
     return found if arena_bytes(found) <= ram_bytes else lay_out(plan, ram_bytes=ram_bytes)
 
 

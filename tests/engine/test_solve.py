@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def test_shared_instances_are_closed(name: str, device: str, ram: float, options
     solution = solve(problem, Options(ram_bytes=budget, time_limit_s=90, **options))  # type: ignore[arg-type]
     check(solution)
     assert solution.status in (Status.OPTIMAL, Status.WITHIN_GAP)
+
+
+def test_a_time_limit_that_reading_the_model_has_used_up() -> None:
+    """The clock began before: there is a plan all the same, and nothing was searched for."""
+    problem, ram_bytes = tight(random.Random(3), forward=5)
+    options = Options(ram_bytes=ram_bytes, time_limit_s=5.0)
+    late = solve(problem, options, begin=time.monotonic() - 6.0)
+    check(late)
+    assert late.timing["reading"] >= 6.0
+    assert "search" not in late.timing
+    assert late.total_s == pytest.approx(late.solve_s + late.build_s + late.timing["reading"])
 
 
 @needs_instances

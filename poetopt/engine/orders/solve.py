@@ -31,14 +31,20 @@ SEARCH_SHARE = 0.5
 
 
 def solve_ordered(
-    problem: Problem, options: Options, listener: Listener | None = None, *, seed: int = 0
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    *,
+    seed: int = 0,
+    begin: float | None = None,
 ) -> tuple[Problem, Solution]:
     """Solve `problem` in the given order and in the best that a search finds; the better one, with its problem.
 
-    The solution's proof is of that order alone, and its `order` says what the search did and won. Errors as of `solve`.
+    The solution's proof is of that order alone, and its `order` says what the search did and won. `begin` and errors
+    are as of `solve`.
     """
-    clock = _Clock(options, listener)
-    share_s = options.time_limit_s * GIVEN_SHARE
+    clock = _Clock(options, listener, begin)
+    share_s = clock.left_s() * GIVEN_SHARE
     given = clock.solved(problem, share_s)
     if given.interrupted or _settled(problem, options, given):
         return problem, clock.stamped(given, _found(given, given))
@@ -128,10 +134,12 @@ class _Clock:
 
     options: Options
     listener: Listener | None
+    begun: float | None = None
 
     def __post_init__(self) -> None:
-        self.begin = time.monotonic()
-        self.timing: dict[str, float] = {}
+        now = time.monotonic()
+        self.begin = now if self.begun is None else self.begun
+        self.timing: dict[str, float] = {} if self.begun is None else {"reading": now - self.begun}
         self.build_s = 0.0
         self.interrupted = False
 
@@ -173,5 +181,5 @@ class _Clock:
             timing=dict(self.timing),
             build_s=self.build_s,
             total_s=total_s,
-            solve_s=total_s - self.build_s,
+            solve_s=total_s - self.build_s - self.timing.get("reading", 0.0),
         )
