@@ -160,6 +160,8 @@ def _memory(execution: Execution) -> str:
     text = f"arena {execution.arena_bytes:,} B"
     if execution.measured_peak_bytes is not None and execution.kernel_workspace_bytes is not None:
         text += f" + {execution.kernel_workspace_bytes:,} B that kernels took = {execution.measured_peak_bytes:,} B"
+    if execution.high_water_bytes is not None:
+        text += f" live at once, {execution.high_water_bytes:,} B with what the allocator holds"
     return f"{text}; budget {execution.budget_bytes:,} B; store-all {execution.store_all_peak_bytes:,} B"
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poetopt.backends.ort import Execution, execute, random_batch, save_results
+import poetopt as po
+from poetopt.backends.ort import Execution, allocator, execute, random_batch, save_results
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.executor import paged_bytes, store_all_program
 from poetopt.backends.ort.memory import Block
@@ -34,7 +35,7 @@ from tests.problems import random_plan
 KEYS = {
     "bit_identical", "gradients", "max_abs_diff", "budget_bytes", "arena_bytes", "kernel_workspace_bytes",
     "measured_peak_bytes", "store_all_peak_bytes", "step_s", "store_all_step_s", "fused_step_s", "bytes_paged",
-    "transfer_s",
+    "transfer_s", "high_water_bytes",
 }  # fmt: skip
 
 
@@ -45,6 +46,22 @@ def passed(execution: Execution) -> None:
     assert execution.max_abs_diff == 0
     assert execution.different == ()
     assert math.isfinite(execution.loss)
+
+
+def test_a_step_holds_no_more_than_the_plan_reserves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeNet's convolutions take scratch memory of many sizes, which an allocator keeps unless it is told otherwise."""
+    report = po.solve(po.load("lenet").differentiate().cost("a72"), ram=540_000, time_limit=10)
+    assert report.plan is not None
+    reserve = report.problem.reserve_bytes
+    found = po.execute(report)
+    if found.high_water_bytes is None or found.measured_peak_bytes is None:
+        pytest.skip("this platform doesn't say what is resident")
+    assert found.high_water_bytes <= found.arena_bytes + reserve
+    monkeypatch.setattr(allocator, "give_back", lambda: None)
+    kept = po.execute(report)
+    assert kept.bit_identical
+    assert kept.high_water_bytes is not None
+    assert kept.high_water_bytes > kept.arena_bytes + 2 * reserve
 
 
 def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from poetopt.backends.ort import measure
+from poetopt.backends.ort.allocator import give_back
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.measure import alternate, beside_each_bytes, peak_beside_bytes
+from poetopt.backends.ort.measure import alternate, beside_each_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from tests.backends.support import problem
 
@@ -52,6 +53,38 @@ def test_the_peak_of_the_worst_act(acts: list[tuple[int, ...]], expected: int) -
     if peak is None:
         pytest.skip("this platform doesn't say what is resident")
     assert expected - 2 * PAGE <= peak <= expected + 4 * PAGE
+
+
+def pinned(size: int, kept: list[object]) -> Callable[[], object]:
+    """Take a block and give it back, behind which another one stays, unused: a larger one finds no room there."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def act() -> None:
+        block = libc.memset(libc.malloc(size), 1, size)
+        kept.append(libc.malloc(1 << 20))
+        libc.free(block)
+
+    return act
+
+
+def test_the_high_water_mark_is_of_all_that_was_freed_and_not_given_back() -> None:
+    kept: list[object] = []
+    acts = [pinned(size, kept) for size in (2_000_000, 4_000_000, 8_000_000)]
+    held = high_water_bytes(acts, nothing)
+    trim = give_back()
+    if held is None or trim is None:
+        pytest.skip("this platform doesn't say what is resident")
+    live = peak_beside_bytes(acts, nothing)
+    given = high_water_bytes([acts[0], trim, acts[1], trim, acts[2]], nothing)
+    assert live is not None
+    assert given is not None
+    assert 10_000_000 - 8 * PAGE <= held <= 14_000_000 + 64 * PAGE  # gaps of a pass may serve the next one
+    assert 8_000_000 - 2 * PAGE <= live <= given + 2 * PAGE
+    assert given <= 8_000_000 + 64 * PAGE
 
 
 def keeping(size: int, kept: list[object]) -> Callable[[], object]:

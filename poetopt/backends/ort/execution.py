@@ -38,6 +38,9 @@ class Execution(Checks):
         The most that kernels held at once outside the arena, measured; None where the platform can't.
     measured_peak_bytes
         The sum of both; None likewise.
+    high_water_bytes
+        The arena, and the most that a process has resident beside it in a step: what is live at once, and what the
+        allocator holds of what kernels freed. The operating system counts it, page by page; None likewise.
     store_all_peak_bytes
         What the same order takes when nothing is recomputed or paged.
     step_s, store_all_step_s, fused_step_s
@@ -71,6 +74,7 @@ class Execution(Checks):
     arena_bytes: int
     kernel_workspace_bytes: int | None
     measured_peak_bytes: int | None
+    high_water_bytes: int | None
     store_all_peak_bytes: int
     step_s: float
     store_all_step_s: float

@@ -21,7 +21,7 @@ from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_ba
 from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import Comparison, compare
 from poetopt.backends.ort.execution import Execution
-from poetopt.backends.ort.measure import alternate, peak_beside_bytes
+from poetopt.backends.ort.measure import alternate, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.memory import Block
 from poetopt.backends.ort.places import Region, check_belongs
 from poetopt.backends.ort.program import Program
@@ -114,12 +114,15 @@ def execute(
         told("timing transfers")
         with Clock() as clock:
             transfer_s = transfer_seconds(program, batch, clock)
+        told("measuring what the process holds in a step")
+        high_water = high_water_bytes(program.acts, lambda: program.load(batch))
         kernels = _beside(program, batch, paced(told))
     return _execution(
         chosen, plan, batch, mine, comparison, times, waited, threads,
         fused_bit_identical=fused_same,
         budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
         kernels=kernels,
+        high_water=high_water,
         bytes_paged=simulation.bytes_paged,
         transfer_s=transfer_s,
         sessions=len(sessions),
@@ -248,6 +251,7 @@ def _execution(
     fused_bit_identical: bool,
     budget_bytes: int,
     kernels: int | None,
+    high_water: int | None,
     bytes_paged: int,
     transfer_s: float,
     sessions: int,
@@ -264,6 +268,7 @@ def _execution(
         arena_bytes=arena,
         kernel_workspace_bytes=kernels,
         measured_peak_bytes=None if kernels is None else arena + kernels,
+        high_water_bytes=None if high_water is None else arena + high_water,
         store_all_peak_bytes=store_all_bytes(plan.problem),
         step_s=times["scheduled"],
         store_all_step_s=times["store_all"],

@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from statistics import median
 
+from poetopt.backends.ort.allocator import give_back
 from poetopt.backends.ort.clock import Clock
 from poetopt.garbage import paused
 
@@ -58,6 +59,32 @@ def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None
 def beside_each_bytes(acts: Sequence[Act], prepare: Act) -> tuple[int, ...] | None:
     """The same for each node: the bytes that it allocates beyond what is allocated already."""
     return _least(_passes(acts, prepare, each=True), None)
+
+
+def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
+    """The most that the process has resident in a step beyond what it had before it; None where that can't be measured.
+
+    Nothing is given back between the acts but where the step does it itself (`allocator.give_back`), so that this is
+    what is live and all that an allocator may hold beside it: the highest mark of any process that takes such steps.
+
+    acts, prepare
+        As in `peak_beside_bytes`.
+    """
+    gives_back, least = give_back(), None
+    with _keeping_malloc() as trim, paused(), _Resident() as resident:
+        if trim is None or resident.bytes() is None:
+            return None
+        for _ in range(LEAST):
+            prepare()
+            trim()
+            before, most = resident.bytes() or 0, 0
+            for act in acts:
+                if act is gives_back:
+                    most = max(most, (resident.bytes() or 0) - before)
+                act()
+            most = max(most, (resident.bytes() or 0) - before)
+            least = most if least is None else min(least, most)
+    return least
 
 
 def _least(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.backends.ort.memory import Block, aligned_copy, pack_apart
 from poetopt.devices.cost import reserve_bytes, resident_storages
-from poetopt.devices.workspace import inner_layout
+from poetopt.devices.workspace import InnerLayout, inner_layout
 from poetopt.errors import PlanError
 from poetopt.graph import Operator, Tensor, TrainingGraph
 from poetopt.plan.instructions import Instruction, Plan
@@ -113,21 +113,20 @@ class Addresses:
         self.resident = resident_storages(graph)
         self.index = {tensor.name: i for i, tensor in enumerate(problem.tensors)}
         self.operators = {operator.name: operator for operator in graph.operators}
-        self._inner: dict[str, tuple[Mapping[str, str], Mapping[str, int]]] = {}
+        self._inner: dict[str, InnerLayout] = {}
 
-    def inner(self, operator: Operator) -> tuple[Mapping[str, str], Mapping[str, int]]:
-        """Which tensors of an operator share storage, and the offsets of its temporaries in its workspace."""
+    def inner(self, operator: Operator) -> InnerLayout:
+        """Which tensors of an operator share storage, the offsets of its temporaries, and what its kernels take."""
         if operator.name not in self._inner:
-            layout = inner_layout(operator, self.graph.tensors, self.problem.alignment)
-            self._inner[operator.name] = (layout.storage, layout.offsets)
+            self._inner[operator.name] = inner_layout(operator, self.graph.tensors, self.problem.alignment)
         return self._inner[operator.name]
 
     def of(self, name: str, operator: Operator, moment: Moment) -> int:
         """Where the tensor `name`, as the nodes of `operator` know it, lies at `moment`."""
-        group, temporaries = self.inner(operator)
-        if name in temporaries:
-            return self.arena.address + moment.workspace + temporaries[name]
-        root = self.graph.root(group.get(name, name))
+        inner = self.inner(operator)
+        if name in inner.offsets:
+            return self.arena.address + moment.workspace + inner.offsets[name]
+        root = self.graph.root(inner.storage.get(name, name))
         if root in self.resident:
             return self.region.address(root)
         return self.arena.address + moment.at[self.index[root]]

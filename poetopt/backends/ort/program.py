@@ -2,7 +2,7 @@
 
 Inputs, outputs and temporaries of every node are bound to their addresses in the arena beforehand, once
 for each COMPUTE of the plan. Nothing of a tensor's size is allocated while the step runs, but what kernels take for
-themselves.
+themselves, and that goes back to the system as the step goes on (`poetopt.backends.ort.allocator`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poetopt.backends.ort import allocator
 from poetopt.backends.ort.batch import Batch
 from poetopt.backends.ort.memory import POISON, Block, numpy_dtype
 from poetopt.backends.ort.places import Addresses, Moment, Region, input_offsets, moments
 from poetopt.backends.ort.sessions import NodeSession, Sessions, first_line, is_random, runtime_errors
 from poetopt.backends.ort.storage import PageFile
+from poetopt.devices.cost import reserve_bytes
 from poetopt.devices.flops import is_inner_view
 from poetopt.errors import ExecutionError
 from poetopt.frontends.proto import elem_type
@@ -34,7 +36,7 @@ Act = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One act of the step: running a node, copying or moving a tensor.
+    """One act of the step: running a node, copying or moving a tensor, giving memory back.
 
     what
         For error messages.
@@ -77,6 +79,9 @@ class Program:
         self.calls: list[Call] = []
         self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
         self._given_up: dict[int, list[tuple[int, int]]] = {}
+        self._taken = 0
+        """What kernels took since memory was given back, in bytes."""
+        self._room = plan.problem.reserve_bytes - reserve_bytes(0)
         for moment in moments(plan):
             told(f"preparing kernels: instruction {moment.number:,} of {len(plan.instructions):,}")
             self._prepare(moment)
@@ -140,7 +145,8 @@ class Program:
         problem = self.plan.problem
         if step.action is Action.COMPUTE:
             operator = self.addresses.operators[problem.operators[step.target].name]
-            for node in operator.nodes:
+            for node, taken in zip(operator.nodes, self.addresses.inner(operator).kernel_bytes, strict=True):
+                self._make_room(taken, number)
                 self._prepare_node(node, operator, moment)
             self._given_up[number] = [(buffer.offset, buffer.nbytes) for buffer in moment.made if buffer.workspace]
             return
@@ -153,9 +159,16 @@ class Program:
         what = f"{step.action.replace('_', ' ')} of {tensor.name!r}"
         self.calls.append(Call(what, number, partial(move, tensor.name, self.arena.span(offset, tensor.nbytes))))
 
+    def _make_room(self, taken: int, number: int) -> None:
+        """Give memory back before a node whose kernels may take new pages beside what was freed."""
+        give_back = allocator.give_back()
+        if give_back is not None and self._taken and self._taken + taken > self._room:
+            self.calls.append(Call("giving memory back", number, give_back))
+            self._taken = 0
+        self._taken += taken
+
     def _prepare_node(self, node: Node, operator: Operator, moment: Moment) -> None:
-        group, _ = self.addresses.inner(operator)
-        if is_inner_view(node, group):
+        if is_inner_view(node, self.addresses.inner(operator).storage):
             return
         names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name)
         places = {name: self.addresses.of(name, operator, moment) for name in names}

@@ -25,7 +25,7 @@ from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.backends.ort.executor import graph_of, paged_bytes, taken_bytes
-from poetopt.backends.ort.measure import peak_beside_bytes
+from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.memory import Block, writable_copy
 from poetopt.backends.ort.places import Region, check_belongs
 from poetopt.backends.ort.program import Program
@@ -60,7 +60,7 @@ class TrainingRun(Checks):
         The first step (from 1) whose loss differs, or 0.
     different
         Parameters and statistics that differ at the end.
-    budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes
+    budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes, high_water_bytes
         As in `Execution`.
     optimizer_bytes
         The momentum, in the resident region.
@@ -86,6 +86,7 @@ class TrainingRun(Checks):
     arena_bytes: int
     kernel_workspace_bytes: int | None
     measured_peak_bytes: int | None
+    high_water_bytes: int | None
     optimizer_bytes: int
     step_s: float
     reference_step_s: float
@@ -293,6 +294,7 @@ def train(
             mine.learn({name: program.result(name) for name in names})
             theirs.learn(found)
             pace(f"step {step + 1:,} of {steps:,}, loss {float(losses[-1].reshape(-1)[0]):.6g}")
+        high_water = high_water_bytes(program.acts, lambda: program.load(batches.get(0)))
         told("measuring what kernels allocate")
         reserve = plan.problem.reserve_bytes
         kernels = peak_beside_bytes(program.acts, lambda: program.load(batches.get(0)), expected=reserve)
@@ -314,6 +316,7 @@ def train(
         arena_bytes=arena_size,
         kernel_workspace_bytes=kernels,
         measured_peak_bytes=None if kernels is None else arena_size + kernels,
+        high_water_bytes=None if high_water is None else arena_size + high_water,
         optimizer_bytes=mine.optimizer.nbytes,
         step_s=median(times),
         reference_step_s=median(reference_times),
