@@ -27,7 +27,7 @@ def device_document(device: Device) -> dict[str, object]:
 
 def table_lines(devices: Sequence[Device]) -> list[str]:
     """One line a device, and a heading."""
-    rows = [("name", "RAM", "FLOP/s", "J/GFLOP", "page in, out", "figures", "description")]
+    rows = [("name", "RAM", "FLOP/s", "J/GFLOP", "page in, out", "description; kinds of figures")]
     rows += [
         (
             device.name,
@@ -35,8 +35,7 @@ def table_lines(devices: Sequence[Device]) -> list[str]:
             f"{device.flop_per_s:.3g}",
             f"{1e9 * _joules_per_flop(device):.3g}",
             _rates(device),
-            _kinds(device.figures),
-            device.description,
+            f"{device.description}; {_kinds(device.figures)}",
         )
         for device in devices
     ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import poetopt as po
 from poetopt.engine.solution import Objective, Options, Solution, Status
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
@@ -172,3 +175,15 @@ def test_seconds_of_another_goal_than_time_are_not_the_makespan() -> None:
     simulation = simulate(store_all(PROBLEM))
     assert Minimised("channel time", "s", 10.0, 10.0).contradiction(simulation, PROBLEM) is None
     assert "Nothing is proven" in str(Minimised("time", "s", 10.0, 10.0).contradiction(simulation, PROBLEM))
+
+
+def test_the_glossary_explains_what_reports_are_made_of() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^\*\*(.+?)\*\*", page, flags=re.MULTILINE)
+    terms = {term for head in heads for term in head.split(", ")}
+    assert heads == sorted(heads, key=lambda head: head.split(",")[0])
+    report = po.solve("mlp", device="a72", ram="97%", gap=0.9, time_limit=10)
+    said = {label for label, _ in report.rows()} - {"RAM", "note", "important", "trained", "schedule"}
+    assert said <= terms, said - terms
+    keys = set(re.findall(r"`([a-z_]+_(?:j|s|bytes)|[a-z]+_(?:outs|ins|gap)|recomputes|scope|gap)`", page))
+    assert keys - {"kernel_workspace_bytes"} <= set(report.to_dict()), keys - set(report.to_dict())
