@@ -11,7 +11,8 @@ WIDTH = 116
 """In characters, where there is no terminal."""
 LEAST = 40
 """Nothing is laid out narrower: names and figures would stand alone on their lines."""
-UNIT = r"(?<=\d) (?=(?:[kMGmµn]?(?:B|J|s|W)|[KMG]iB|min|h|bytes|datasheet|derived|estimate|measured|paper)\b|%)|(?<=\d min) (?=\d+ s\b)|(?<=\d h) (?=\d+ min\b)"
+_UNITS = "(?:[kMGmµn]?(?:B|J|s|W)|[KMG]iB|min|h|bytes|datasheet|derived|estimate|measured|paper)"
+UNIT = rf"(?<=\d) (?={_UNITS}\b|%)|(?<=\d min) (?=\d+ s\b)|(?<=\d h) (?=\d+ min\b)"
 TIE = "\N{NO-BREAK SPACE}"
 """A number and its unit stay together."""
 
