@@ -1,207 +1,54 @@
-"""Damaged models: each of many mutated files must end in an answer or in one message.
+"""Damaged and hostile inputs: each must end in an answer or in one message, and read nothing outside of its folder.
 
-    .venv/bin/python -m benchmarks.fuzz [--count 1000] [--seed 0] [--keep FOLDER]
+    python -m benchmarks.fuzz [--count 1000] [--seed 0] [--models] [--keep FOLDER] [--output FILE.md]
 
-Small models (a perceptron, convolutions with statistics, attention, computed shapes, a function) are damaged in two
-ways: bytes of the file (flipped, cut, repeated, overwritten), and fields of the protobuf (types, names, shapes,
-attributes, versions, nodes). `poetopt inspect FILE --device a72` then reads, differentiates, costs and simulates each
-in a process of its own, which may take 10 s and 2 GB. A traceback, a signal or a limit is a failure; `--keep` keeps
-those files. The same seed gives the same files.
+Models (seven small ones), external data, plans, devices, profiles, sweeps, archives and problem files are damaged
+(`benchmarks.damage`, `benchmarks.mutants`), and read by the command that they are for, each in a process of its own,
+which may take 10 s and 2 GB. A traceback, a signal, a limit, or the content of a file outside of the folder in anything
+that is written is a failure; `--keep` keeps those inputs. The same seed gives the same inputs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import onnx
-from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
-from google.protobuf.message import Message  # type: ignore[import-untyped]
+from benchmarks.damage import OPTIONS, damaged, models
+from benchmarks.mutants import SECRET, Case, Sound, cases
 
 SECONDS = 10
 BYTES = 2 * 10**9
 DEFECT = 70
 """Exit code of a child that ended in a traceback."""
 
-TEXTS = (
-    """<ir_version: 8, opset_import: ["" : 17]>
-    mlp (float[4, 6] x) => (float[4, 3] y)
-    <float[6, 5] w = {BIG30}, float[5] b = {1.0, 2.0, 3.0, 4.0, 5.0}, float[5, 3] v = {BIG15}>
-    { h = MatMul(x, w)  a = Add(h, b)  r = Relu(a)  y = MatMul(r, v) }""",
-    """<ir_version: 8, opset_import: ["" : 15]>
-    cnn (float[2, 2, 6, 6] x) => (float[2, 4] y)
-    <float[4, 2, 3, 3] w = {BIG72}, float[4] s = {1.0, 1.0, 1.0, 1.0}, float[4] b = {0.0, 0.0, 0.0, 0.0},
-     float[4] m = {0.0, 0.0, 0.0, 0.0}, float[4] v = {1.0, 1.0, 1.0, 1.0}>
-    { c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (x, w)
-      n, rm, rv = BatchNormalization <training_mode = 1, epsilon = 0.001> (c, s, b, m, v)
-      k = Clip(n)  p = MaxPool <kernel_shape = [2, 2]> (k)  q = GlobalAveragePool(p)  y = Flatten(q) }""",
-    """<ir_version: 9, opset_import: ["" : 20]>
-    attention (int64[1, 4] ids) => (float[1, 4, 3] y)
-    <float[7, 6] e = {BIG42}, float[6] g = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0}, float[6, 6] q = {BIG36},
-     float[6, 6] k = {BIG36}, float[6, 3] o = {BIG18}, int64[4] shape = {1, 4, 2, 3}, int64[3] back = {1, 4, 6}>
-    { x = Gather <axis = 0> (e, ids)  n = LayerNormalization <axis = -1> (x, g)
-      a = MatMul(n, q)  a4 = Reshape(a, shape)  at = Transpose <perm = [0, 2, 1, 3]> (a4)
-      b = MatMul(n, k)  b4 = Reshape(b, shape)  bt = Transpose <perm = [0, 2, 3, 1]> (b4)
-      s = MatMul(at, bt)  p = Softmax <axis = -1> (s)  d = MatMul(p, at)
-      t = Transpose <perm = [0, 2, 1, 3]> (d)  f = Reshape(t, back)  h = Gelu(f)  y = MatMul(h, o) }""",
-    """<ir_version: 8, opset_import: ["" : 18]>
-    shapes (float[B, 6] x) => (float[B, 2, 3] y)
-    <float[6] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}>
-    { z = Mul(x, w)  s = Shape(z)  i = Constant <value = int64[1] {0}> ()  f = Gather(s, i)
-      r = Constant <value = int64[2] {2, 3}> ()  j = Concat <axis = 0> (f, r)  u = Reshape(z, j)
-      o = Constant <value = float[1] {0.5}> ()  v = Pow(u, o)  t = Slice(v, i, r, i)  y = Sub(v, v) }""",
-    """<ir_version: 8, opset_import: ["" : 18, "own" : 1]>
-    calls (float[3, 4] x) => (float[3, 4] y)
-    <float[4] w = {1.0, 2.0, 3.0, 4.0}> { a = own.scaled (x, w)  y = Sigmoid(a) }
-    <domain: "own", opset_import: ["" : 18]> scaled (p, q) => (r) { t = Mul(p, q)  r = Tanh(t) }""",
-)
-
-
-OPTIONS = {"shapes": ("--batch", "2")}
-"""What a model needs on the command line, by its name."""
-
-
-def models() -> tuple[onnx.ModelProto, ...]:
-    """The sound models that the damaged ones are made of."""
-    made = []
-    for text in TEXTS:
-        for count in (15, 18, 30, 36, 42, 72):
-            numbers = ", ".join(f"{(k * 7 % 13 - 6) / 10}" for k in range(count))
-            text = text.replace(f"{{BIG{count}}}", f"{{{numbers}}}")
-        made.append(onnx.parser.parse_model(text))
-    return tuple(made)
-
-
-def damaged(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
-    """`count` damaged files, each with a line that says how it was made."""
-    sound = models()
-    for number in range(count):
-        rng = random.Random(f"{seed}/{number}")
-        base = rng.choice(sound)
-        if number % 2:
-            yield f"{number}: bytes of {base.graph.name}", _bytes(base.SerializeToString(), rng)
-        else:
-            yield f"{number}: fields of {base.graph.name}", _fields(base, rng)
-
-
-def _bytes(data: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 4, 8))):
-        at, length = rng.randrange(len(changed) + 1), rng.choice((1, 1, 2, 4, 16, 64))
-        action = rng.randrange(5)
-        if action == 0 and at < len(changed):
-            changed[at] ^= 1 << rng.randrange(8)
-        elif action == 1:
-            del changed[at : at + length]
-        elif action == 2:
-            changed[at:at] = changed[at : at + length]
-        elif action == 3:
-            changed[at : at + length] = rng.randbytes(length)
-        else:
-            changed[at : at + 1] = rng.choice((b"\xff", b"\x00", b"\x80" * 9 + b"\x01", b"\x7f"))
-    return bytes(changed)
-
-
-_WHOLE = (0, 1, -1, 2, 3, 7, 16, 127, 2**31 - 1, -(2**31), 2**40, 2**63 - 1, -(2**63))
-_FLOATS = (0.0, 1.0, -1.0, 1e-45, 3.4e38, float("inf"), float("-inf"), float("nan"))
-_TEXTS = ("", "x", "y", "w", "Relu", "Conv", "Loop", "If", "Reshape", "NoSuchOp", "ai.onnx.ml", "a/../b", "é\n", "N")
-
-
-def _fields(base: onnx.ModelProto, rng: random.Random) -> bytes:
-    model = onnx.ModelProto()
-    model.CopyFrom(base)
-    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        places = list(_places(model))
-        if not places:
-            break
-        message, field = rng.choice(places)
-        _change(message, field, rng)
-    return bytes(model.SerializeToString())
-
-
-def _places(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
-    """Every field that is set, at any depth."""
-    for field, value in message.ListFields():
-        yield message, field
-        if field.message_type is not None:
-            for inner in value if isinstance(value, Sequence) or hasattr(value, "add") else (value,):
-                yield from _places(inner)
-
-
-def _change(message: Message, field: FieldDescriptor, rng: random.Random) -> None:
-    value: Any = getattr(message, field.name)
-    if not (isinstance(value, Sequence) and not isinstance(value, str | bytes)) and not hasattr(value, "append"):
-        if field.message_type is not None or rng.random() < 0.2:
-            message.ClearField(field.name)
-        else:
-            _set(message, field, rng)
-        return
-    action = rng.randrange(4)
-    if not len(value) or action == 0:
-        message.ClearField(field.name)
-    elif action == 1:
-        del value[rng.randrange(len(value))]
-    elif field.message_type is not None:
-        chosen = rng.choice(value)
-        if action == 2:
-            value.add().CopyFrom(chosen)
-        else:
-            other = rng.choice(value)
-            kept = type(chosen)()
-            kept.CopyFrom(chosen)
-            chosen.CopyFrom(other)
-            other.CopyFrom(kept)
-    else:
-        value[rng.randrange(len(value))] = _drawn(field, rng)
-
-
-def _set(message: Message, field: FieldDescriptor, rng: random.Random) -> None:
-    drawn = _drawn(field, rng)
-    try:
-        setattr(message, field.name, drawn)
-    except (ValueError, TypeError):
-        message.ClearField(field.name)
-
-
-def _drawn(field: FieldDescriptor, rng: random.Random) -> Any:
-    kinds = FieldDescriptor
-    if field.cpp_type in (kinds.CPPTYPE_FLOAT, kinds.CPPTYPE_DOUBLE):
-        return rng.choice(_FLOATS)
-    if field.type == kinds.TYPE_STRING:
-        return rng.choice(_TEXTS)
-    if field.type == kinds.TYPE_BYTES:
-        return rng.randbytes(rng.choice((0, 1, 7, 64)))
-    if field.cpp_type in (kinds.CPPTYPE_INT32, kinds.CPPTYPE_ENUM):
-        return rng.choice(tuple(n for n in _WHOLE if -(2**31) <= n < 2**31) + tuple(range(24)))
-    if field.cpp_type in (kinds.CPPTYPE_UINT64, kinds.CPPTYPE_UINT32):
-        return rng.choice((0, 1, 2, 2**31 - 1))
-    return rng.choice(_WHOLE + tuple(range(25)))
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one file ended: the exit code, what stderr had, seconds and bytes. `failure` is empty where all is well."""
+    """How one input ended: the exit code, what stderr had, seconds, bytes. `failure` is empty where all is well."""
 
     code: int
     message: str
     seconds: float
     nbytes: int
+    leaked: bool = False
 
     @property
     def failure(self) -> str:
         """What is wrong with it, in a few words."""
+        if self.leaked:
+            return "a leak"
         if self.seconds > SECONDS:
             return f"{self.seconds:.0f} s"
         if self.code < 0:
@@ -212,16 +59,22 @@ class Outcome:
             return f"{self.nbytes / 1e9:.1f} GB"
         if self.code and len(self.message.strip().splitlines()) != 1:
             return "not one message"
-        return "" if self.code in (0, 2, 3, 4) else f"exit code {self.code}"
+        return "" if self.code in (0, 2, 3, 4, 5) else f"exit code {self.code}"
 
 
 def tried(path: Path, *more: str) -> Outcome:
-    """Inspect one file in a child process with limits; what this process has imported, the child has too."""
+    """Inspect one model in a child process with limits; what this process has imported, the child has too."""
+    return attempted(path.parent, ("inspect", str(path), *more, "--device", "a72"))
+
+
+def attempted(folder: Path, command: Sequence[str]) -> Outcome:
+    """One command line, in `folder`."""
+    before = set(folder.rglob("*"))
     begin = time.monotonic()
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as told:
         child = os.fork()
         if child == 0:
-            _child((str(path), *more), told.fileno())
+            _child(folder, command, said.fileno(), told.fileno())
         code, status, used = None, 0, None
         while code is None:
             ended, status, used = os.wait4(child, os.WNOHANG)
@@ -233,73 +86,204 @@ def tried(path: Path, *more: str) -> Outcome:
                 code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.002)
+        seconds = time.monotonic() - begin
+        said.seek(0)
         told.seek(0)
-        message = told.read().decode(errors="replace")
-    return Outcome(code, message, time.monotonic() - begin, (used.ru_maxrss if used else 0) * 1024)
+        written = [said.read(), told.read()]
+    message = written[1].decode(errors="replace")
+    written += [path.read_bytes() for path in set(folder.rglob("*")) - before if path.is_file()]
+    leaked = any(SECRET in content for content in written)
+    return Outcome(code, message, seconds, (used.ru_maxrss if used else 0) * 1024, leaked)
 
 
-def _child(arguments: Sequence[str], stderr: int) -> None:
+def _child(folder: Path, command: Sequence[str], stdout: int, stderr: int) -> None:
     """Never returns."""
     code = DEFECT
     try:
         resource.setrlimit(resource.RLIMIT_DATA, (2 * BYTES, 2 * BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.chdir(folder)
+        os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        from poetopt.cli import invoke
-
-        code = invoke(["inspect", *arguments, "--device", "a72"])
+        sys.stdout, sys.stderr = (
+            os.fdopen(1, "w", errors="backslashreplace"),
+            os.fdopen(2, "w", errors="backslashreplace"),
+        )
+        code = _run(list(command))
     except BaseException:  # noqa: BLE001 - whatever it is, it is a defect, and is told
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def load_everything(folder: Path) -> None:
+def _run(command: list[str]) -> int:
+    from poetopt.cli import invoke
+    from poetopt.console import guarded
+
+    if command[0] != "sweep":
+        return invoke(command)
+
+    def points() -> int:
+        from poetopt.sweeps.points import read_sweep
+
+        read_sweep(command[1])
+        return 0
+
+    return guarded(points)
+
+
+_MAKE = """
+import sys
+from poetopt.cli import invoke
+for line in sys.stdin.read().splitlines():
+    if invoke(line.split()):
+        sys.exit(line + ": refused")
+"""
+
+
+def sound_inputs(folder: Path) -> Sound:
+    """What the damaged inputs are made of, by a process of its own: a solver's threads don't survive a fork."""
+    commands = (
+        "solve mlp --device a72 --ram 80% -o plan.json --time-limit 5s",
+        "run plan.json --dump batch.npz",
+        "profile mlp -o profile.toml",
+    )
+    subprocess.run(
+        [sys.executable, "-c", _MAKE], input="\n".join(commands), cwd=folder, text=True, check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    _load_everything(folder)
+    from poetopt.devices.loading import CATALOGUE
+
+    device = (CATALOGUE / "m4.toml").read_bytes()
+    plan, profile, data = ((folder / name).read_bytes() for name in ("plan.json", "profile.toml", "batch.npz"))
+    return Sound(plan, device, profile, _problem(), data)
+
+
+def _load_everything(folder: Path) -> None:
     """Import what a child needs, so that each starts in milliseconds."""
+    import highspy  # noqa: F401
+
+    import poetopt.api
+    import poetopt.backends.ort
+    import poetopt.engine.run
+    import poetopt.formulations  # noqa: F401
     from poetopt.cli import invoke
 
-    path = folder / "sound.onnx"
-    path.write_bytes(models()[0].SerializeToString())
+    (folder / "sound.onnx").write_bytes(models()[0].SerializeToString())
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        if invoke(["inspect", str(path), "--device", "a72"]):
-            raise SystemExit("the sound model is refused")
+        for command in (
+            ("inspect", str(folder / "sound.onnx"), "--device", "a72"),
+            ("verify", str(folder / "plan.json")),
+        ):
+            if invoke(list(command)):
+                raise SystemExit("a sound input is refused")
     finally:
         sys.stdout.flush()
         os.dup2(out, 1)
+
+
+def _problem() -> bytes:
+    import json
+
+    nodes = [{"name": f"n{k}", "bytes": 1000 * (k % 3 + 1), "backward": k > 4} for k in range(9)]
+    edges = [[k, k + 1] for k in range(8)] + [[k, 8 - k] for k in range(1, 4)]
+    costs = {
+        key: [0.01 * (k % 4) for k in range(9)]
+        for key in ("compute_s", "compute_j", "page_in_s", "page_in_j", "page_out_s", "page_out_j")
+    }
+    return json.dumps({"name": "chain", "nodes": nodes, "edges": edges, "costs": {"a72": costs}}).encode()
+
+
+def laid_out(case: Case, root: Path) -> Path:
+    """The folder of a case, made anew inside `root`, where the secret lies."""
+    shutil.rmtree(root, ignore_errors=True)
+    folder = root / "inputs"
+    folder.mkdir(parents=True)
+    for name in ("secret.bin", "secret.onnx"):
+        (root / name).write_bytes(SECRET * 200)
+    for name, content in case.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    for name, target in case.links.items():
+        (folder / name).symlink_to(target)
+    for name in case.pipes:
+        os.mkfifo(folder / name)
+    return folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="write files that fail there")
+    parser.add_argument("--models", action="store_true", help="damaged models alone")
+    parser.add_argument("--keep", type=Path, help="keep inputs that fail there")
+    parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
-    codes: Counter[int] = Counter()
-    failures, slowest, largest = 0, 0.0, 0
+    codes: dict[str, Counter[int]] = defaultdict(Counter)
+    failed: Counter[str] = Counter()
+    slowest: dict[str, float] = defaultdict(float)
+    largest: dict[str, int] = defaultdict(int)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        load_everything(folder)
-        for made, data in damaged(options.seed, options.count):
-            path = folder / "damaged.onnx"
-            path.write_bytes(data)
-            outcome = tried(path, *OPTIONS.get(made.split()[-1], ()))
-            codes[outcome.code] += 1
-            slowest, largest = max(slowest, outcome.seconds), max(largest, outcome.nbytes)
+        root = Path(name, "case")
+        sound = sound_inputs(Path(name))
+        made = _models(options) if options.models else cases(options.seed, options.count, sound)
+        for case in made:
+            folder = laid_out(case, root)
+            outcome = attempted(folder, case.command)
+            kind = case.label.split(": ")[1].split(" of ")[0]
+            codes[kind][outcome.code] += 1
+            slowest[kind], largest[kind] = max(slowest[kind], outcome.seconds), max(largest[kind], outcome.nbytes)
             if outcome.failure:
-                failures += 1
+                failed[kind] += 1
                 lines = outcome.message.strip().splitlines() or [""]
-                print(f"{made}: {outcome.failure}: {' / '.join(lines[-5:])[:600]}", flush=True)
+                print(f"{case.label}: {outcome.failure}: {' / '.join(lines[-5:])[:600]}", flush=True)
                 if options.keep:
-                    options.keep.mkdir(parents=True, exist_ok=True)
-                    (options.keep / f"{options.seed}-{made.split(':')[0]}.onnx").write_bytes(data)
-    ended = ", ".join(f"{count} with code {code}" for code, count in sorted(codes.items()))
-    print(f"{options.count} files: {ended}; {failures} failures; at most {slowest:.1f} s and {largest / 1e6:.0f} MB")
-    sys.exit(bool(failures))
+                    kept = options.keep / f"{options.seed}-{case.label.split(':')[0]}"
+                    shutil.copytree(
+                        folder, kept, symlinks=True, ignore=lambda _, names: {"pipe"} & set(names), dirs_exist_ok=True
+                    )
+                    (kept / "command").write_text(" ".join(case.command), encoding="utf-8")
+    told = ", ".join(f"{count} with code {code}" for code, count in sorted(sum(codes.values(), Counter()).items()))
+    most = f"at most {max(slowest.values()):.1f} s and {max(largest.values()) / 1e6:.0f} MB"
+    print(f"{options.count} inputs: {told}; {failed.total()} failures; {most}")
+    if options.output:
+        rows = [
+            f"| {kind} | {found.total()} | {_codes(found)} | {failed[kind]} "
+            f"| {slowest[kind]:.1f} | {largest[kind] / 1e6:.0f} |"
+            for kind, found in sorted(codes.items())
+        ]
+        options.output.write_text("\n".join((*_title(options), *rows)) + "\n", encoding="utf-8")
+    sys.exit(bool(failed))
+
+
+def _title(options: argparse.Namespace) -> tuple[str, ...]:
+    return (
+        "# Damaged and hostile inputs",
+        "",
+        f"`python -m benchmarks.fuzz --count {options.count} --seed {options.seed}`: each in a process of its own, "
+        f"which may take {SECONDS} s and {BYTES / 1e9:.0f} GB. Failures are tracebacks, signals, limits, more than one "
+        "message, and bytes of a file outside of the input's folder.",
+        "",
+        "| inputs | tried | exit codes | failures | slowest, s | largest, MB |",
+        "|---|---|---|---|---|---|",
+    )
+
+
+def _codes(found: Counter[int]) -> str:
+    return ", ".join(f"{code}: {count}" for code, count in sorted(found.items()))
+
+
+def _models(options: argparse.Namespace) -> list[Case]:
+    return [
+        Case(made, ("inspect", "m.onnx", "--device", "a72", *OPTIONS.get(made.split()[-1], ())), {"m.onnx": data})
+        for made, data in damaged(options.seed, options.count)
+    ]
 
 
 if __name__ == "__main__":

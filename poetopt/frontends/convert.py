@@ -8,6 +8,7 @@ runtimes execute; beyond it they are converted down where the converter can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,7 +27,8 @@ NEWEST_OPSET = 26
 
 _TRAINING_MODE_SINCE = 14
 _OPTIONAL_SCALES_SINCE = 13
-_SMALL_BYTES = 1024
+_SMALL_BYTES, _LARGEST_NUMBER_BYTES = 1024, 8
+"""Protobuf would serialize a weight, twice, to say how long it is."""
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
 
 
@@ -189,7 +191,7 @@ def _skeleton(document: Document) -> onnx.ModelProto:
     for name, proto in document.weights.items():
         if name not in read:
             continue
-        if proto.data_location != TensorProto.EXTERNAL and proto.ByteSize() <= _SMALL_BYTES:
+        if proto.data_location != TensorProto.EXTERNAL and _LARGEST_NUMBER_BYTES * math.prod(proto.dims) <= _SMALL_BYTES:
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(name, proto.data_type, list(proto.dims)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -292,13 +293,22 @@ def tensor_array(what: str, proto: TensorProto) -> Array:
     """A tensor whose data is inline; `what` is how messages refer to it."""
     try:
         dtype_name(proto.data_type)
-        array = numpy_helper.to_array(proto)
+        array = _in_place(proto) if proto.HasField("raw_data") else numpy_helper.to_array(proto)
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
     except LIBRARY_ERRORS as error:
         raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)} ({error})") from error
     if array.shape != tuple(proto.dims):
         raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)}; export the model again")
+    return array
+
+
+def _in_place(proto: TensorProto) -> Array:
+    """The array of raw data without a copy beside the bytes that protobuf hands out, where a number is some bytes."""
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
+    if sys.byteorder != "little" or dtype.kind not in "fiub":
+        return numpy_helper.to_array(proto)
+    array: Array = np.frombuffer(proto.raw_data, dtype).reshape(tuple(proto.dims))
     return array
 
 

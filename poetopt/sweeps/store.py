@@ -102,7 +102,7 @@ def opened(path: str | os.PathLike[str], points: Sequence[Point]) -> Iterator[St
         check_writable(path)
     with _alone(shown):
         connection = sqlite3.connect(shown, timeout=30.0)
-        ended = blank = False
+        ended, blank = False, made
         try:
             _prepare(connection, shown, {point.key for point in points})
             try:

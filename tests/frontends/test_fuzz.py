@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import DEFECT, OPTIONS, Outcome, damaged, models, tried
+from benchmarks.damage import OPTIONS, damaged, models
+from benchmarks.fuzz import DEFECT, Outcome, tried
 from poetopt.autodiff import differentiate
 from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
@@ -35,11 +36,11 @@ def test_an_order_of_axes_that_is_none() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each file has a process of its own, made by fork")
-def test_forty_damaged_files() -> None:
-    command = [sys.executable, "-m", "benchmarks.fuzz", "--count", "40", "--seed", "7"]
+def test_a_hundred_hostile_inputs() -> None:
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--count", "100", "--seed", "7"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "40 files" in done.stdout
+    assert "100 inputs" in done.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each file has a process of its own, made by fork")

@@ -148,3 +148,15 @@ def test_a_cell_of_another_kind(points: Sequence[Point], tmp_path: Path, column:
         connection.execute(f"UPDATE rows SET {column} = ?", (value,))
     with opened(path, points) as store, pytest.raises(OptionError, match=rf"damaged: the row of .* for {column}; "):
         store.rows()
+
+
+def test_without_room_no_file_is_left(points: Sequence[Point], tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OutputError, match="make room"), opened(tmp_path / "r.sqlite", points):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "r.sqlite").exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ _LARGEST_DIRECTORY_BYTES = 2**23
 """A zip file's list of members is read whole: this is a hundred thousand of them."""
 _DAMAGED = (
     ValueError, EOFError, RuntimeError, NotImplementedError, MemoryError, OverflowError, SyntaxError,
-    zipfile.BadZipFile, zlib.error, struct.error, UnicodeError, KeyError,
+    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, UnicodeError, KeyError,
 )  # fmt: skip
 """What zipfile and numpy raise where an archive is damaged, encrypted, or packed as neither can unpack."""
 
