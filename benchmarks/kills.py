@@ -4,7 +4,8 @@
 
 Each command is started, and killed (SIGKILL, every third time SIGTERM, or SIGINT) at a moment that is drawn with the
 seed from what it takes undisturbed, imports left out: it is at work then. Kills that come too late don't count. After
-each kill its outputs are as before or whole, and what SIGTERM ended has left nothing. Then the command runs to its end once: what SIGKILL left is gone with it.
+each kill its outputs are as before or whole, and what SIGTERM or SIGINT ended has left nothing. Then the command runs
+to its end once: what SIGKILL left is gone with it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def main() -> None:
         "",
         f"`python -m benchmarks.kills --kills {options.kills} --seed {options.seed}`: SIGKILL, every "
         "third time SIGTERM or SIGINT, while the command is at work. Its outputs are looked at after each kill; "
-        "temporary files and folders, beside the outputs and in the temporary folder, after SIGTERM and SIGINT, and after the run to the end that follows all kills.",
+        "temporary files and folders, beside the outputs and in the temporary folder, after SIGTERM and SIGINT, and "
+        "after the run to the end that follows all kills.",
         "",
         "| command | kills | ended by them | had ended before | seconds undisturbed | half-written | left |",
         "|---|---|---|---|---|---|---|",
@@ -123,7 +125,7 @@ def _solve(folder: Path) -> Command:
 
 
 def _steps(folder: Path) -> Command:
-    _end(folder, tuple(["solve", "lenet", "--device", "a72", "--ram", "98%", "--time-limit", "5s", "-o", "given.json"]))
+    _end(folder, ("solve", "lenet", "--device", "a72", "--ram", "98%", "--time-limit", "5s", "-o", "given.json"))
     line = "run given.json --steps 100 --lr 0.01 --dump step.npz --json told.json --workdir pages"
     (folder / "pages").mkdir()
     return Command("steps", tuple(line.split()), {"step.npz": _arrays, "told.json": _json})

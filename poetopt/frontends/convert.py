@@ -191,7 +191,8 @@ def _skeleton(document: Document) -> onnx.ModelProto:
     for name, proto in document.weights.items():
         if name not in read:
             continue
-        if proto.data_location != TensorProto.EXTERNAL and _LARGEST_NUMBER_BYTES * math.prod(proto.dims) <= _SMALL_BYTES:
+        small = _LARGEST_NUMBER_BYTES * math.prod(proto.dims) <= _SMALL_BYTES
+        if small and proto.data_location != TensorProto.EXTERNAL:
             graph.initializer.append(proto)
         else:
             graph.input.append(helper.make_tensor_value_info(name, proto.data_type, list(proto.dims)))
