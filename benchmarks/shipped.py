@@ -60,15 +60,15 @@ FILES = {
     "silero_vad/data/silero_vad_half.onnx": _SILERO,
     "silero_vad/data/silero_vad_op18_ifless.onnx": f"{_SILERO} --value sr=16000",
     "silero_vad/data/silero_vad_openvino_16k.onnx": "--output output",
-    "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx": "--batch 1 --dim frames=120",
-    "speechmos/aecmos_models/Run_1663915512_Stage_0.onnx": "--batch 1 --dim frames=120",
-    "speechmos/aecmos_models/Run_1668423760_Stage_0.onnx": "--batch 1 --dim frames=120",
+    "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx": "--batch 2 --dim frames=120",
+    "speechmos/aecmos_models/Run_1663915512_Stage_0.onnx": "--batch 2 --dim frames=120",
+    "speechmos/aecmos_models/Run_1668423760_Stage_0.onnx": "--batch 2 --dim frames=120",
     "speechmos/dnsmos_models/bak_ovr.onnx": "--batch 1",
     "speechmos/dnsmos_models/model_v8.onnx": "--batch 1",
     "speechmos/dnsmos_models/sig.onnx": "--batch 1",
     "speechmos/dnsmos_models/sig_bak_ovr.onnx": "--batch 1",
     "speechmos/pdnsmos_models/sig_bak_ovr.onnx": "--batch 1",
-    "speechmos/plcmos_models/plcmos_v2.onnx": "--batch 1 --dim frames=120",
+    "speechmos/plcmos_models/plcmos_v2.onnx": "--batch 2 --dim frames=120",
 }
 """What each file leaves open, said as a user would."""
 

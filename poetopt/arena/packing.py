@@ -13,7 +13,7 @@ from poetopt.arena.repair import repair
 from poetopt.arena.stream import MOST_PAIRS, pairs, stream
 
 SLACK = 2048
-"""Without a target, ejection isn't tried for less than this fraction of the bound: it may take a second."""
+"""Without a target, nothing is tried for less than this fraction of the bound: it may take seconds."""
 
 
 def pack(
@@ -58,12 +58,13 @@ def pack(
     settled = layout.arena <= goal
     if not settled and len(kept) <= EXACT_BUFFERS:
         layout, settled = search(instance, layout, goal)
-    if not settled:
+    enough = goal + goal // SLACK if target is None else goal
+    if not settled and layout.arena > enough:
         first, layout = layout, repair(instance, layout, order, goal, until)
         if target is not None and layout.arena > goal:
             # Ejection gets on better from what is far off than from what repair has tried its best with.
             layout = hurry(instance, first, goal, until) or layout
-        if not quick and layout.arena > (goal + goal // SLACK if target is None else goal):
+        if not quick and layout.arena > enough:
             layout = tighten(instance, layout, goal, until)
     for k, offset in zip(kept, layout.offsets.tolist(), strict=True):
         offsets[k] = offset

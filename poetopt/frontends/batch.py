@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,8 +38,11 @@ class FixedInputs:
     notes: tuple[str, ...]
 
 
-def input_dims(document: Document, info: onnx.ValueInfoProto) -> Dims:
-    """The dims of an input: a positive size, or the name of a symbol (`?` where it has none)."""
+def input_dims(document: Document, info: onnx.ValueInfoProto, options: ReadOptions) -> Dims:
+    """The dims of an input: a positive size, or the name of a symbol (`?` where it has none).
+
+    Where the file gives none at all, there are as many as `options` say.
+    """
     what = f"{document.where}: input {info.name!r}"
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -52,7 +56,10 @@ def input_dims(document: Document, info: onnx.ValueInfoProto) -> Dims:
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
     if not tensor.HasField("shape"):
-        raise ModelError(f"{what} has no shape; export the model with static shapes")
+        asked = dict(options.shapes).get(info.name)
+        if asked is None:
+            raise ModelError(f"{what} has no shape; give it, as in --shape {shlex.quote(info.name)}=1x3x160x160")
+        return ["?"] * len(asked)
     dims: Dims = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
@@ -71,7 +78,7 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
     any that has the same symbol. Raises `ModelError` naming input and dimension, and the options that give it, where a
     size stays open; `OptionError` for a size that nothing in the file has, or for two that contradict each other.
     """
-    shapes = {info.name: input_dims(document, info) for info in document.proto.graph.input}
+    shapes = {info.name: input_dims(document, info, options) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
     sizes = Sizes(document.where, shapes, options)
     types: dict[str, tuple[int, Shape]] = {}

@@ -13,16 +13,21 @@ from poetopt.frontends.proto import constant_tensor
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 
 FEW = 16
-"""Numbers and lists up to so long are settings; longer ones, and tensors of a higher rank, are data."""
+"""Integers and lists of them up to so long are settings; longer ones, tensors of a higher rank, and floats are data."""
 
 _COMPARED = frozenset({"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"})
+
+_WHOLE = frozenset({
+    TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+})  # fmt: skip
 
 Lookup = Callable[[str], NDArray[np.generic] | None]
 
 
-def is_setting(dims: Sequence[int]) -> bool:
-    """Whether an input of this shape (a size below 1 is not known) can be a setting rather than data."""
-    return len(dims) < 2 and all(size <= FEW for size in dims)
+def is_setting(elem: int, dims: Sequence[int]) -> bool:
+    """Whether an input of this type and shape (a size below 1 is not known) can be a setting rather than data."""
+    return elem in _WHOLE and len(dims) < 2 and all(size <= FEW for size in dims)
 
 
 def value_options(
@@ -77,5 +82,8 @@ def deciding(document: Document, name: str) -> str:
         except LIBRARY_ERRORS:
             return None
 
-    inputs = {info.name: is_setting([d.dim_value for d in info.type.tensor_type.shape.dim]) for info in graph.input}
+    inputs = {}
+    for info in graph.input:
+        tensor = info.type.tensor_type
+        inputs[info.name] = is_setting(tensor.elem_type, [dim.dim_value for dim in tensor.shape.dim])
     return value_options(graph.node, inputs, constant, [name])

@@ -392,7 +392,7 @@ def _infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bo
 def _deciding(draft: Draft, node: NodeProto) -> str:
     """What to say where inputs decide the integers that `node` reads."""
     known = draft.constants.keys() | {name for one in draft.nodes for name in one.output}
-    inputs = {name: is_setting(shape) for name, (_, shape) in draft.types.items() if name not in known}
+    inputs = {name: is_setting(*kind) for name, kind in draft.types.items() if name not in known}
     open_ = [name for name in node.input if name and name not in draft.constants]
     integers = [name for name in open_ if dtype_name(draft.types[name][0]).startswith(("int", "uint", "bool"))]
     options = value_options(draft.nodes, inputs, draft.constants.get, integers)

@@ -31,7 +31,7 @@ def fix_values(document: Document, options: ReadOptions) -> tuple[ReadOptions, l
     if not options.values:
         return options, []
     inputs = document.proto.graph.input
-    dims = {info.name: input_dims(document, info) for info in inputs}
+    dims = {info.name: input_dims(document, info, options) for info in inputs}
     notes = []
     for name, value in options.values:
         info = next((info for info in inputs if info.name == name), None)

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 from poetopt import frontends
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, OptionError
 from poetopt.frontends import load, zoo
 from poetopt.frontends.proto import save_model
 from poetopt.frontends.summary import summary
@@ -71,6 +71,8 @@ def test_problem_files_have_no_batch(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ModelError, match="leave --batch and --train out"):
         load(path, batch=2)
+    with pytest.raises(OptionError, match="leave --shape out"):
+        frontends.load_model(path, frontends.read_options(shapes={"x": "2x3"}))
 
 
 def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +91,8 @@ def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.Mon
     assert graph.tensors["input"].shape == (5, 784)
     assert graph.source == str(tmp_path / "a.net")  # where a plan looks for it, whatever the frontend says
     assert graph.content_hash
+    with pytest.raises(OptionError, match=r"frontend 'net' .*takes --batch and --train alone; leave --dim and --value"):
+        frontends.load_model(tmp_path / "a.net", frontends.read_options(dims={"K": 3}, values={"s": 1}))
     with pytest.raises(ModelError, match=r"frontend 'broken' .*can't be loaded"):
         load(tmp_path / "a.broken")
     with pytest.raises(ModelError, match=r"a\.odd: frontend 'odd' \(entry point .*returned a int, not a Graph"):

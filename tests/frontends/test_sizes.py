@@ -67,6 +67,14 @@ class TestSizes:
     def test_sizes_without_names(self) -> None:
         assert loaded(images(None, 3, None, None), 4, shapes={"x": "?x3x5x5"}).tensors["x"].shape == (4, 3, 5, 5)
 
+    def test_an_input_without_a_shape(self) -> None:
+        model = images(2, 3, 8, 8)
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        assert loaded(model, shapes={"x": "2x3x6x6"}).tensors["y"].shape == (2, 5)
+        assert loaded(model, 4, shapes={"x": "?x3x6x6"}).tensors["y"].shape == (4, 5)
+        with pytest.raises(ModelError, match="input 'x' has no shape; give it, as in --shape x="):
+            loaded(model)
+
     def test_a_declared_shape_that_names_a_size(self) -> None:
         """What the file says of the rest counts with the sizes put in."""
         model = text_model("g (float[N,K] x) => (float[N,K] y) { y = Relu (x) }")

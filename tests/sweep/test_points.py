@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from poetopt.errors import DeviceError, ModelError, OptionError
+from poetopt.frontends.reading import read_options
 from poetopt.sweeps.evaluate import evaluate
 from poetopt.sweeps.points import read_sweep
 from poetopt.units import Factor, Share
@@ -63,6 +67,27 @@ def test_models_with_options(tmp_path: Path) -> None:
     assert (second.model.name, second.model.loss, second.ram) == ("plain", "none", 400_000)
 
 
+def test_models_that_leave_sizes_open(tmp_path: Path) -> None:
+    text = """
+    models = [
+        { model = "o.onnx", dims = { K = 3 }, shapes = { x = "2x?" }, values = { s = [1, 2] }, allow_symlinks = true },
+        { model = "o.onnx", batch = 2 },
+    ]
+    devices = ["a72"]
+    ram = "100%"
+    """
+    (tmp_path / "o.onnx").write_bytes(b"net")
+    first, second = read_sweep(write_sweep(tmp_path, text))
+    assert first.model.options == read_options(dims={"K": 3}, shapes={"x": (2, None)}, values={"s": (1, 2)},
+                                               allow_symlinks=True)  # fmt: skip
+    assert first.key != second.key
+    # a key as sweeps had it before there was more to say than batch and train
+    model = {"batch": 2, "train": None, "loss": "auto", "output": None, "name": second.model.name,
+             "content": second.model.content}  # fmt: skip
+    what = [model, {"device": "a72", "name": "a72", "content": ""}, "100%", "none", "poet", asdict(second.settings)]
+    assert second.key == hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "says"),
     [
@@ -78,6 +103,10 @@ def test_models_with_options(tmp_path: Path) -> None:
         ('name = "short"', "batch = 0", OptionError, "batch = 0 must be"),
         ('name = "short"', "train = [1]", OptionError, "must be a pattern"),
         ('name = "short"', "loss = 3", OptionError, "loss = 3 must be text"),
+        ('name = "short"', "dims = 3", OptionError, "dims = 3 must be a table, as in dims = { height = 160 }"),
+        ('name = "short"', "dims = { K = 0 }", OptionError, "short.json: --dim K=0: a size is a whole number"),
+        ('name = "short"', 'values = { s = "x" }', OptionError, "--value s=x: give a number"),
+        ('name = "short"', "allow_symlinks = 1", OptionError, "allow_symlinks = 1 must be true or false"),
         ('"40%", ', '"40 %%", ', OptionError, "ram 40 %%"),
         ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
         ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
