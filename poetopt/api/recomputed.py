@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from poetopt.api.models import DEVICE, PROFILE, SAME_BYTES
@@ -35,8 +36,8 @@ FIELDS = {
     "reserve_bytes": OF_KERNELS,
 }
 """What the fields of a problem, its operators and its tensors belong to; all others are the model's."""
-APART = ("name", "operators", "tensors", "graph", "model_ref", "model_hash", "recipe", "notes")
-"""Fields of a problem that are compared otherwise, or say where it comes from: the name may be its file's."""
+APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "recipe", "notes")
+"""Fields of a problem that are compared otherwise, or say where it comes from."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,15 @@ def _differences(found: Problem, made: Problem) -> Iterator[tuple[str, str, obje
             if here != there:
                 for key, mine, theirs in _unlike(here, there):
                     yield key, f"{kind}[{index}] ({shown(here.name)}) has ", mine, theirs
+    moved = _named_by_file(found) and _named_by_file(made)
     for key, mine, theirs in _unlike(found, made):
-        yield key, "it has ", mine, theirs
+        if not (key == "name" and moved):
+            yield key, "it has ", mine, theirs
+
+
+def _named_by_file(problem: Problem) -> bool:
+    """Whether its name is its file's, as of networks that an exporter named: it changes where the file is moved."""
+    return problem.name == PurePath(problem.model_ref).stem
 
 
 def _unlike(here: Any, there: Any) -> Iterator[tuple[str, object, object]]:

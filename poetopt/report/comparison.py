@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.rows import COLUMNS, Row, proof_words
 from poetopt.engine.solution import OPTIMAL_GAP
+from poetopt.formulations.scope import kind_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
@@ -45,8 +46,16 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines += ["", "overhead, % of the baseline energy, by RAM in % of store-all", *_summary(found)]
     for finding in found.findings:
         lines += ["", f"finding: {finding}"]
+    lines += kinds_legend(row.scope for row in found.rows)
     lines += ["", f"{len(found.rows)} rows in {show_seconds(found.total_s)}"]
     return lines
+
+
+def kinds_legend(scopes: Iterable[str | None]) -> list[str]:
+    """What the scopes of proofs in a table are, in a line; none where there is nothing to explain."""
+    named = sorted({scope for scope in scopes if scope and scope != "store-all"})
+    kinds = "; ".join(f"{scope}: {kind_words(scope)}" for scope in named)
+    return ["", f"kinds of schedules that proofs are about: {kinds}"] if kinds else []
 
 
 def _cells(row: Row, found: Comparison) -> tuple[str, ...]:

@@ -9,14 +9,15 @@ from poetopt.comparison.pareto import Front
 from poetopt.comparison.refine import Point
 from poetopt.comparison.rows import proof_words
 from poetopt.engine.solution import OPTIMAL_GAP
+from poetopt.formulations.scope import kind_words
 from poetopt.problem import Problem
-from poetopt.report.comparison import columns, share
+from poetopt.report.comparison import columns, kinds_legend, share
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
 MOST_DIGITS = 17
 """Beyond them floats don't differ."""
-LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
+LEGEND = "moves: recomputes + page-ins; at least: no schedule of the kind searched has less overhead"
 
 
 def front_lines(front: Front) -> list[str]:
@@ -34,6 +35,7 @@ def front_lines(front: Front) -> list[str]:
         f"{least}, {proof}",
         *columns(table),
         LEGEND,
+        *kinds_legend(point.scope for point in front.points)[1:],
     ]
 
 
@@ -47,7 +49,7 @@ def deadline_lines(front: DeadlineFront) -> list[str]:
     if front.deadline_bound_s <= problem.baseline_time_s:
         known = f"one pass takes {show_seconds(front.deadline_bound_s)}"
     else:
-        known = f"no schedule of scope {front.bound_scope} keeps {show_seconds(front.deadline_bound_s)}"
+        known = f"no schedule with {kind_words(front.bound_scope)} keeps {show_seconds(front.deadline_bound_s)}"
     table: list[tuple[str, ...]] = [("deadline", "of a pass", *HEADER)]
     deadlines = [point.deadline_s or 0.0 for point in front.points]
     one_pass = problem.baseline_time_s
@@ -61,6 +63,7 @@ def deadline_lines(front: DeadlineFront) -> list[str]:
         f"{show_seconds(front.points[-1].deadline_s or 0.0)} saves nothing",
         *columns(table),
         LEGEND,
+        *kinds_legend(point.scope for point in front.points)[1:],
     ]
 
 

@@ -118,14 +118,19 @@ class Claim:
         return f"{takes} less time" if self.goal == TIME.name else f"{has} less {self.goal}"
 
     def _kind(self) -> str:
-        if not self.remat:
-            kind = "nothing recomputed"
-        elif self.scope == "full" and self.formulation.partition("+")[0] == "poet":
-            kind = "all that the paper's Algorithm 1 has"
-        else:
-            kind = kind_words(self.scope)
-        kind += "" if self.paging else ", nothing paged"
+        kind = kind_searched(self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat)
         return kind + (", in this order of the operators" if self.ordered else "")
+
+
+def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:
+    """The kind of schedules that was searched, in plain words. The arguments are those of `Claim`."""
+    if not remat:
+        kind = "nothing recomputed"
+    elif scope == "full" and formulation.partition("+")[0] == "poet":
+        kind = "all that the paper's Algorithm 1 has"
+    else:
+        kind = kind_words(scope)
+    return kind if paging else f"{kind}, nothing paged"
 
 
 def scope_words(

@@ -11,6 +11,7 @@ from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.printable import shown as printable
 from poetopt.report.layout import table
 from poetopt.report.objective import minimised
+from poetopt.report.proof import kind_searched
 from poetopt.units import show_joules, show_seconds, show_share
 
 
@@ -137,13 +138,15 @@ def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object])
         share = "more than this plan's: it is none of them"
     else:
         share = f"{show_share(found.bound_j / overhead_j) if overhead_j else 'all'} of this plan's"
-    without = [word for word, key in (("recomputation", "remat"), ("paging", "paging")) if claimed.get(key) is False]
+    kind = kind_searched(
+        found.scope, paging=claimed.get("paging") is not False, remat=claimed.get("remat") is not False
+    )
     lines = [
         (
             "certified",
-            f"no schedule of the scope {found.scope}{' without ' if without else ''}{' and '.join(without)} has less "
-            f"overhead than {show_joules(found.bound_j)}, {share}; exact arithmetic over {found.rows:,} rows, "
-            f"{found.cuts:,} cuts derived again{_branches(found)}, {show_seconds(found.seconds)}",
+            f"no schedule of the kind ({kind}) has less overhead than {show_joules(found.bound_j)}, {share}; "
+            f"exact arithmetic over {found.rows:,} rows, {found.cuts:,} cuts derived again{_branches(found)}, "
+            f"{show_seconds(found.seconds)}",
         )
     ]
     blocks = _blocks(claimed)
