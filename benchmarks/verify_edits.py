@@ -54,7 +54,7 @@ def settings() -> Iterator[tuple[str, Mapping[str, object], str, Mapping[str, ob
     for ram in (537_600, 545_000, 552_000, "100%"):
         yield "lenet", {}, "a72", {"ram": ram}
         yield "lenet", {"train": "fc*"}, "m4", {"ram": ram}
-    for device, ram in (("a72", "70%"), ("m4", "60%"), ("m4", "45%")):
+    for device, ram in (("a72", "70%"), ("m4", "60%"), ("m4", "45%"), ("m4", "75%"), ("a72", "80%")):
         yield "bert-tiny", {}, device, {"ram": ram}
 
 
