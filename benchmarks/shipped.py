@@ -109,6 +109,11 @@ def fetch(folder: Path) -> None:
                     archive.extract(name, folder)
 
 
+def refused(ended: Ended, path: Path) -> str:
+    """What a refusal says, without where the file lies here."""
+    return f"refused: {' '.join(ended.message.split())}".replace(str(path), path.name)
+
+
 def row(path: Path, name: str, asked: str) -> str:
     """What became of one file."""
     options = shlex.split(asked)
@@ -119,11 +124,11 @@ def row(path: Path, name: str, asked: str) -> str:
 
     seen = poetopt("inspect", str(path), *options, "--device", "a72")
     if seen.code:
-        return cells(verdict=f"refused: {seen.message}")
+        return cells(verdict=refused(seen, path))
     with tempfile.TemporaryDirectory() as scratch:
         made = poetopt("grad", str(path), *options, "-o", f"{scratch}/step.onnx")
         if made.code:
-            return cells(verdict=f"refused: {made.message}")
+            return cells(verdict=refused(made, path))
         what = [str(made.document["operators"]), str(len(made.document["gradients"])), str(made.document["loss"])]
         plan = f"{scratch}/plan.json"
         solve = ["solve", str(path), *options, "--device", "a72", "--time-limit", LIMIT, "-o", plan]
@@ -131,10 +136,10 @@ def row(path: Path, name: str, asked: str) -> str:
         if solved.code == 3:
             least = solved.document.get("least_ram_bytes")
             if least is None:
-                return cells(*what, verdict=f"refused: {solved.message}")
+                return cells(*what, verdict=refused(solved, path))
             solved = poetopt(*solve, "--ram", str(least))
         if solved.code:
-            return cells(*what, verdict=f"refused: {solved.message}")
+            return cells(*what, verdict=refused(solved, path))
         report = solved.document
         peak, budget, base = (report[key] for key in ("store_all_peak_bytes", "ram_budget_bytes", "baseline_energy_j"))
         what += [
@@ -180,8 +185,13 @@ def main() -> None:
         if options.output:
             options.output.write_text("\n".join(lines) + "\n")
 
-    tell(f"`python -m benchmarks.shipped {shlex.join(sys.argv[1:])}`\n")
-    tell(f"{', '.join(PACKAGES)}\n")
+    asked = f" --limits {options.limits}" if options.limits else ""
+    tell(f"`python -m benchmarks.shipped{asked} --output benchmarks/results/shipped.md`, on the files of")
+    tell(f"{', '.join(PACKAGES)}.")
+    tell(
+        f"Plans are for the a72 at {SHARE} of store-all, or at the least that is known to do, after at most {LIMIT} of"
+    )
+    tell("searching; `gradients` were compared with ordinary training.\n")
     if not options.no_rows:
         tell(f"| {' | '.join(COLUMNS)} |")
         tell("|---" * len(COLUMNS) + "|")
