@@ -123,7 +123,8 @@ def choose_trained(
     notes += _beside_layers(uses, trained)
     shared = [name for name in trained if uses.readers[name] > 1]
     if shared:
-        text = f"{len(shared)} parameters are shared by several operators ({listed(shared, 3)})"
+        count = "1 parameter is" if len(shared) == 1 else f"{len(shared)} parameters are"
+        text = f"{count} shared by several operators ({listed(shared, 3)})"
         notes.append(
             Note(
                 f"{text}; the gradient of each is their sum (exporters merge initializers of equal value)",
@@ -142,7 +143,7 @@ def _uses(document: Document, constants: Set[str], seen: Views) -> _Uses:
         replaced = _replaced(document, node, weights - beside, constants, seen)
         weights -= replaced.keys()
         found.replaced.update((name, None) for index in sorted(replaced) for name in replaced[index])
-        for name in dict.fromkeys(node.input):
+        for name in dict.fromkeys(_valued(node)):
             found.readers[name] = found.readers.get(name, 0) + 1
         states = zero_states(document, node)
         for index, name in enumerate(node.input):
@@ -158,6 +159,13 @@ def _uses(document: Document, constants: Set[str], seen: Views) -> _Uses:
         elif node.op_type == "Gather":
             found.told.update(node.input[:1])
     return found
+
+
+def _valued(node: NodeProto) -> Sequence[str]:
+    """The inputs whose values a node reads: of others it asks the shape or the type alone."""
+    if node.op_type in ("Shape", "Size"):
+        return ()
+    return node.input[:1] if node.op_type == "CastLike" else node.input
 
 
 def _replaced(

@@ -172,3 +172,19 @@ def test_a_weight_in_a_node_is_trained_however_it_is_written(kind: str, opset: i
     assert set(graph.trained) == {"k", "b"}
     assert np.array_equal(graph.values["b"], bias)
     assert np.array_equal(run_graph(graph, feeds)["y"], run(model, feeds)[0])
+
+
+def test_a_weight_whose_shape_or_type_is_asked_for_is_not_shared() -> None:
+    nodes = [
+        helper.make_node("Shape", ["w"], ["shape"], start=0, end=1),
+        helper.make_node("CastLike", ["zero", "w"], ["cast"]),
+        helper.make_node("Expand", ["cast", "shape"], ["b"]),
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"], transB=1),
+        helper.make_node("Gemm", ["h", "v"], ["y"]),
+    ]
+    weights = {"w": floats(4, 4), "v": floats(4, 4, seed=1), "zero": np.array(0, np.float64)}
+    alone = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], weights, opset=18))
+    assert not any("shared" in note for note in alone.notes)
+    nodes[-1] = helper.make_node("Gemm", ["h", "w"], ["y"])
+    twice = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], {k: weights[k] for k in ("w", "zero")}, opset=18))
+    assert any("1 parameter is shared by several operators (w)" in note for note in twice.notes)
