@@ -47,11 +47,10 @@ def settings() -> Iterator[tuple[str, Mapping[str, object], str, Mapping[str, ob
         {"ram": "90%", "scope": "forward"},
         {"ram": "100%"},
     )
-    for device in ("a72", "m4", "m0"):
-        for options in asked:
-            yield "mlp", {}, device, options
-            yield "mlp", {"batch": 5}, device, options
-            yield "mlp", {"batch": 3, "granularity": "block"}, device, options
+    for training in ({}, {"batch": 5}, {"batch": 3, "granularity": "block"}):
+        for device in ("a72", "m4", "m0"):
+            for options in asked:
+                yield "mlp", training, device, options
     for ram in (537_600, 545_000, 552_000, "100%"):
         yield "lenet", {}, "a72", {"ram": ram}
         yield "lenet", {"train": "fc*"}, "m4", {"ram": ram}
