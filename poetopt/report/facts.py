@@ -17,7 +17,7 @@ from poetopt.printable import shown
 from poetopt.report.objective import minimised
 from poetopt.report.proof import Claim
 from poetopt.report.view import View
-from poetopt.report.words import hiding_words
+from poetopt.report.words import during_words
 from poetopt.units import finite, show_bytes, show_joules, show_seconds, show_share
 
 _SAME = 1e-9
@@ -60,7 +60,7 @@ def facts(view: View) -> tuple[Fact, ...]:
     found.append(Fact("Pages", pages, moved if problem.paging else "the device has no storage"))
     if problem.dma and simulation.transfer_s:
         hidden = hiding(view.plan, simulation)
-        found.append(Fact("Transfers", show_seconds(hidden.transfer_s), hiding_words(hidden)))
+        found.append(Fact("Transfers", show_seconds(hidden.transfer_s), during_words(hidden)))
     if problem.resident_bytes:
         beside = "parameters, gradients, state: beside the budget"
         found.append(Fact("Resident", show_bytes(problem.resident_bytes), beside))

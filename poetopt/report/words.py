@@ -81,6 +81,9 @@ def _remedies(solution: Solution, said: str) -> list[str]:
 
 def hiding_words(found: Hiding) -> str:
     """How much of the transfers the CPU's computing hides."""
-    text = f"{show_bytes(found.transfer_bytes)} in {show_seconds(found.transfer_s)}"
-    during = f"{show_seconds(found.hidden_s)} of it while the CPU computes" if found.hidden_s else "while the CPU waits"
-    return f"{text}, {during}"
+    return f"{show_bytes(found.transfer_bytes)} in {show_seconds(found.transfer_s)}, {during_words(found)}"
+
+
+def during_words(found: Hiding) -> str:
+    """What the CPU does while transfers go on."""
+    return f"{show_seconds(found.hidden_s)} of it while the CPU computes" if found.hidden_s else "while the CPU waits"
