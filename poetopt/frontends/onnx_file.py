@@ -139,7 +139,10 @@ def load_onnx(
             break
     notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
     notes += data.notes({*constants, *origin.constants, *roles.trained})
-    draft, trained = _specialised(document, fixed, roles.trained, declared)
+    try:
+        draft, trained = _specialised(document, fixed, roles.trained, declared)
+    except ModelError as error:
+        raise _misfit(error, options, fixed) from error
     unread |= draft.unread
     notes += _left_out(document.where, unread)
     stored_values = {name: array for name, array in trained.items() if name not in document.fills}
@@ -169,6 +172,17 @@ def load_onnx(
 def _name(own: str, where: str) -> str:
     """The network's name: its own, or its file's where that is what an exporter calls each."""
     return own if own.lower() not in EXPORTERS_NAMES else PurePath(where).stem or own or "graph"
+
+
+def _misfit(error: ModelError, options: ReadOptions, fixed: FixedInputs) -> ModelError:
+    """What to say where shapes don't fit each other: sizes that the user gave are the first to doubt."""
+    asked = {"--batch": options.batch, "--dim": options.dims, "--shape": options.shapes}
+    given = " or ".join(option for option, value in asked.items() if value)
+    text, inconsistent, _ = str(error).partition("; the model is inconsistent")
+    if not given or not inconsistent:
+        return error
+    shapes = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in rebatched(fixed).items())
+    return ModelError(f"{text}; the network doesn't fit these sizes ({shapes}): give others with {given}")
 
 
 def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:
