@@ -165,7 +165,8 @@ def _valued(node: NodeProto) -> Sequence[str]:
     """The inputs whose values a node reads: of others it asks the shape or the type alone."""
     if node.op_type in ("Shape", "Size"):
         return ()
-    return node.input[:1] if node.op_type == "CastLike" else node.input
+    names = list(node.input)
+    return names[:1] if node.op_type == "CastLike" else names
 
 
 def _replaced(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -182,9 +184,10 @@ def test_a_weight_whose_shape_or_type_is_asked_for_is_not_shared() -> None:
         helper.make_node("Gemm", ["x", "w", "b"], ["h"], transB=1),
         helper.make_node("Gemm", ["h", "v"], ["y"]),
     ]
-    weights = {"w": floats(4, 4), "v": floats(4, 4, seed=1), "zero": np.array(0, np.float64)}
+    zero: Any = np.array(0, np.float64)
+    weights = {"w": floats(4, 4), "v": floats(4, 4, seed=1), "zero": zero}
     alone = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], weights, opset=18))
     assert not any("shared" in note for note in alone.notes)
     nodes[-1] = helper.make_node("Gemm", ["h", "w"], ["y"])
-    twice = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], {k: weights[k] for k in ("w", "zero")}, opset=18))
+    twice = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], {"w": floats(4, 4), "zero": zero}, opset=18))
     assert any("1 parameter is shared by several operators (w)" in note for note in twice.notes)
