@@ -158,7 +158,7 @@ def sound_inputs(folder: Path) -> Sound:
     _load_everything(folder)
     from poetopt.devices.loading import CATALOGUE
 
-    device = (CATALOGUE / "m4.toml").read_bytes()
+    device = (CATALOGUE / "a72.toml").read_bytes()
     plan, profile, data = ((folder / name).read_bytes() for name in ("plan.json", "profile.toml", "batch.npz"))
     return Sound(plan, device, profile, _problem(), data)
 
