@@ -151,7 +151,7 @@ def test_many_solves_end_at_once_between_two(tmp_path: Path, inside: str, comman
 
 @pytest.mark.parametrize("inside", ["remedies", "_tried"])
 def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(tmp_path: Path, inside: str) -> None:
-    command = "solve chain.json --ram 20% --deadline 1x --time-limit 1s"
+    command = "solve chain.json --ram 20% --deadline 1x --time-limit 60s"
     ended = interrupted(f"_helped/{inside}", command, tmp_path, CALLED)
     assert ended.returncode == 3, ended.stderr
     assert "interrupted in looking for what would help" in ended.stderr
@@ -176,7 +176,7 @@ def test_an_interrupt_whose_exception_is_lost_is_none_lost(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("inside", ["solve/failure_words", "solve/write_json"])
 def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(tmp_path: Path, inside: str) -> None:
-    ended = interrupted(inside, "solve chain.json --ram 20% --deadline 1x --time-limit 4s", tmp_path, CALLED)
+    ended = interrupted(inside, "solve chain.json --ram 20% --deadline 1x --time-limit 60s", tmp_path, CALLED)
     assert ended.returncode == 3
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json"]
 
