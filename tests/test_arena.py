@@ -15,6 +15,7 @@ from poetopt.arena.ejection import fit, hurry, tighten
 from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance, _compared, _swept
 from poetopt.arena.repair import repair
+from poetopt.arena.stream import MOST_PAIRS, pairs, stream
 
 Buffers = tuple[list[int], list[int], list[int]]
 
@@ -182,3 +183,30 @@ def test_neighbours_are_the_same_by_sweeping(case: Buffers) -> None:
     for compared, swept in zip(_compared(starts, ends), _swept(starts, ends), strict=True):
         assert compared.dtype == swept.dtype
         assert compared.tolist() == swept.tolist()
+
+
+@settings(deadline=None, max_examples=150)
+@given(buffers(), st.sampled_from([1, 4, 64]))
+def test_placements_in_the_order_of_time_are_sound(case: Buffers, alignment: int) -> None:
+    kept = [k for k, size in enumerate(case[0]) if size]
+    sizes, starts, ends = ([values[k] for k in kept] for values in case)
+    alive = sum(together((sizes, starts, ends), a, b) for a, b in itertools.combinations(range(len(kept)), 2))
+    assert pairs(starts, ends) == alive
+    if kept:
+        offsets = stream(sizes, starts, ends, alignment)
+        for a, b in itertools.combinations(range(len(kept)), 2):
+            if together((sizes, starts, ends), a, b):
+                assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+        assert all(offset >= 0 and offset % alignment == 0 for offset in offsets)
+
+
+def test_what_is_too_much_to_compare_is_placed_in_the_order_of_time() -> None:
+    """Nested lifetimes, as of a chain's activations, reach the bound."""
+    draw, count = random.Random(0), 1_600
+    sizes = [draw.randint(1, 100) for _ in range(count)]
+    starts, ends = list(range(count)), [2 * count - k for k in range(count)]
+    assert pairs(starts, ends) > MOST_PAIRS
+    offsets, arena = pack(sizes, starts, ends, 1)
+    assert arena == lower_bound(sizes, starts, ends, 1) == sum(sizes)
+    places = sorted(zip(offsets, sizes, strict=True))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(places))

@@ -12,9 +12,11 @@ from poetopt.devices import device as device_of
 from poetopt.devices.cost import resident_breakdown, type_notes
 from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.summary import summary
+from poetopt.garbage import building
 from poetopt.notes import document
+from poetopt.problem import Problem
 from poetopt.report.inspection import Inspection
-from poetopt.report.needs import needs
+from poetopt.report.needs import Needs, needs
 
 if TYPE_CHECKING:
     import onnx
@@ -55,7 +57,7 @@ def inspect(
                 "content_hash": problem.model_hash,
                 "notes": list(problem.notes),
             },
-            needs=needs(problem),
+            needs=_needs(problem),
             device=device,
         )
     found = device_of(device or SAME_BYTES)
@@ -70,7 +72,13 @@ def inspect(
         contents={**contents, "notes": said, "important": document(said)},
         unsupported=missing,
         loss=training.graph.loss_kind,
-        needs=needs(training.cost(found)),
+        needs=_needs(training.cost(found)),
         resident=resident_breakdown(training.graph),
         device=device,
     )
+
+
+def _needs(problem: Problem) -> Needs:
+    """What `needs` finds; lists of a hundred thousand are no reason to look for garbage."""
+    with building():
+        return needs(problem)

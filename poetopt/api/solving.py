@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
+from poetopt.api.batches import fitting_batch
 from poetopt.api.options import asked, store_all_peak_bytes
 from poetopt.api.problems import TrainingOptions, problem_of
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
@@ -117,8 +120,8 @@ def solve(
     if begin is None and problem is not given:
         begin = now
     listener = listening(telling(progress), listener)
-    options = asked(
-        problem,
+    ask = partial(
+        asked,
         ram=ram,
         deadline=deadline,
         steps=steps,
@@ -135,6 +138,7 @@ def solve(
         solver_options=solver_options,
         log=log,
     )
+    options = ask(problem)
     searching = _searching(order, options)
     if options.log is not None:
         from poetopt.files import write_atomically
@@ -151,6 +155,9 @@ def solve(
         report = Report(problem=problem, solution=search(problem, options, listener, begin=begin))
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
+    if report.status is Status.INFEASIBLE and not report.solution.interrupted:
+        smaller = fitting_batch(problem, ask)
+        report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
     interrupts.hold()
     if report.plan is None:
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError

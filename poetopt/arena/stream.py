@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MOST_PAIRS = 4_000_000
-"""Buffers that live together, counted in pairs, that the other methods are for: some hundred MB, and seconds."""
+MOST_PAIRS = 1_000_000
+"""Buffers that live together, counted in pairs, that the other methods are for: beyond, they take seconds."""
 
 
 def pairs(starts: Sequence[int], ends: Sequence[int]) -> int:

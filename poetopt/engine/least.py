@@ -31,7 +31,7 @@ LEAST_STEP_S = 0.2
 """Nothing is solved in less."""
 WORK = 1_000_000
 """Units of work of the heuristics for each of the two: about three seconds."""
-OFFER_WORK = 10
+OFFER_WORK = 20
 """Units for each operator, of simulating a schedule and finding its layout."""
 CLIMB = (64, 16, 4)
 """Parts of what lies between the bound and ordinary training that the heuristics try first: replays at small budgets

@@ -173,6 +173,8 @@ class Solution:
         For an infeasible problem: the smallest that is feasible, where it was found.
     ram_bound_bytes, deadline_bound_s
         Proven lower bounds on the RAM and the time of any schedule.
+    fitting_batch
+        For an infeasible problem: a smaller batch for which a schedule was found, as whoever reads models may know.
     timing
         Seconds by phase: layout, heuristics, build, relaxation, neighbourhoods, search.
     reason
@@ -199,6 +201,7 @@ class Solution:
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
     deadline_bound_s: float | None = None
+    fitting_batch: int | None = None
     reason: str = ""
     why: tuple[str, ...] = ()
     build_s: float = 0.0

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.least import WORK, heuristic
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
+from poetopt.engine.work import Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -51,6 +53,9 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
                 return
             schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+    if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
+        for schedule in heuristic(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
             found |= _taken(run, trial, schedule, "heuristic", strict)
     if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)

@@ -141,15 +141,17 @@ def _seed(nodes: Sequence[NodeProto]) -> int:
 
 def _operator_names(nodes: Sequence[NodeProto]) -> list[str]:
     """Unique names: the node's own where it has one and it is the first so called, else op and place, numbered."""
-    own = {node.name for node in nodes if node.name}
-    taken: set[str] = set()
+    taken = {node.name for node in nodes if node.name}
+    given: set[str] = set()
+    numbers: dict[str, int] = {}
     names = []
     for index, node in enumerate(nodes):
-        if node.name and node.name not in taken:
+        if node.name and node.name not in given:
             name = node.name
         else:
-            name = unique(node.name or f"{node.op_type}_{index}", taken | own)
+            name = unique(node.name or f"{node.op_type}_{index}", taken, numbers)
         taken.add(name)
+        given.add(name)
         names.append(name)
     return names
 

@@ -7,7 +7,7 @@ on its weights, is left, to be refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,31 +29,111 @@ def inline_branches(document: Document, options: ReadOptions) -> None:
     Raises `ModelError` where a condition depends on a batch that neither the file nor `options` give.
     """
     graph = document.proto.graph
-    if not any(node.op_type == "If" for node in graph.node):
-        return
-    reckoning: list[Ahead] | None = None
-    left: set[str] = set()
-    while True:
-        place, node = next(
-            ((i, n) for i, n in enumerate(graph.node) if _is_if(n) and n.output[0] not in left), (-1, None)
-        )
-        if node is None:
-            return
-        taken = _literal(document, node.input[0])
+    if any(node.op_type == "If" for node in graph.node):
+        nodes = list(_Inlining(document, options).nodes())
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+class _Inlining:
+    """The nodes of a graph in one pass, each If in turn replaced by its branch, where that begins.
+
+    _todo
+        The nodes that are still to be looked at, the next one last.
+    _names
+        Every name, with the number of nodes that have it.
+    """
+
+    def __init__(self, document: Document, options: ReadOptions) -> None:
+        self._document, self._options = document, options
+        self._todo = [copied(node) for node in reversed(document.proto.graph.node)]
+        self._kept: list[NodeProto] = []
+        self._names = dict.fromkeys((*document.weights, *(info.name for info in document.proto.graph.input)), 1)
+        self._numbers: dict[str, int] = {}
+        self._producers: dict[str, NodeProto] = {}
+        self._known: list[Ahead] | None = None
+        for node in self._todo:
+            self._note(node)
+
+    def nodes(self) -> list[NodeProto]:
+        """All nodes without the Ifs whose condition is known."""
+        while self._todo:
+            node = self._todo.pop()
+            branch = self._branch(node) if _is_if(node) else None
+            if branch is None:
+                self._kept.append(node)
+                continue
+            self._count(_names(node), -1)
+            spliced = self._spliced(node, branch)
+            for inner in spliced:
+                self._note(inner)
+            self._todo += reversed(spliced)
+        return self._kept
+
+    def _count(self, names: Iterable[str], by: int) -> None:
+        for name in names:
+            total = self._names.get(name, 0) + by
+            if total:
+                self._names[name] = total
+            else:
+                del self._names[name]
+
+    def _note(self, node: NodeProto) -> None:
+        self._count(_names(node), 1)
+        self._producers.update(dict.fromkeys(filter(None, node.output), node))
+
+    def _branch(self, node: NodeProto) -> GraphProto | None:
+        """The branch that is taken, or None where that isn't known or it can't be spliced."""
+        taken = _literal(self._document, self._producers, node.input[0])
         if taken is None:
-            if reckoning is None:
-                reckoning = ahead(document, options)
-            answers = [_condition(document, known, node.input[0]) for known in reckoning]
+            if self._known is None:
+                graph = self._document.proto.graph
+                del graph.node[:]
+                graph.node.extend([*self._kept, node, *reversed(self._todo)])
+                self._known = ahead(self._document, self._options)
+            answers = [self._condition(known, node.input[0]) for known in self._known]
             agreed = set(answers) - {None}
             taken = answers[0] if len(agreed) == 1 else None
-        branch = next((a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch")), None)
+        branch: GraphProto | None = next(
+            (a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch")), None
+        )
         if taken is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
-            left.add(node.output[0])
-            continue
-        before, after = ([copied(n) for n in part] for part in (graph.node[:place], graph.node[place + 1 :]))
-        spliced = _spliced(document, [*before, *after], copied(node), branch)
-        del graph.node[:]
-        graph.node.extend([*before, *spliced, *after])
+            return None
+        return branch
+
+    def _condition(self, known: Ahead, name: str) -> bool | None:
+        """The value of `name` where shapes alone decide it, else None."""
+        found = known.constants.get(name) if known.reach(self._document, self._producers, name) else None
+        return None if found is None else _one(found)
+
+    def _spliced(self, node: NodeProto, branch: GraphProto) -> list[NodeProto]:
+        """The nodes of `branch`, writing what `node` wrote; its own names made unique, its weights taken over."""
+        document = self._document
+        self._count({*node.input, *node.output}, 1)  # and what is counted here stays
+        inside = [name for n in branch.node for name in n.output if name]
+        own = [*(proto.name for proto in branch.initializer), *inside]
+        rename: dict[str, str] = {}
+        ends: list[NodeProto] = []
+        for info, output in zip(branch.output, node.output, strict=True):
+            if output and info.name in inside and info.name not in rename:
+                rename[info.name] = output
+            elif output:
+                ends.append(helper.make_node("Identity", [info.name], [output], name=f"{node.name or output}.pass"))
+        for name in own:
+            if name not in rename:
+                rename[name] = unique(name, self._names, self._numbers)
+                self._count([rename[name]], 1)
+        for proto in branch.initializer:
+            weight = TensorProto()
+            weight.CopyFrom(proto)
+            weight.name = rename[proto.name]
+            document.weights[weight.name] = weight
+        nodes = [copied(n) for n in (*branch.node, *ends)]
+        for inner in nodes[: len(branch.node)]:
+            inner.output[:] = [rename.get(name, name) for name in inner.output]
+        for inner in nodes:
+            _rename_reads(inner, rename)
+        return nodes
 
 
 def _is_if(node: NodeProto) -> bool:
@@ -64,11 +144,11 @@ def _one(array: Array) -> bool | None:
     return bool(array.reshape(-1)[0]) if array.size == 1 and array.dtype == np.bool_ else None
 
 
-def _literal(document: Document, name: str) -> bool | None:
+def _literal(document: Document, producers: Mapping[str, NodeProto], name: str) -> bool | None:
     """The value of `name` where the file stores it."""
     if name in document.weights:
         return _one(array_of(document, name)) if document.weights[name].data_type == TensorProto.BOOL else None
-    found = next((n for n in document.proto.graph.node if name in n.output), None)
+    found = producers.get(name)
     array = None if found is None else _constants([found]).get(name)
     return None if array is None else _one(array)
 
@@ -84,47 +164,6 @@ def _constants(nodes: Iterable[NodeProto]) -> dict[str, Array]:
             except LIBRARY_ERRORS:
                 continue
     return found
-
-
-def _condition(document: Document, known: Ahead, name: str) -> bool | None:
-    """The value of `name` where shapes alone decide it, else None."""
-    producers = {output: node for node in document.proto.graph.node for output in node.output if output}
-    found = known.constants.get(name) if known.reach(document, producers, name) else None
-    return None if found is None else _one(found)
-
-
-def _spliced(document: Document, others: Sequence[NodeProto], node: NodeProto, branch: GraphProto) -> list[NodeProto]:
-    """The nodes of `branch`, writing what `node` wrote; its own names made unique, its weights taken over.
-
-    `others` are the nodes that stay.
-    """
-    taken = {*document.weights, *(info.name for info in document.proto.graph.input), *node.input, *node.output}
-    for other in others:
-        taken.update(_names(other))
-    inside = [name for n in branch.node for name in n.output if name]
-    own = [*(proto.name for proto in branch.initializer), *inside]
-    rename: dict[str, str] = {}
-    ends: list[NodeProto] = []
-    for info, output in zip(branch.output, node.output, strict=True):
-        if output and info.name in inside and info.name not in rename:
-            rename[info.name] = output
-        elif output:
-            ends.append(helper.make_node("Identity", [info.name], [output], name=f"{node.name or output}.pass"))
-    for name in own:
-        if name not in rename:
-            rename[name] = unique(name, taken)
-            taken.add(rename[name])
-    for proto in branch.initializer:
-        weight = TensorProto()
-        weight.CopyFrom(proto)
-        weight.name = rename[proto.name]
-        document.weights[weight.name] = weight
-    nodes = [copied(n) for n in (*branch.node, *ends)]
-    for inner in nodes[: len(branch.node)]:
-        inner.output[:] = [rename.get(name, name) for name in inner.output]
-    for inner in nodes:
-        _rename_reads(inner, rename)
-    return nodes
 
 
 def _names(node: NodeProto) -> set[str]:

@@ -17,8 +17,8 @@ from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.structure import describe, first_line
 
-MOST_NODES = 1_000_000
-"""No network that is trained has this many."""
+MOST_NODES = 50_000
+"""No network that is trained has this many, and reading them takes ten seconds."""
 _Key = tuple[str, str]
 """Domain and name of a function; those that differ in their overload alone are inlined together."""
 
@@ -56,17 +56,30 @@ def _bounded(document: Document) -> None:
     open_: set[_Key] = set()
     while todo:
         key = todo[-1]
-        calls = {_domain_and_op(node) for node in _nodes(functions[key].node)} & set(functions) - set(counts)
+        called = {_domain_and_op(node) for node in _nodes(functions[key].node)}
+        calls = {other for other in called if other in functions and other not in counts}
         if key not in counts and calls and key not in open_:
             open_.add(key)
-            todo += sorted(calls - open_)  # who calls itself, in the end, is refused by the inliner
+            todo += sorted(
+                other for other in calls if other not in open_
+            )  # who calls itself, in the end, is refused by the inliner
             continue
         counts[key] = expanded(functions[key].node)
         todo.pop()
-    if expanded(document.proto.graph.node) > MOST_NODES:
+    calls_of = [node for node in _nodes(document.proto.graph.node) if _domain_and_op(node) in functions]
+    total = expanded(calls_of)
+    if total > MOST_NODES:
+        worst = max(calls_of, key=lambda node: counts[_domain_and_op(node)])
         raise ModelError(
-            f"{document.where}: its functions, inlined, are more than {MOST_NODES:,} nodes; export it without functions"
+            f"{describe(document.where, worst, document.opset)}: a function of the file that is "
+            f"{_many(counts[_domain_and_op(worst)])} nodes when written out, of {_many(total)} in all; at most "
+            f"{MOST_NODES:,} are read. Export the model without functions, or a part of it"
         )
+
+
+def _many(count: int) -> str:
+    """A number of nodes; functions that call one another make it as long as one likes."""
+    return f"{count:,}" if count < 10**15 else "more than 10^15"
 
 
 def _keep(document: Document, keys: Set[_Key]) -> None:

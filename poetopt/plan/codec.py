@@ -51,6 +51,12 @@ __all__ = [
 FORMAT = "poetopt-plan"
 VERSION = 1
 
+MOST_INSTRUCTIONS = 1_000_000
+"""Of a plan file: networks of 10,000 operators have plans of some 60,000, and these take some seconds."""
+_ACTIONS = {str(action): action for action in Action}
+_NOWHERE: list[int] = []
+"""The offsets of an instruction that allocates nothing."""
+
 
 @dataclass(frozen=True)
 class PlanFile:
@@ -313,18 +319,27 @@ def _instructions(top: Entry, problem: Problem) -> tuple[tuple[Instruction, ...]
     """The instructions; the offsets of the graph inputs and of what each instruction allocates."""
     laid_out = top.value("inputs_at") is not None
     places = [list(top.wholes("inputs_at"))] if laid_out else []
+    rows = top.rows("instructions")
+    if len(rows) > MOST_INSTRUCTIONS:
+        raise PlanError(
+            f"it has {len(rows):,} instructions, and at most {MOST_INSTRUCTIONS:,} are read: no plan of a step that is "
+            "trained has as many; solve the model again"
+        )
     steps: list[Instruction] = []
-    for index, row in enumerate(top.rows("instructions")):
+    known: dict[tuple[str, int], Instruction] = {}  # few are different: they are made once
+    for index, row in enumerate(rows):
         match row:
-            case [str(name), int(target), *offsets] if name in tuple(Action) and type(target) is int:
-                action = Action(name)
+            case [str(name), int(target), *offsets] if name in _ACTIONS and type(target) is int:
+                action = _ACTIONS[name]
             case _:
                 raise PlanError(f"instructions[{index}] is not an action, a target and offsets; the file is damaged")
         limit = len(problem.operators) if action is Action.COMPUTE else len(problem.tensors)
         if not 0 <= target < limit or not all(type(o) is int and 0 <= o <= LARGEST for o in offsets):
             raise PlanError(f"instructions[{index}] has a target or offset that can't be; the file is damaged")
-        steps.append(Instruction(action, target))
-        places.append([o for o in offsets if isinstance(o, int)])
+        if (name, target) not in known:
+            known[name, target] = Instruction(action, target)
+        steps.append(known[name, target])
+        places.append([o for o in offsets if isinstance(o, int)] if offsets else _NOWHERE)
     return tuple(steps), places if laid_out else None
 
 

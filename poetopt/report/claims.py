@@ -46,10 +46,11 @@ NULLABLE_TEXTS = ("reason", "loss")
 NULLABLE_NUMBERS = (
     "least_deadline_s", "deadline_bound_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
 )  # fmt: skip
-NULLABLE_WHOLES = ("least_ram_bytes", "ram_bound_bytes", "process_peak_bytes")
+NULLABLE_WHOLES = ("least_ram_bytes", "ram_bound_bytes", "fitting_batch", "process_peak_bytes")
 TOLD = (
     "backend", "method", "reason", "why", "build_s", "solve_s", "total_s", "timing", "process_peak_bytes",
-    "interrupted", "least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "order", "order_moves",
+    "interrupted", "least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "fitting_batch",
+    "order", "order_moves",
     "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j", "order_judged", "order_drawn",
     "order_finished", "paging", "remat", "time_limit_s", "gap_tolerance", "asked_scope", "threads", "solver_options",
     "version", "versions",

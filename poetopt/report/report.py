@@ -158,6 +158,7 @@ class Report:
             "least_ram_bytes": solution.least_ram_bytes,
             "ram_bound_bytes": solution.ram_bound_bytes,
             "least_deadline_s": solution.least_deadline_s,
+            "fitting_batch": solution.fitting_batch,
             "deadline_bound_s": solution.deadline_bound_s,
             "recomputes": simulation.recomputes if simulation else None,
             "page_outs": simulation.page_outs if simulation else None,

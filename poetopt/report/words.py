@@ -71,6 +71,8 @@ def _remedies(solution: Solution, said: str) -> list[str]:
             "that long is enough" if shortest in said else f"the shortest deadline known to be feasible is {shortest}"
         )
         known.append(f"{told} {option}")
+    if solution.fitting_batch is not None:
+        known.append(f"--batch {solution.fitting_batch} would fit")
     if solution.status is Status.UNKNOWN:
         longer = ", --ram or a longer --deadline" if solution.options.deadline_s is not None else " or --ram"
         known.append(f"give more --time-limit{longer}")

@@ -10,6 +10,7 @@ import pytest
 
 from poetopt.autodiff import differentiate
 from poetopt.errors import ModelError, UnsupportedOpError
+from poetopt.frontends import branches
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from tests.frontends.support import floats, run, text_model
@@ -140,3 +141,30 @@ def test_an_unknown_operator_before_a_condition() -> None:
         s = Shape (x) c = Konstant (s) y = If (c) {BRANCHES} }}""")
     with pytest.raises(UnsupportedOpError, match=r"\(Konstant, opset 18\): no such operator"):
         load_onnx(model)
+
+
+def test_branches_are_taken_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node's names are asked for a few times, however many branches there are; the result is that of the file."""
+    asked: list[str] = []
+    names = branches._names
+
+    def counted(node: onnx.NodeProto) -> set[str]:
+        asked.append(node.op_type)
+        return names(node)
+
+    monkeypatch.setattr(branches, "_names", counted)
+    counts = []
+    for count in (10, 20, 40):
+        steps = [
+            f"t{k + 1} = If ({'cd'[k % 2]}) <then_branch = a{k} () => (float[3,4] u) {{ v = Relu (t{k}) u = Neg (v) }},"
+            f" else_branch = b{k} () => (float[3,4] u) {{ v = Tanh (t{k}) u = Exp (v) }}>"
+            for k in range(count)
+        ]
+        text = "\n".join(["t0 = Identity (x)", *steps, f"y = Identity (t{count})"])
+        model = text_model(f"g (float[3,4] x) => (float[3,4] y) <bool c = {{1}}, bool d = {{0}}> {{ {text} }}")
+        asked.clear()
+        kinds = same(model, floats(3, 4))
+        counts.append(len(asked) / 2)  # it was read once more to be executed
+        assert kinds.split().count("Relu") == kinds.split().count("Tanh") == count // 2
+    assert counts[1] < 2.2 * counts[0]
+    assert counts[2] < 2.2 * counts[1]

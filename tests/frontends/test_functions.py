@@ -94,3 +94,32 @@ def test_functions_that_call_each_other_are_refused() -> None:
     circle = LEAKY.replace("LeakyRelu <alpha: float = @slope>", "local.Leaky")
     with pytest.raises(ModelError, match="can't be inlined"):
         load_onnx(model("y = local.Leaky (x)", circle.replace('"" : 18', '"" : 18, "local" : 1')))
+
+
+def doubling(levels: int) -> str:
+    """A function that calls the one before twice, and so on down to a Relu: 2^levels nodes."""
+    texts = ['<domain: "local", opset_import: ["" : 18]>\nF0 (a) => (b) { b = Relu (a) }']
+    for k in range(1, levels + 1):
+        called = f"local.F{k - 1}"
+        texts.append(
+            f'<domain: "local", opset_import: ["" : 18, "local" : 1]>\n'
+            f"F{k} (a) => (c) {{ b = {called} (a)\n c = {called} (b) }}"
+        )
+    return "\n".join(texts)
+
+
+def test_functions_are_written_out_up_to_a_number_of_nodes() -> None:
+    assert len(load_onnx(model("y = local.F6 (x)", doubling(6))).operators) == 64
+    for levels, count in (16, "65,536"), (40, "1,099,511,627,776"), (64, r"more than 10\^15"):
+        with pytest.raises(ModelError, match=rf"local\.F{levels}.*{count} nodes.*at most 50,000.*without functions"):
+            load_onnx(model(f"y = local.F{levels} (x)", doubling(levels)))
+
+
+def test_a_branch_that_calls_them_counts_too() -> None:
+    call = (
+        "yes = Constant <value = bool { 1 }> ()\n"
+        "y = If (yes) <then_branch = t () => (float[3,4] u) { u = local.F20 (x) },"
+        " else_branch = e () => (float[3,4] v) { v = Relu (x) }>"
+    )
+    with pytest.raises(ModelError, match=r"local\.F20.*1,048,576 nodes"):
+        load_onnx(model(call, doubling(20)))

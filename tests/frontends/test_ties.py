@@ -11,6 +11,8 @@ import pytest
 from onnx import helper
 
 from poetopt.autodiff import differentiate
+from poetopt.frontends import read as read_module
+from poetopt.frontends import ties
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph
@@ -168,3 +170,28 @@ def test_names_of_modules_and_common_values_tie_no_other_axes(copy: np.ndarray[A
     if copy.min() == 1:
         model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((8, 4), np.float32), "emb.weight"))
     assert set(load_onnx(model).trained) == {"emb.weight", name}
+
+
+@pytest.mark.parametrize("exporter", [False, True])
+def test_many_copies_of_one_weight_are_tied_in_one_pass(monkeypatch: pytest.MonkeyPatch, exporter: bool) -> None:
+    """A weight, and its transpose again and again: all are tied to the first, and each is read a few times."""
+    read: list[str] = []
+
+    def counted(document: Any, name: str) -> Any:
+        read.append(name)
+        return read_module.array_of(document, name)
+
+    monkeypatch.setattr(ties, "array_of", counted)
+    weight, counts = floats(4, 4), []
+    for count in (10, 20, 40):
+        names = [f"onnx::MatMul_{k}" if exporter and k else f"w{k}" for k in range(count)]
+        values = {name: weight.T if k % 3 else weight for k, name in enumerate(names)}
+        outputs = [*(f"t{k}" for k in range(1, count)), "y"]
+        reads = ["x", *outputs]
+        nodes = [helper.make_node("MatMul", [reads[k], name], [outputs[k]]) for k, name in enumerate(names)]
+        read.clear()
+        graph = load_onnx(model_of(nodes, {"x": [3, 4]}, ["y"], values))
+        assert graph.trained == ("w0",)
+        counts.append(len(read))
+    assert counts[1] < 2.2 * counts[0]
+    assert counts[2] < 2.2 * counts[1]

@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.errors import OutputError, PlanError
-from poetopt.plan.codec import PlanFile, decode_compact, encode_compact, from_json, load, save, to_json
+from poetopt.plan.codec import (
+    MOST_INSTRUCTIONS,
+    PlanFile,
+    decode_compact,
+    encode_compact,
+    from_json,
+    load,
+    save,
+    to_json,
+)
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.normalize import normalize
@@ -200,3 +209,10 @@ def test_compact_is_of_one_problem_and_small() -> None:
     other = replace(plan.problem, model_hash="cd" * 32)
     with pytest.raises(PlanError, match="of another problem"):
         decode_compact(other, data)
+
+
+def test_a_plan_of_too_many_instructions_is_refused() -> None:
+    document = to_json(some_plan(0))
+    document = {**document, "instructions": [["free", 0]] * (MOST_INSTRUCTIONS + 1)}
+    with pytest.raises(PlanError, match=r"1,000,001 instructions, and at most 1,000,000 are read"):
+        from_json(document)

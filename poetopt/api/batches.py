@@ -1,0 +1,96 @@
+"""A smaller batch for which a schedule is known, where none is for the one that was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from poetopt.api.models import DEVICE, PROFILE, TrainingFile, read
+from poetopt.errors import PoetError
+
+if TYPE_CHECKING:
+    from poetopt.engine.solution import Options
+    from poetopt.problem import Problem
+
+
+def fitting_batch(problem: Problem, ask: Callable[[Problem], Options]) -> int | None:
+    """A batch with a schedule that heuristics find, the largest of a few that are tried; None where none has one.
+
+    problem
+        Its model is read again, with batch 1 and one or two between.
+    ask
+        What is asked of a problem: shares and multiples are of that problem's own figures.
+    """
+    batch = _batch(problem)
+    if batch is None or batch < 2 or PROFILE in problem.recipe:
+        return None
+    try:
+        one = _with_batch(problem, 1)
+        if one is None or not _fits(one, ask(one)):
+            return None
+        return next((size for size in _between(problem, one, batch, ask) if _fitting(problem, size, ask)), 1)
+    except (PoetError, OSError):  # its batch can't be changed, or it is read but once
+        return None
+
+
+def _between(problem: Problem, one: Problem, batch: int, ask: Callable[[Problem], Options]) -> Iterator[int]:
+    """Batches to try: where the least RAM would reach the budget if it grew evenly, and half of that."""
+    low, high, ram = one.least_ram_bytes, problem.least_ram_bytes, ask(one).ram_bytes
+    most = batch - 1 if ram >= high else 1 + int((batch - 1) * (ram - low) / max(high - low, 1))
+    sizes = (min(most, batch - 1), min(most, batch - 1) // 2)
+    return (size for size in sizes if size > 1)
+
+
+def _fitting(problem: Problem, size: int, ask: Callable[[Problem], Options]) -> bool:
+    smaller = _with_batch(problem, size)
+    return smaller is not None and _fits(smaller, ask(smaller))
+
+
+def _batch(problem: Problem) -> int | None:
+    """The size of the first input's first axis."""
+    graph = problem.graph
+    shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
+    return shape[0] if shape else None
+
+
+def _with_batch(problem: Problem, batch: int) -> Problem | None:
+    """The same model with another batch; None where that isn't to be had. Raises PoetError."""
+    from poetopt.frontends.reading import from_recipe
+
+    reference, recipe = problem.model_ref, problem.recipe
+    if not reference or (os.path.exists(reference) and not os.path.isfile(reference)):
+        return None
+    loaded = read(reference, replace(from_recipe(recipe), batch=batch))
+    if isinstance(loaded, TrainingFile):
+        return None
+    loss, output, granularity = (recipe.get(key) for key in ("loss", "output", "granularity"))
+    training = loaded.differentiate(
+        loss=loss if isinstance(loss, str) else "auto",
+        output=output if isinstance(output, str) else None,
+        granularity=granularity if isinstance(granularity, str) else "operator",
+        straight_through=bool(recipe.get("straight_through")),
+    )
+    path = recipe.get(DEVICE)
+    made = training.cost(path if isinstance(path, str) else problem.device)
+    alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
+    return made if alike and _batch(made) == batch else None
+
+
+def _fits(problem: Problem, options: Options) -> bool:
+    """Whether heuristics find a schedule. They count their work, so that the answer is the same each time."""
+    from poetopt.engine.incumbent import Incumbent
+    from poetopt.engine.least import WORK, heuristic
+    from poetopt.engine.limits import impossible
+    from poetopt.engine.work import Work
+    from poetopt.formulations import formulation
+    from poetopt.schedule import Schedule
+
+    chosen = formulation(options.formulation)
+    if not (chosen.judged and chosen.plans_count) or impossible(problem, options) or chosen.impossible(problem):
+        return False
+    trial = Incumbent(problem, options)
+    if trial.offer(Schedule(), quick=True):
+        return True
+    return any(trial.offer(found, quick=True) for found in heuristic(problem, options, options.ram_bytes, Work(WORK)))
