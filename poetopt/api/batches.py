@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from poetopt.engine.solution import Options
     from poetopt.problem import Problem
 
+MOST_OPERATORS = 2_000
+"""Reading a larger network some times more takes longer than what is known at once is worth."""
+
 
 def fitting_batch(problem: Problem, ask: Callable[[Problem], Options]) -> int | None:
     """A batch with a schedule that heuristics find, the largest of a few that are tried; None where none has one.
@@ -24,7 +27,7 @@ def fitting_batch(problem: Problem, ask: Callable[[Problem], Options]) -> int | 
         What is asked of a problem: shares and multiples are of that problem's own figures.
     """
     batch = _batch(problem)
-    if batch is None or batch < 2 or PROFILE in problem.recipe:
+    if batch is None or batch < 2 or PROFILE in problem.recipe or len(problem.operators) > MOST_OPERATORS:
         return None
     try:
         one = _with_batch(problem, 1)
