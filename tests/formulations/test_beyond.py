@@ -12,7 +12,7 @@ from poetopt.engine.solution import Options, Status
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.space import RetentionSpace
-from tests.problems import random_budget, random_problem
+from tests.problems import random_budget, random_problem, random_tight
 
 WHOLE = replace(retention, name="whole", beyond=None)
 
@@ -54,3 +54,11 @@ def test_there_is_none_where_the_order_of_transfers_counts() -> None:
     woken = retention.build(replace(problem, wake_j=1.0), ram_bytes=problem.least_ram_bytes, scope="forward")
     assert beyond(woken, "depth:1", frozenset()) is None
     assert retention.with_block(*()).beyond is None
+
+
+def test_a_recompute_that_costs_nothing_and_is_in_no_row_is_no_error() -> None:
+    problem, ram_bytes = random_tight(random.Random(14), operators=12)
+    asked = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
+    parts, whole = solve(problem, asked), solve(problem, replace(asked, formulation=WHOLE))
+    assert parts.status is whole.status is Status.OPTIMAL
+    assert parts.overhead_bound_j == pytest.approx(whole.overhead_bound_j, rel=1e-6)

@@ -33,6 +33,6 @@ def beyond(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
     variables = list(model.recompute.r.values())
     new = [x for pair, x in space.recompute_of.items() if pair not in known]
     operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]
-    if any(not operator.inputs and not operator.energy_j for operator in operators):
-        return None  # what neither costs nor needs anything satisfies the row for nothing
+    if any(not operator.energy_j for operator in operators):
+        return None  # what costs nothing may satisfy the row for nothing, and may be in no other row of the model
     return Row([variables[x] for x in new], [1.0] * len(new), 1.0, math.inf, 1.0, "beyond", core=True)
