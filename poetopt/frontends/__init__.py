@@ -89,10 +89,6 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
         raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
     if plugin is not None:
         return _by_plugin(plugin, path, options)
-    if path.is_dir() and plugin is None:
-        inside = sorted(path.glob("*.onnx"))[:3]
-        found = f"; in it: {', '.join(map(str, inside))}" if inside else ""
-        raise ModelError(f"{text}: it is a folder; give the .onnx file in it{found}")
     content = _piped(path)
     if ending == "json" or (not ending and _begins_as_object(path, content)):
         from poetopt.frontends.problem_file import load_problem_file

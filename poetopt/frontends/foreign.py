@@ -80,7 +80,7 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
         "path": shlex.quote(str(path)), "out": f"{stem}.onnx", "name": shlex.quote(path.name),
         "stem": shlex.quote(stem), "folder": shlex.quote(str(path.parent)),
     }  # fmt: skip
-    return f"{path}: {what}, not an ONNX model; {_filled(remedy, names)}"
+    return f"{path}: it is {what}, not an ONNX model; {_filled(remedy, names)}"
 
 
 def _filled(text: str, names: dict[str, str]) -> str:
