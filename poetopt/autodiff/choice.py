@@ -5,7 +5,7 @@
 | the scalar that a reduction leaves, or one element that is called a loss | none: it is the loss |
 | a Softmax or LogSoftmax, whatever passes it on | cross-entropy of what goes into it |
 | a Sigmoid, whatever passes it on | bce of what goes into it |
-| shares of a whole whose logits can't be read | none is chosen |
+| shares of a whole whose logits can't be read, or -log of probabilities | none is chosen |
 | other values between 0 and 1, or partly such | mse |
 | of an input's shape, or without two classes | mse |
 | anything else | cross-entropy |
@@ -60,7 +60,7 @@ def choose(y: Tensor, graph: Graph, behind: Behind) -> Choice:
         return Choice("cross-entropy", f"chosen by the final {tail.kind}", tail)
     values = values_of(y.name, behind)
     classes = len(y.shape) >= 2 and y.shape[class_axis(y, behind)] >= 2
-    if values is Values.SHARES and classes:
+    if values in {Values.SHARES, Values.LOSSES} and classes:
         return Choice("", NO_LOGITS[values])
     if values is not Values.OTHER:
         return Choice("mse", f"chosen as {NO_LOGITS[values]}")
@@ -76,6 +76,7 @@ NO_LOGITS = {
     Values.SIGMOIDS: f"its values come from a Sigmoid, {_UNREAD}",
     Values.UNIT: f"its values lie between 0 and 1, {_UNREAD}",
     Values.MIXED: "some of its values are probabilities and others aren't",
+    Values.LOSSES: "its values are minus the logarithms of probabilities, least for the likeliest class",
 }
 """Why no loss of logits fits values of this kind."""
 

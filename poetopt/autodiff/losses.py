@@ -69,7 +69,8 @@ def attach(
     """
     if loss not in LOSSES:
         raise OptionError(f"unknown loss {loss!r}; choose one of {', '.join(LOSSES)}")
-    behind = Behind(forward, builder.tensors, builder.values)
+    # what is rewritten in several nodes is asked about as the file has it
+    behind = Behind((*graph.operators, *forward), builder.tensors, builder.values)
     live = downstream(builder.tensors, forward, graph.trained)
     name, found = output_of(graph, output, loss, live, behind)
     y = builder.tensors[name]

@@ -77,12 +77,9 @@ def shares(node: Node, behind: Behind) -> tuple[str, tuple[int, ...]] | None:
         return None
     part, total = node.inputs
     if node.op_type == "Mul":
-        if behind.node(total, "Reciprocal") is None:
+        if not reciprocal_of(total, behind):
             part, total = total, part
-        inverse = behind.node(total, "Reciprocal")
-        if inverse is None:
-            return None
-        total = inverse.inputs[0]
+        total = reciprocal_of(total, behind)
     while (writer := behind.node(total)) is not None and writer.op_type not in {"ReduceSum", "ReduceL1"}:
         source = passed_on(writer, behind) if writer.op_type != "Expand" else writer.inputs[0]
         if source is None or not (writer.op_type == "Expand" or harmless(writer, False, behind)):
@@ -92,6 +89,14 @@ def shares(node: Node, behind: Behind) -> tuple[str, tuple[int, ...]] | None:
         return None
     axes = reduced_axes(writer, behind)
     return (_uncast(part, behind), axes) if axes else None
+
+
+def reciprocal_of(name: str, behind: Behind) -> str:
+    """What `name` is one over, else ""."""
+    node = behind.node(name, "Reciprocal", "Pow")
+    if node is None or (node.op_type == "Pow" and not behind.near(node.inputs[1], -1.0)):
+        return ""
+    return node.inputs[0]
 
 
 def reduced_axes(node: Node, behind: Behind) -> tuple[int, ...] | None:

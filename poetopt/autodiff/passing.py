@@ -18,10 +18,14 @@ SAME = VIEW_OPS | {"Expand", "GlobalAveragePool", "GlobalMaxPool", "ReduceMax", 
 """Ops that only change the shape where they write as many elements as they read."""
 
 
+MOVED = frozenset({"Transpose", "DepthToSpace", "SpaceToDepth"})
+"""Ops that only put elements into another order."""
+
+
 def passed_on(node: Node, behind: Behind) -> str | None:
     """The operand of which `node` may pass each element on, as it is or nearly so."""
     op = node.op_type
-    if op in SAME or op in {"Transpose", "Cast", "Log", "Exp", "Relu", "Abs", "Clip"} or _takes_all(node, behind):
+    if op in SAME | MOVED | _ALONE or _takes_all(node, behind):
         operands = [node.inputs[0]] if node.inputs[0] in behind.operands(node) else []
     elif op in {"Max", "Min", "Add", "Mul"}:
         operands = behind.operands(node)
@@ -34,6 +38,10 @@ def passed_on(node: Node, behind: Behind) -> str | None:
         return None
     same = behind.tensors[operands[0]].size == behind.tensors[node.outputs[0]].size
     return operands[0] if same else None
+
+
+_ALONE = frozenset({"Abs", "Cast", "CastLike", "Clip", "Exp", "Log", "Relu"})
+"""Ops of each element of their first operand, alone or with bounds and types."""
 
 
 def _takes_all(node: Node, behind: Behind) -> bool:
@@ -49,7 +57,7 @@ def _takes_all(node: Node, behind: Behind) -> bool:
 def harmless(node: Node, logged: bool, behind: Behind) -> bool:
     """Whether `node` passes probabilities on, or their logarithms, to `SMALL`."""
     op = node.op_type
-    if op in SAME or op in {"Transpose", "Cast", "Gather", "Slice"}:
+    if op in SAME | MOVED or op in {"Cast", "CastLike", "Gather", "Slice"}:
         return True
     low, high = (math.log(SMALL), -SMALL) if logged else (SMALL, 1 - SMALL)
     if op in {"Relu", "Abs"}:

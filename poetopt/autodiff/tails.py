@@ -74,9 +74,27 @@ def _through(shape: Sequence[int], nodes: Sequence[Node], behind: Behind) -> Axe
             perm = node.attributes.get("perm")
             order = tuple(map(int, perm)) if isinstance(perm, list | tuple) else tuple(range(len(after)))[::-1]
             axes = transposed(axes, order)
+        elif node.op_type in {"DepthToSpace", "SpaceToDepth"}:
+            axes = _blocks(axes, node, behind)
         else:
             axes = reshaped(axes, after)
     return axes
+
+
+def _blocks(axes: Axes, node: Node, behind: Behind) -> Axes | None:
+    """`axes` behind a DepthToSpace or SpaceToDepth, each of which is Reshape, Transpose and Reshape."""
+    n, c, h, w = behind.tensors[node.inputs[0]].shape
+    size = node.attributes.get("blocksize")
+    if not isinstance(size, int):
+        return None
+    if node.op_type == "SpaceToDepth":
+        split, perm = (n, c, h // size, size, w // size, size), (0, 3, 5, 1, 2, 4)
+    elif node.attributes.get("mode", "DCR") == "CRD":
+        split, perm = (n, c // size**2, size, size, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        split, perm = (n, size, size, c // size**2, h, w), (0, 3, 4, 1, 5, 2)
+    apart = reshaped(axes, split)
+    return None if apart is None else reshaped(transposed(apart, perm), behind.tensors[node.outputs[0]].shape)
 
 
 def _nearest(tail: Tail, after: Sequence[Node], behind: Behind) -> Tail:

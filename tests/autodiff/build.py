@@ -42,4 +42,6 @@ def graph(
 def _value(text: str) -> Any:
     if text.startswith("["):
         return [v if v.isalpha() else int(v) for v in text.strip("[]").split()]
-    return float(text) if "." in text else int(text)
+    if "." in text:
+        return float(text)
+    return int(text) if text.lstrip("-").isdigit() else text

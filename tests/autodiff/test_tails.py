@@ -28,7 +28,7 @@ WHOLE |= {"far": [12], "before": [-4]}
 CONSTANTS: dict[str, Array] = {
     **{name: np.array(value, np.float32) for name, value in SINGLE.items()},
     **{name: np.array(value, np.int64) for name, value in WHOLE.items()},
-    "w3": np.eye(3, dtype=np.float32) + np.float32(0.5),
+    "w3": np.eye(3, dtype=np.float32) - np.float32(0.5),
 }
 
 
