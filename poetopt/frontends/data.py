@@ -5,11 +5,12 @@ Where the exporter says what its parameters are, only masks are looked for among
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from poetopt.frontends import grids, masks, normalized
 from poetopt.frontends.read import Document
+from poetopt.frontends.specialise import Type
 from poetopt.frontends.views import Views
 
 
@@ -40,7 +41,7 @@ class Data:
         ]
 
 
-def find_data(document: Document, seen: Views, inputs: Iterable[str], parameters: Set[str]) -> Data:
+def find_data(document: Document, seen: Views, inputs: Mapping[str, Type], parameters: Set[str]) -> Data:
     """What is data among the weights; `parameters` are what the exporter calls so."""
     found = tuple(name for name in masks.additive_masks(document) if name not in parameters)
     if parameters:

@@ -2,7 +2,7 @@
 
 Such a tensor is added to or multiplied with what was computed, and has round numbers: whole or half ones (the places of
 a grid, a stride, boxes in pixels), or eighths to sixty-fourths (boxes in strides). A weight has such a place, too, but
-not three different round numbers and no other: fresh ones are all equal, or random.
+not three different round numbers and no other, or two strides (8 and 16): fresh ones are all equal, or random.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from poetopt.frontends.operands import FLOATS, biases
 from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.stored import weight_named
 from poetopt.frontends.views import Views, reads
 from poetopt.notes import Note, listed
 
@@ -26,6 +25,8 @@ _ELEMENTWISE = frozenset({"Add", "Concat", "Div", "Mul", "Pow", "Sub", "Sum"})
 _CALLED = re.compile(
     r"anchor|(^|[./_])(m?grids?|strides?|priors?|prior_?boxe?s?|default_?boxe?s?|dboxes)([./_:]|$)", re.I
 )
+_OWN = re.compile(r"\w[./:](weights?|bias(es)?|kernel|gamma|beta)(/read)?(:0)?$")
+"""Names of a module's own scale and bias; `grid_offset` and `stride_scale` are names of data as well."""
 _FIRST = 64
 """So many numbers are looked at before all of them are."""
 _DIFFERENT = 3
@@ -50,7 +51,7 @@ def grids(document: Document, seen: Views) -> tuple[str, ...]:
         and document.weights[name].dims
         and document.weights[name].data_type in FLOATS
         and name not in document.fills
-        and not weight_named(name)
+        and not _OWN.search(name)
         and (_CALLED.search(name) or _round(array_of(document, name), ops))
     )
 
@@ -58,10 +59,18 @@ def grids(document: Document, seen: Views) -> tuple[str, ...]:
 def _round(array: Array, ops: set[str]) -> bool:
     """Whether all numbers are round, and several are different."""
     values = np.asarray(array, np.float64).reshape(-1)
+    if "Mul" in ops and 2 <= values.size <= _FIRST and np.unique(values).size > 1 and _strides(values):
+        return True
     for share in (2, 64) if "Mul" in ops else (2,):
         if values.size >= _DIFFERENT and _multiples(values[:_FIRST], share) and _multiples(values, share):
             return np.unique(values).size >= _DIFFERENT
     return False
+
+
+def _strides(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
+    """Whether all are powers of two from 2 on."""
+    with np.errstate(all="ignore"):
+        return bool((values >= 2).all()) and bool((np.frexp(values)[0] == 0.5).all())
 
 
 def _multiples(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], share: int) -> bool:

@@ -1,8 +1,9 @@
 """Mean and standard deviation that normalise the graph's input: data, as Keras, MATLAB and others store them.
 
 They stand on the input itself, or behind what only moves its numbers: a difference or a quotient, a product and a sum,
-or a BatchNormalization without scale and bias of its own. A module's scale or bias stands there as well, under the
-module's name (`affine.weight`), a learned scale has any sign, and a table of positions is one sum: these stay trained.
+or a BatchNormalization without scale and bias of its own; a Log or Clip may stand before. A module's scale or bias
+stands there as well, under the module's name (`affine.weight`), a learned scale has any sign, and a table of positions
+is one sum: these stay trained.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from poetopt.frontends.leftovers import scalar_of_module
 from poetopt.frontends.operands import FLOATS, filled
 from poetopt.frontends.proto import attribute_int
 from poetopt.frontends.read import Document, array_of
+from poetopt.frontends.specialise import Type
 from poetopt.frontends.views import SAME_NUMBERS
 from poetopt.notes import Note, listed
 
@@ -26,8 +28,13 @@ _WIDENS = frozenset({"Expand", "Tile", "Unsqueeze"})
 _LONGEST = 8
 """No normalization takes more steps."""
 _AFFINE = frozenset({"Add", "Div", "Mul", "Sub"})
-_OWN = re.compile(r"(^|[./_:])(weights?|bias(es)?|kernel|gamma|beta|[wWbB]\d*|[wb]_\d+)(/read)?(:0)?$")
+_CALLED = r"(weights?|bias(es)?|kernel|gamma|beta|[wWbB]\d*|[wb]_\d+)(/read)?(:0)?$"
+_OWN = re.compile(r"(^|[./:])" + _CALLED)
 """Names of a module's own scale and bias."""
+_ALIKE = re.compile("_" + _CALLED)
+"""Names like these; of data as well, where not all that is applied together has one (`data_scale`, `data_bias`)."""
+_CURVES = frozenset({"Abs", "Clip", "Log", "Sqrt"})
+"""What prepares an input's numbers before they are normalised."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,13 @@ class _Step:
     axes: int
 
 
-def normalization(document: Document, inputs: Iterable[str]) -> tuple[str, ...]:
-    """Names of the weights that nothing reads but such an operation on the input."""
+def normalization(document: Document, inputs: Mapping[str, Type]) -> tuple[str, ...]:
+    """Names of the weights that nothing reads but such an operation on one of `inputs`."""
     producers = {name: node for node in document.proto.graph.node for name in node.output if name}
     constant = _constant(document)
     steps: dict[str, tuple[_Step, ...]] = dict.fromkeys(inputs, ())
     widened: set[str] = set()
-    found: dict[str, None] = {}
+    found: dict[str, set[str]] = {}
     on_input: set[int] = set()
     for index, node in enumerate(document.proto.graph.node):
         moves = node.op_type in _MOVES and node.op_type != "Concat"
@@ -53,12 +60,16 @@ def normalization(document: Document, inputs: Iterable[str]) -> tuple[str, ...]:
         if data is None or len(steps[data]) == _LONGEST:
             continue
         others = [name for name in node.input if name and name != data]
-        if node.op_type in _MOVES:
+        chain: tuple[_Step, ...] = ()
+        if node.op_type in _CURVES:
+            pass
+        elif node.op_type in _MOVES:
             chain = steps[data]
         elif node.op_type in _AFFINE and len(others) == 1 and others[0] in constant:
             names = _behind(document, producers, [others[0]])
             axes = max((sum(dim != 1 for dim in document.weights[name].dims) for name in names), default=0)
-            if axes > 1 and data in widened:  # distances from centres, not a mean image
+            wide = data in widened or (data in inputs and _widens(document, names, inputs[data][1]))
+            if axes > 1 and wide:  # distances from centres, not a mean image
                 continue
             if node.op_type in ("Div", "Mul") and others[0] in document.weights and not _positive(document, others[0]):
                 continue
@@ -68,17 +79,32 @@ def normalization(document: Document, inputs: Iterable[str]) -> tuple[str, ...]:
             chain = (*steps[data], _Step(node.op_type, names, 1))
         else:
             continue
-        if chain != steps[data]:
+        if chain and chain != steps[data]:
             on_input.add(index)
-        for name in filter(None, node.output[:1]):
+        for name in filter(None, node.output if node.op_type == "Split" else node.output[:1]):
             steps[name] = chain
             if data in widened or node.op_type in _WIDENS:
                 widened.add(name)
         if _normalises(chain):
-            found.update((name, None) for step in chain for name in step.names)
+            together = dict.fromkeys(name for step in chain for name in step.names)
+            for name in together:
+                found.setdefault(name, set()).update(together)
     read = _read_elsewhere(document, producers, constant, on_input)
-    own = (name for name in found if not _OWN.search(name) and name not in read)
-    return tuple(name for name in own if document.weights[name].data_type in FLOATS and _stored(document, name))
+    other = (name for name, together in found.items() if not _own(name, together) and name not in read)
+    return tuple(name for name in other if document.weights[name].data_type in FLOATS and _stored(document, name))
+
+
+def _widens(document: Document, names: Iterable[str], shape: Sequence[int]) -> bool:
+    """Whether one of these weights repeats data of that shape along an axis."""
+    dims = (document.weights[name].dims for name in names)
+    return any(size == 1 < dim for held in dims for size, dim in zip(reversed(shape), reversed(held), strict=False))
+
+
+def _own(name: str, together: Iterable[str]) -> bool:
+    """Whether the name is a module's own, seen beside the names that are applied with it."""
+    if _OWN.search(name):
+        return True
+    return _ALIKE.search(name) is not None and all(_OWN.search(n) or _ALIKE.search(n) for n in together)
 
 
 def _stored(document: Document, name: str) -> bool:

@@ -129,6 +129,7 @@ def load_onnx(
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
     seen = views(document)
+    constants &= document.weights.keys()  # copies are gone
     constants -= stored(document, constants, seen) - made
     data = find_data(document, seen, fixed.types, origin.parameters)
     never = origin.constants.union(data.masks, integer_scales(document))

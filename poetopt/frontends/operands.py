@@ -44,13 +44,14 @@ NOT_TRAINED: Mapping[str, frozenset[int]] = {
 LEARNABLE: Mapping[str, frozenset[int]] = {"Attention": frozenset({3})}
 """Those of them that have a gradient all the same: trained where the file or `--train` says so."""
 
-_WEIGHTS: Mapping[str, frozenset[int]] = {
+WEIGHTS: Mapping[str, frozenset[int]] = {
     "BatchNormalization": frozenset({1, 2}),
     "Conv": frozenset({1, 2}),
     "ConvTranspose": frozenset({1, 2}),
     "Gemm": frozenset({0, 1, 2}),
     "GroupNormalization": frozenset({1, 2}),
     "GRU": frozenset({1, 2, 3}),
+    "InstanceNormalization": frozenset({1, 2}),
     "LayerNormalization": frozenset({1, 2}),
     "LSTM": frozenset({1, 2, 3}),
     "MatMul": frozenset({0, 1}),
@@ -63,7 +64,9 @@ _WEIGHTS: Mapping[str, frozenset[int]] = {
 FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
 """Operands (by index) that are data where they are all zero, and weights where someone gave them values."""
 
-_NORMALIZATIONS = frozenset({"BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization"})
+NORMALIZATIONS = frozenset({
+    "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
+})  # fmt: skip
 """Operators that must have a scale (input 1), so that exporters write one where the module has none."""
 
 
@@ -76,7 +79,7 @@ def layer_operands(document: Document, node: NodeProto, seen: Views) -> frozense
 
     What stands before a weight in a product is data, if constant data: the first state of an unrolled recurrent cell.
     """
-    places = frozenset(i for i in _WEIGHTS.get(node.op_type, ()) if i < len(node.input))
+    places = frozenset(i for i in WEIGHTS.get(node.op_type, ()) if i < len(node.input))
     if node.op_type in ("Gemm", "MatMul") and len(node.input) > 1:
         return places - {0} if roots(document, seen, node.input[1]) else places
     return places
@@ -88,7 +91,7 @@ def layer_weights(document: Document, seen: Views) -> set[str]:
         name
         for node in document.proto.graph.node
         for index, name in reads(document, seen, node)
-        if index in _WEIGHTS.get(node.op_type, ()) and document.weights[name].data_type in FLOATS
+        if index in WEIGHTS.get(node.op_type, ()) and document.weights[name].data_type in FLOATS
     }
 
 
@@ -114,7 +117,7 @@ def biases(document: Document, seen: Views) -> set[str]:
 
 def stored_beside(document: Document, node: NodeProto, constants: Set[str], seen: Views) -> frozenset[int]:
     """Places of biases in Constant nodes of a layer whose weight is an initializer: parameters as well."""
-    if node.op_type in _NORMALIZATIONS or len(node.input) < 3:
+    if node.op_type in NORMALIZATIONS or len(node.input) < 3:
         return frozenset()
     weight = any(name not in constants for index, name in reads(document, seen, node) if index < 2)
     return frozenset(range(2, len(node.input))) if weight else frozenset()
@@ -122,7 +125,7 @@ def stored_beside(document: Document, node: NodeProto, constants: Set[str], seen
 
 def idle(document: Document, node: NodeProto, constants: Set[str]) -> frozenset[int]:
     """Places of a scale of ones and a bias of zeros in Constant nodes: the module of this normalization has none."""
-    if node.op_type not in _NORMALIZATIONS:
+    if node.op_type not in NORMALIZATIONS:
         return frozenset()
     return frozenset(
         place

@@ -74,7 +74,9 @@ class Origins:
         renamed = [f"{name} as {weight}" for name, weight in self.names.items() if name not in self.functions]
         if renamed:
             shown = ", ".join(renamed[:3]) + (", ..." if len(renamed) > 3 else "")
-            found.append(f"{len(renamed)} parameters are stored transposed or under other names ({shown})")
+            count = "1 parameter is" if len(renamed) == 1 else f"{len(renamed)} parameters are"
+            other = "another name" if len(renamed) == 1 else "other names"
+            found.append(f"{count} stored transposed or under {other} ({shown})")
         if self.functions:
             shown = ", ".join(f"{weight} of {name}" for name, weight in self.functions.items())
             text = f"the file holds functions of parameters in their place ({shown})"

@@ -28,8 +28,8 @@ from poetopt.frontends.operands import (
     stored_beside,
     zero_states,
 )
+from poetopt.frontends.places import in_layers, of_normalizations
 from poetopt.frontends.read import Document
-from poetopt.frontends.stored import weight_named
 from poetopt.frontends.views import Views, reads, roots
 from poetopt.notes import Note, listed
 
@@ -68,6 +68,8 @@ class _Uses:
         Weights of the last layer that has any.
     told
         Biases behind layers and tables of an embedding.
+    written
+        What a layer's weight is computed of, and scales and biases of normalizations that are written out.
     """
 
     readers: dict[str, int] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class _Uses:
     replaced: dict[str, None] = field(default_factory=dict)
     last: dict[str, None] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
 
 
 def choose_trained(
@@ -121,7 +124,7 @@ def choose_trained(
         notes = [f"{len(trained)} of {len(uses.readable)} float tensors are trained (--train)"]
         notes += leftovers.unmatched(name for name in candidates if document.weights[name].dims and name not in trained)
     notes += _beside_layers(uses, trained)
-    shared = [name for name in trained if uses.readers[name] > 1]
+    shared = [name for name in trained if uses.readers.get(name, 0) > 1]
     if shared:
         count = "1 parameter is" if len(shared) == 1 else f"{len(shared)} parameters are"
         text = f"{count} shared by several operators ({listed(shared, 3)})"
@@ -137,6 +140,7 @@ def choose_trained(
 def _uses(document: Document, constants: Set[str], seen: Views) -> _Uses:
     """Who reads the weights, and as what."""
     found = _Uses(told=biases(document, seen))
+    found.written |= in_layers(document) | of_normalizations(document)
     for node in document.proto.graph.node:
         weights = layer_operands(document, node, seen) - idle(document, node, constants)
         beside = stored_beside(document, node, constants, seen)
@@ -255,8 +259,8 @@ def _inferred(
 
 
 def _beside_layers(uses: _Uses, trained: Sequence[str]) -> list[str]:
-    """A note on what is trained and no layer's weight or bias, by its place or its name."""
-    found = [name for name in trained if not (uses.layer[name] or name in uses.told or weight_named(name))]
+    """A note on what is trained and no layer's weight or bias, by its place: names are no proof."""
+    found = [name for name in trained if not uses.layer[name] and name not in uses.told | uses.written]
     if not found:
         return []
     text = "trained, though no layer's weight or bias"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Set
 
 from poetopt.frontends.leftovers import anonymous, made_up
-from poetopt.frontends.operands import biases, layer_weights
+from poetopt.frontends.operands import FLOATS, biases, layer_weights
 from poetopt.frontends.read import Document
 from poetopt.frontends.views import Views
 
@@ -31,7 +31,7 @@ def stored(document: Document, constants: Set[str], seen: Views) -> set[str]:
     """Those of `constants`, the values of nodes, that count as stored."""
     layers = layer_weights(document, seen)
     behind = biases(document, seen)
-    if layers and layers <= constants:
+    if layers <= constants and (layers or _all_in_nodes(document, constants)):
         told = layers | behind
         return {name for name in constants if name in told or _several(document, name) or made_up(document, name)}
     families = {_family(name) for name in layers - constants}
@@ -43,6 +43,13 @@ def stored(document: Document, constants: Set[str], seen: Views) -> set[str]:
         return named or (in_place and (other or (not anonymous(name) and _family(name) in families)))
 
     return {name for name in constants if counts(name)}
+
+
+def _all_in_nodes(document: Document, constants: Set[str]) -> bool:
+    """Whether no float tensor with axes is an initializer."""
+    return all(
+        name in constants for name, proto in document.weights.items() if proto.dims and proto.data_type in FLOATS
+    )
 
 
 def _several(document: Document, name: str) -> bool:

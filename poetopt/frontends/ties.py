@@ -100,7 +100,8 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
         return Ties({}, ())
     _replace(document, roots, perms)
     shown = ", ".join(f"{copy} of {root}" for copy, root in list(roots.items())[:3]) + (", ..." * (len(roots) > 3))
-    note = f"{len(roots)} tensors are copies of weights ({shown}); each weight is one parameter, its gradient a sum"
+    count = "1 tensor is a copy of a weight" if len(roots) == 1 else f"{len(roots)} tensors are copies of weights"
+    note = f"{count} ({shown}); each weight is one parameter, its gradient a sum"
     return Ties(roots, (Note(note),))
 
 

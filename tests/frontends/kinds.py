@@ -195,6 +195,7 @@ KERAS = {
         [4, 3],
         {"scale/gain/weight": positive(3), "scale/gain/bias": floats(3), "dense/kernel": floats(3, 2),
          "dense/bias": floats(2)},
+        beside="scale/gain/weight scale/gain/bias",
     ),
 }  # fmt: skip
 MATLAB = {

@@ -47,7 +47,7 @@ def test_buffers_and_folded_constants_are_not_trained() -> None:
     graph = load_onnx(folded())
     assert set(graph.trained) == {"val_1", "scale", "expand"}
     notes = "\n".join(graph.notes)
-    assert "1 parameters are stored transposed or under other names (up.weight as val_1)" in notes
+    assert "1 parameter is stored transposed or under another name (up.weight as val_1)" in notes
     assert "their results are trained: expand" in notes
     assert "BatchNormalization is in evaluation mode" in notes
 

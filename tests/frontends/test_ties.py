@@ -57,7 +57,7 @@ def test_a_transposed_copy_is_the_weight(origins: Sequence[tuple[str, str]]) -> 
     model = tied(floats(9, 4).T.copy(), name, origins)
     graph = load_onnx(model)
     assert graph.trained == ("emb.weight",)
-    assert any(f"1 tensors are copies of weights ({name} of emb.weight)" in note for note in graph.notes)
+    assert any(f"1 tensor is a copy of a weight ({name} of emb.weight)" in note for note in graph.notes)
     x = floats(4, 9, seed=3)
     (want,), (got,) = run(model, {"x": x}), run(model_proto(graph, list(graph.outputs)), {"x": x})
     assert np.array_equal(got, want)
