@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.classes import class_axis
-from poetopt.autodiff.normalizers import Tail
+from poetopt.autodiff.normalizers import Tail, reduced_axes
 from poetopt.autodiff.probabilities import Values, values_of
 from poetopt.autodiff.registry import is_float
 from poetopt.autodiff.tails import tail_of
 from poetopt.errors import ModelError, OptionError
-from poetopt.graph import VIEW_OPS, Graph, Role, Tensor
+from poetopt.graph import VIEW_OPS, Graph, Node, Role, Tensor
 
 ASK = "say which loss with --loss (mse takes any output), train the model's own with --loss none, or name another output with --output"  # noqa: E501
 
@@ -53,7 +53,7 @@ def choose(y: Tensor, graph: Graph, behind: Behind) -> Choice:
     if y.size == 1 and tail is None:
         if not _predicts(y, behind):
             return Choice("none", "chosen by the output's shape")
-        return Choice("mse", "chosen as a layer predicts its one value")
+        return Choice("mse", "chosen as its one value is predicted for a batch of one")
     if tail is not None and (fault := unfit(tail)):
         return Choice("", fault)
     if tail is not None:
@@ -93,24 +93,39 @@ def unfit(tail: Tail) -> str:
 _LAYERS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN"})
 _AFTER = VIEW_OPS | {"Add", "Cast", "Clip", "Div", "Elu", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Selu", "Sigmoid"}
 _AFTER |= {"Slice", "Gather", "Softplus", "Sub", "Tanh", "Transpose"}
+_DEEPEST = 30
 
 
 def _predicts(y: Tensor, behind: Behind) -> bool:
-    """Whether the one element of `y` is what a layer predicts for a batch of one, and not a loss."""
+    """Whether the one element of `y` is predicted for a batch of one, by a layer or as a score, and is no loss."""
     if "loss" in y.name.lower():
         return False
-    node = behind.node(y.name)
-    while node is not None and node.op_type in _AFTER:
-        rest = behind.operands(node)
-        free = [name for name in rest if behind.tensors[name].role is not Role.PARAMETER]
-        if len(free) != 1:
-            return False
-        node = behind.node(free[0])
-    if node is None or node.op_type not in _LAYERS:
+    return _predicted(y.name, behind, _DEEPEST)
+
+
+def _predicted(name: str, behind: Behind, left: int) -> bool:
+    node = behind.node(name)
+    if node is None or not left:
         return False
-    return any(
+    free = [n for n in behind.operands(node) if behind.tensors[n].role is not Role.PARAMETER]
+    if node.op_type in _AFTER:
+        free = free[:1] if node.op_type == "Div" else free
+        return bool(free) and all(_predicted(n, behind, left - 1) for n in free)
+    if node.op_type == "ReduceSum":
+        return _scores(node, behind)
+    weighs = any(
         behind.tensors[name].role is Role.PARAMETER or behind.constant(name) is not None for name in node.inputs if name
     )
+    return node.op_type in _LAYERS and weighs
+
+
+def _scores(node: Node, behind: Behind) -> bool:
+    """Whether a sum is the product of two towers' results for each element of a batch of one."""
+    shape, axes = behind.tensors[node.inputs[0]].shape, reduced_axes(node, behind)
+    product = behind.node(node.inputs[0], "Mul")
+    if product is None or len(shape) < 2 or shape[0] != 1 or axes is None or 0 in axes:
+        return False
+    return len(set(product.inputs)) == 2 and all(behind.node(name) is not None for name in product.inputs)
 
 
 def output_of(graph: Graph, output: str | None, loss: str, live: set[str], behind: Behind) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Which axis of an output has the classes where no Softmax says so.
 
-From rank four a model may say it by what it does last: a dense layer, whose results lie along the last axis, or a
-Transpose that puts channels last, which exporters of TensorFlow write. ONNX has no other word for it.
+From rank three a model may say it by what it does last: a convolution, whose channels lie along axis 1; a dense layer,
+whose results lie along the last axis; or a Transpose that puts channels last, which exporters of TensorFlow write. ONNX
+has no other word for it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ from __future__ import annotations
 from poetopt.autodiff.behind import Behind
 from poetopt.graph import VIEW_OPS, Node, Role, Tensor
 
+_CHANNELS_SECOND = frozenset({"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"})
+_AS_THEY_LIE = VIEW_OPS | {"Add", "Cast", "Clip", "Div", "Elu", "LeakyRelu", "Mul", "Relu", "Resize", "Sub"}
+"""Ops behind which channels lie where they were; views only where the first two axes stay."""
+_DEEPEST = 20
+
 
 def class_axis(y: Tensor, behind: Behind) -> int:
-    """The axis of the classes: the last, or axis 1 from rank four unless the model puts channels last."""
+    """The axis of the classes: the last up to rank three, else axis 1, unless the model says otherwise."""
     rank = len(y.shape)
-    if rank < 4:
+    if rank < 3:
         return rank - 1
+    if rank == 3:
+        return 1 if _convolved(y.name, behind, _DEEPEST) else 2
     node = behind.node(y.name)
     while node is not None and node.op_type in VIEW_OPS:
         node = behind.node(node.inputs[0])
@@ -23,6 +31,20 @@ def class_axis(y: Tensor, behind: Behind) -> int:
     perm = node.attributes.get("perm") if node.op_type == "Transpose" else None
     last = isinstance(perm, list | tuple) and tuple(map(int, perm)) == (0, *range(2, rank), 1)
     return rank - 1 if last or dense(node, behind) else 1
+
+
+def _convolved(name: str, behind: Behind, left: int) -> bool:
+    """Whether the channels of a convolution (or of what comes after one) lie along axis 1 of `name`."""
+    node = behind.node(name)
+    if node is None or not left:
+        return False
+    if node.op_type in _CHANNELS_SECOND:
+        return True
+    shape = behind.tensors[name].shape
+    read = [n for n in behind.operands(node) if n not in behind.values]
+    if node.op_type not in _AS_THEY_LIE or not read or any(behind.tensors[n].shape[:2] != shape[:2] for n in read):
+        return False
+    return all(_convolved(n, behind, left - 1) for n in read)
 
 
 def dense(node: Node, behind: Behind) -> bool:

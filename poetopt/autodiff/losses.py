@@ -2,14 +2,14 @@
 
 | loss | on an output of shape | adds the input | value |
 |---|---|---|---|
-| cross-entropy | [..., classes], or [N, classes, d1, d2, ...] from rank four, unless the model says otherwise | `labels`, int64, the shape without classes | mean of -log softmax at the label |
+| cross-entropy | [..., classes], or [N, classes, d1, ...] from rank four and behind a convolution, unless the model says otherwise | `labels`, int64, the shape without classes | mean of -log softmax at the label |
 | bce | any | `target`, the output's type and shape, 0 to 1 | mean of -t log p - (1 - t) log(1 - p), p = sigmoid |
 | mse | any | `target`, the output's type and shape | mean of (output - target)^2 |
 | none | one element | | the output itself |
 
 What `auto` takes is in `poetopt.autodiff.choice`. A model says where its classes are by a final Softmax, or from rank
-four by a final dense layer (they are last) or a final Transpose that puts channels last (exporters of TensorFlow write
-it). Where the output comes from a Softmax or a Sigmoid (`poetopt.autodiff.tails`), cross-entropy and bce read what
+three by a final convolution (along axis 1), dense layer (they are last) or Transpose that puts channels last (exporters
+of TensorFlow write it). Where the output comes from a Softmax or a Sigmoid (`poetopt.autodiff.tails`), cross-entropy and bce read what
 goes into that: the same value as of its probabilities, without the rounding of log(softmax). On probabilities whose
 logits can't be read neither is put.
 """  # noqa: E501
@@ -86,7 +86,7 @@ def attach(
     if choice.kind == "bce":
         return _binary(y, choice.tail or Tail("", y, -1, own_axes(y.shape)), builder, f"loss: bce on {on}); {how}")
     axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
-    along = f", classes along axis {axis}" if len(y.shape) > 3 or axis != len(y.shape) - 1 else ""
+    along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
     tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
     return _cross_entropy(y, tail, builder, f"loss: cross-entropy on {on}{along}); {how}")
 

@@ -105,7 +105,7 @@ def test_a_model_may_say_where_its_classes_are(shape: list[int], tail: str, axis
     notes = [note for note in step.notes if "cross-entropy" in note]
     assert ("the input of the final" in notes[0]) == bool(logits)
     rank = len(step.tensors["y"].shape)
-    assert (f"classes along axis {axis}" in notes[0]) == (rank > 3 or axis != rank - 1)
+    assert (f"classes along axis {axis}" in notes[0]) == (rank > 2 or axis != rank - 1)
     feeds = batch(step, 0)
     found = run(step, feeds, ("y", "loss", "w.grad"))
     y = np.log(found["y"]) if "= Softmax" in tail else found["y"]
@@ -206,3 +206,45 @@ def test_one_value_of_a_layer_is_no_loss() -> None:
     assert (rated.loss_kind, rated.tensors["target"].shape) == ("mse", ())
     own = graph("h = MatMul(x, w)\nd = Mul(h, h)\ny = ReduceMean(d)", {"x": [4, 5]}, weights, ["y"])
     assert (differentiate(own).loss_kind, own.tensors["y"].shape) == ("none", (1, 1))
+
+
+def test_one_product_of_two_towers_is_no_loss() -> None:
+    """As at batch 2, where there are two; a sum of squares stays the model's own."""
+    weights = {name: np.ones((5, 3), np.float32) for name in ("w", "v")} | {"last": np.array([1])}
+    towers = "a = MatMul(x, w)\nb = MatMul(x, v)\n"
+    tails = {
+        "p = Mul(a, b)\ny = ReduceSum<keepdims=0>(p, last)": "mse",
+        "p = Mul(a, b)\ns = ReduceSum<keepdims=0>(p, last)\nn = ReduceL2<keepdims=0>(a, last)\ny = Div(s, n)": "mse",
+        "d = Sub(a, b)\np = Mul(d, d)\ny = ReduceSum<keepdims=0>(p, last)": "none",
+        "p = Mul(a, b)\ny = ReduceSum<keepdims=0>(p)": "none",
+        "p = Mul(a, b)\nloss = ReduceSum<keepdims=0>(p, last)": "none",
+    }
+    for tail, kind in tails.items():
+        output = "loss" if "loss" in tail else "y"
+        assert differentiate(graph(towers + tail, {"x": [1, 5]}, weights, [output])).loss_kind == kind, tail
+
+
+@pytest.mark.parametrize(
+    ("tail", "axis"),
+    [("y = Conv(x, w)", 1), ("h = Conv(x, w, c)\nr = Relu(h)\ny = Add(r, column)", 1),
+     ("h = Conv(x, w)\ny = BatchNormalization(h, c, c, c, c)", 1),
+     ("h = Conv(x, w)\ny = MaxPool<kernel_shape=[2]>(h)", 1),
+     ("u = Unsqueeze(x, two)\nh = Conv(u, w2)\ny = Squeeze(h, two)", 1), ("h = Conv(x, w)\ny = Add(h, h)", 1),
+     ("h = Conv(x, w)\ny = Transpose<perm=[0 2 1]>(h)", 2),
+     ("h = Conv(x, w)\nt = Transpose<perm=[0 2 1]>(h)\ny = Relu(t)", 2),
+     ("h = Conv(x, w)\ny = MatMul(h, m)", 2), ("h = Conv(x, w)\ny = Reshape(h, other)", 2)],
+)  # fmt: skip
+def test_channels_of_a_convolution_over_sequences_are_classes(tail: str, axis: int) -> None:
+    """As F.cross_entropy takes them: along axis 1 of [N, C, L]."""
+    rng = np.random.default_rng(3)
+    sizes = {"w": (5, 3, 3), "w2": (5, 3, 1, 3), "c": (5,), "column": (5, 1), "m": (6, 4)}
+    weights: dict[str, Array] = {name: rng.uniform(0.1, 1, size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"two": np.array([2]), "other": np.array([2, 3, 10])}
+    step = differentiate(graph(tail, {"x": [2, 3, 8]}, weights, ["y"]))
+    feeds = batch(step, 0)
+    found = run(step, feeds, ("y", "loss"))
+    labels = np.expand_dims(feeds["labels"], axis)
+    assert labels.shape == tuple(1 if k == axis else d for k, d in enumerate(found["y"].shape))
+    want = -np.take_along_axis(log_softmax(found["y"], axis), labels, axis).mean()
+    assert found["loss"] == pytest.approx(want, rel=1e-4)
+    assert any(f"classes along axis {axis})" in note for note in step.notes)
