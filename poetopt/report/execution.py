@@ -54,7 +54,7 @@ def execution_text(plan: Plan, execution: Execution) -> str:
     if costed is not None:
         rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))
     if not math.isfinite(execution.loss):
-        rows.append(("note", "the loss is no number: look at the data and the model's parameters"))
+        rows.append(("note", f"the loss is no number: {_culprits(execution)}"))
     graph = plan.problem.graph
     if graph is not None and graph.loss != "loss":
         rows.append(("note", f"'loss' is called {graph.loss!r} here: the model has a tensor of that name"))
@@ -65,6 +65,14 @@ def execution_text(plan: Plan, execution: Execution) -> str:
         rows.append(("paged", text if costed is None else f"{text}; {show_seconds(costed.transfer_s)} by the profile"))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows)
+
+
+def _culprits(execution: Execution) -> str:
+    """Which arrays of the batch hold NaN or infinity, or where else to look."""
+    bad = [name for name, a in execution.batch.items() if a.dtype.kind == "f" and not np.isfinite(a).all()]
+    if not bad:
+        return "look at the data and the model's parameters"
+    return f"the data's {', '.join(map(repr, bad))} {'holds' if len(bad) == 1 else 'hold'} NaN or infinity"
 
 
 def predicted_words(predicted_s: float, step_s: float) -> str:

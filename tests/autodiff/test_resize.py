@@ -56,6 +56,15 @@ def test_the_gradient_is_the_adjoint(policy: str, how: str, sizes: tuple[int, in
 def test_settings_without_a_rule_are_refused() -> None:
     with pytest.raises(MissingVjpError, match="keep_aspect_ratio_policy 'not_larger' with these settings; give"):
         differentiate(load_onnx(model("not_larger", "half_pixel", (3, 5), antialias=1), train="w"), loss="mse")
+    values = {"w": np.ones((1, 1, 4, 4), np.float32), "roi": np.array([0, 0, 0, 0, 1, 1, 0.5, 0.5], np.float32)}
+    how = "tf_crop_and_resize"
+    nodes = [
+        make_node("Mul", ["w", "x"], ["h"]),
+        make_node("Resize", ["h", "roi", "", "size"], ["y"], coordinate_transformation_mode=how),
+    ]
+    cropped = model_of(nodes, {"x": [1, 1, 4, 4]}, ["y"], {**values, "size": np.array([1, 1, 3, 3])}, opset=18)
+    with pytest.raises(MissingVjpError, match=r"'tf_crop_and_resize'; write a fixed region as a Slice and a Resize"):
+        differentiate(load_onnx(cropped, train="w"), loss="mse")
 
 
 MODES = ("nearest", "linear", "cubic")

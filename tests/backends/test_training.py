@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.backends.ort import random_batch
+from poetopt.backends.ort import execute, random_batch
 from poetopt.backends.ort.places import Region
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
@@ -20,7 +20,7 @@ from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.report.execution import training_text
+from poetopt.report.execution import execution_text, training_text
 from tests.backends.support import problem, store_all
 from tests.problems import random_plan
 
@@ -191,6 +191,8 @@ def test_a_loss_that_is_no_number_is_told() -> None:
     assert (lost.diverged_step, lost.last_finite_loss) == (1, None)
     assert "no number" not in training_text(plan, calm)
     assert (calm.diverged_step, calm.last_finite_loss) == (0, calm.losses[-1])
+    once = execute(plan, data={**batch, "input": nowhere})
+    assert "the loss is no number: the data's 'input' holds NaN or infinity" in words(execution_text(plan, once))
 
 
 def words(text: str) -> str:

@@ -40,7 +40,10 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
     """See above."""
     mode = op.attr_text("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize":
-        raise MissingVjpError(f"{op.where}: there is no gradient rule for coordinate_transformation_mode {mode!r}")
+        raise MissingVjpError(
+            f"{op.where}: there is no gradient rule for coordinate_transformation_mode {mode!r}; write a fixed "
+            "region as a Slice and a Resize ('half_pixel', 'align_corners'), or train what comes after it (--train PATTERN)"
+        )
     dy = op.only(cotangents)
     if op.x.shape == op.y.shape:  # copied, whatever the scales are
         return dy, None, None, None
