@@ -8,6 +8,7 @@ transposing or dequantizing them is what folding is for.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -151,8 +152,8 @@ class Budget:
 def released(left: dict[str, int], node: NodeProto, kept: Collection[str]) -> list[str]:
     """The operands of `node` that no later node reads: `left` counts readers, and is counted down."""
     gone = []
-    for name in dict.fromkeys(filter(None, node.input)):
-        left[name] = left.get(name, 0) - sum(name == read for read in node.input)
+    for name, times in Counter(filter(None, node.input)).items():
+        left[name] = left.get(name, 0) - times
         if left[name] <= 0 and name not in kept:
             gone.append(name)
     return gone

@@ -27,6 +27,9 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> Iterator[BinaryIO]:
     """The file `location` of the model's `folder`, open for reading.
 
+    folder
+        As `real_folder` gave it before the model file was read: a folder that is exchanged since then is another one.
+
     Raises `ModelError`, beginning with `what`, for a path that isn't one beside the model, for what is no regular file,
     and, unless `allow_symlinks`, for a file that isn't in the folder once all links are followed.
     """
@@ -60,25 +63,25 @@ def _lies_in(folder: Path, path: Path, descriptor: int) -> bool:
     """Whether the open file, found at `path`, is in `folder` by its real path."""
     real = _path_of(descriptor)
     if real is not None:
-        return Path(real).is_relative_to(_real_folder(folder))
+        return Path(real).is_relative_to(folder)
     # The path is followed again; only what leads to the very file that is open counts.
     real = os.path.realpath(path)
     try:
         same = os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(descriptor))
     except OSError:
         return False
-    return same and Path(real).is_relative_to(os.path.realpath(folder))
+    return same and Path(real).is_relative_to(folder)
 
 
-def _real_folder(folder: Path) -> str:
-    """As `_path_of` writes it, which may be in other letters than the path was given in."""
+def real_folder(folder: Path) -> Path:
+    """Where a folder really is, as `_path_of` writes it, which may be in other letters than the path was given in."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            return _path_of(descriptor) or os.path.realpath(folder)
+            return Path(_path_of(descriptor) or os.path.realpath(folder))
         finally:
             os.close(descriptor)
-    return os.path.realpath(folder)
+    return Path(os.path.realpath(folder))
 
 
 def _path_of(descriptor: int) -> str | None:

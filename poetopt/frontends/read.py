@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.errors import ModelError
-from poetopt.frontends.external import opened
+from poetopt.frontends.external import opened, real_folder
 from poetopt.frontends.proto import dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
 from poetopt.inputs import MODEL_BYTES, read_bytes
@@ -52,7 +52,8 @@ class Document:
     proto
         The model without its initializers; ours to change.
     folder
-        Where external data is looked for, or None (a model that was handed over in memory).
+        The real folder of the model, where external data is looked for, or None (a model that was handed over in
+        memory).
     weights
         The initializers by name, unread: the parsed file's or the caller's own, for large networks leave no room for
         copies. None of them is changed.
@@ -99,7 +100,9 @@ def read_model(
         parsed, where, folder = source, "<model>", None
     else:
         path = Path(source)
-        parsed, where, folder = _parse(path, content), str(path), path.parent
+        # The folder is found once, and model and data are read there: a link on the way to it may be changed meanwhile.
+        folder = real_folder(path.parent)
+        parsed, where = _parse(path, content, folder / path.name), str(path)
     _check_text(where, parsed)
     document = Document(where, _structure(parsed), folder, allow_symlinks=allow_symlinks)
     _check_header(document)
@@ -108,9 +111,10 @@ def read_model(
     return document
 
 
-def _parse(path: Path, content: bytes | None) -> onnx.ModelProto:
+def _parse(path: Path, content: bytes | None, place: Path) -> onnx.ModelProto:
+    """The model at `place`, which messages call `path`."""
     try:
-        raw = read_bytes(path, MODEL_BYTES) if content is None else content
+        raw = read_bytes(place, MODEL_BYTES) if content is None else content
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
     if not raw:

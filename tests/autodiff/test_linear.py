@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx import helper
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, registered, trial_rules
@@ -22,10 +23,12 @@ from poetopt.devices.flops import flops
 from poetopt.devices.workspace import inner_layout
 from poetopt.errors import PoetError
 from poetopt.frontends.one_node import computed
+from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
 from tests.autodiff.specs import Spec, graph_of, normal
 from tests.autodiff.table import ROWS
+from tests.frontends.support import model_of
 
 Array = NDArray[Any]
 
@@ -207,3 +210,17 @@ def test_a_dense_rule_is_found() -> None:
 
         (found,) = growth(row, 0, 1)
     assert found.keys() == {"constants", "flops"}
+
+
+@pytest.mark.parametrize("op", ["Max", "Min", "Sum", "Mean", "Concat"])
+def test_operands_are_looked_at_once(op: str) -> None:
+    """Twice as many operands take twice as many nodes."""
+
+    def nodes(operands: int) -> int:
+        weights = {f"w{k}": np.full((2, 3), float(k), np.float32) for k in range(operands)}
+        attributes: dict[str, Any] = {"axis": 0} if op == "Concat" else {}
+        model = model_of([helper.make_node(op, [*weights], ["y"], **attributes)], {"x": [1]}, ["y"], weights)
+        step = differentiate(load_onnx(model, train="w*"), loss="mse")
+        return sum(len(operator.nodes) for operator in step.operators)
+
+    assert nodes(32) <= 2.5 * nodes(16)

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from poetopt.errors import ModelError
 from poetopt.frontends import external
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.frontends.read import array_of, read_model
 from poetopt.frontends.reading import read_options
 from tests.cli.support import runner
 from tests.frontends.support import floats, model_of, run
@@ -232,3 +233,23 @@ def test_the_numbers_are_those_of_the_file(folder: Path) -> None:
     from poetopt.frontends.proto import model_proto
 
     np.testing.assert_array_equal(run(model_proto(graph), {"x": x})[0], run(inline, {"x": x})[0])
+
+
+def test_a_folder_that_is_exchanged_once_the_model_is_read(folder: Path) -> None:
+    """The link to the model's folder, and then the folder itself, lead to another one that has a file of that name."""
+    secret = folder.parent / "other"
+    secret.mkdir()
+    floats(3, 2, seed=9).tofile(secret / "w.bin")
+    mine = floats(3, 2, seed=8)
+    mine.tofile(folder / "w.bin")
+    saved(as_initializer(), folder / "m.onnx")
+    way = folder.parent / "way"
+    way.symlink_to(folder.name)
+    document = read_model(way / "m.onnx")
+    way.unlink()
+    way.symlink_to(secret.name)
+    assert np.array_equal(array_of(document, "w"), mine)
+    folder.rename(folder.parent / "gone")
+    folder.symlink_to(secret.name)
+    with pytest.raises(ModelError, match="a symbolic link out of the model's folder"):
+        array_of(document, "w")

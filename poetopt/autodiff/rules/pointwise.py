@@ -112,23 +112,26 @@ def where(op: Primal, cotangents: Cotangents) -> Gradients:
     return None, da, db
 
 
+_APART = 4
+"""So many operands' gradients are operators of their own; those of more are written by one, which compares once."""
+
+
 def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     """Operands that equal the result share its gradient."""
     dy = op.only(cotangents)
-    gradients: list[Tensor | None] = []
-    for index in range(len(op.inputs)):
-        if not op.need(index):
-            gradients.append(None)
-            continue
+    operands = [op.input(i) for i in range(len(op.inputs))]
+    wanted = [index for index in range(len(operands)) if op.need(index)]
+    gradients: list[Tensor | None] = [None] * len(operands)
+    for group in [wanted] if len(wanted) > _APART else [[index] for index in wanted]:
         k = op.emit("grad_input")
-        operands = [op.input(i) for i in range(len(op.inputs))]
         # all operands are read, so the result can be found again instead of being kept
         y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)
         masks = [k.cast(k.compare("Equal", operand, y), dy.dtype) for operand in operands]
         winners = masks[0]
         for mask in masks[1:]:
             winners = k.add(winners, mask)
-        gradients.append(k.mul(dy, k.div(masks[index], winners)))
+        for index in group:
+            gradients[index] = k.mul(dy, k.div(masks[index], winners))
     return tuple(gradients)
 
 
