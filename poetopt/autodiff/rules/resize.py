@@ -42,7 +42,7 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
     if mode == "tf_crop_and_resize":
         raise MissingVjpError(
             f"{op.where}: there is no gradient rule for coordinate_transformation_mode {mode!r}; write a fixed "
-            "region as a Slice and a Resize ('half_pixel', 'align_corners'), or train what comes after it (--train PATTERN)"
+            "region as a Slice and a Resize ('half_pixel', say), or train what comes after it (--train PATTERN)"
         )
     dy = op.only(cotangents)
     if op.x.shape == op.y.shape:  # copied, whatever the scales are
