@@ -70,12 +70,18 @@ def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | Non
     return reference if reference in zoo.names() else beside(plan, reference)
 
 
-def beside(plan: str, reference: str) -> str | None:
-    """Where a file is that a plan names: there, or beside the plan; None where it isn't."""
+def beside(plan: str, reference: str, what: str = "model") -> str | None:
+    """Where a file is that a plan names: there, or beside the plan; None where it isn't.
+
+    what
+        `model` or `device`, as errors and options call it.
+    """
     for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
         if reference and os.path.exists(place):
             if is_special(place):
-                raise PlanError(f"{plan}: names {place} as its model, a pipe or a device; say where with --model FILE")
+                raise PlanError(
+                    f"{plan}: names {place} as its {what}, and that is no regular file; say where with --{what} FILE"
+                )
             return place
     return None
 

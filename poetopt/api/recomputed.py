@@ -129,7 +129,7 @@ def _device(plan: str, problem: Problem, given: Device | str | os.PathLike[str] 
         return devices.device(given) if isinstance(given, (str, os.PathLike)) else given
     file = problem.recipe.get(DEVICE)
     if isinstance(file, str):
-        place = beside(plan, file)
+        place = beside(plan, file, DEVICE)
         return devices.device(os.path.abspath(place)) if place is not None and os.path.isfile(place) else None
     return devices.device(problem.device) if problem.device in devices.names() else None
 

@@ -12,20 +12,25 @@ import pytest
 from poetopt.backends.ort import measure
 from poetopt.backends.ort.allocator import give_back
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.measure import alternate, beside_each_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.ort.measure import alternate, beside_each_bytes, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from tests.backends.support import problem
 
 PAGE = 4096
 
 
-def allocating(*sizes: int) -> Callable[[], object]:
-    """Take blocks of these sizes from the C library, use them all, and give them back."""
+def c_library() -> ctypes.CDLL:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = libc.memset.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
+    return libc
+
+
+def allocating(*sizes: int) -> Callable[[], object]:
+    """Take blocks of these sizes from the C library, use them all, and give them back."""
+    libc = c_library()
 
     def act() -> None:
         blocks = [libc.memset(libc.malloc(size), 1, size) for size in sizes]
@@ -85,6 +90,31 @@ def test_the_high_water_mark_is_of_all_that_was_freed_and_not_given_back() -> No
     assert 10_000_000 - 8 * PAGE <= held <= 14_000_000 + 64 * PAGE  # gaps of a pass may serve the next one
     assert 8_000_000 - 2 * PAGE <= live <= given + 2 * PAGE
     assert given <= 8_000_000 + 64 * PAGE
+
+
+def test_what_a_step_gives_back_of_before_hides_nothing_of_its_own() -> None:
+    trim, libc = give_back(), c_library()
+    old: list[int] = []
+
+    def prepare() -> None:
+        old.append(libc.memset(libc.malloc(6_000_000), 1, 6_000_000))
+
+    def release() -> None:
+        libc.free(old.pop())
+
+    if trim is None:
+        pytest.skip("this C library gives nothing back")
+    held = high_water_bytes([release, trim, allocating(3_000_000)], prepare)
+    if held is None:
+        pytest.skip("this platform doesn't say what is resident")
+    assert 3_000_000 - 2 * PAGE <= held <= 3_000_000 + 64 * PAGE
+
+
+def test_what_is_held_is_no_less_than_what_is_live() -> None:
+    assert held_bytes(1_000, 500, 400) == 1_500
+    assert held_bytes(1_000, 400, 500) == 1_500
+    assert held_bytes(1_000, 400, None) == 1_400
+    assert held_bytes(1_000, None, 500) is None
 
 
 def keeping(size: int, kept: list[object]) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_ba
 from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import Comparison, compare
 from poetopt.backends.ort.execution import Execution
-from poetopt.backends.ort.measure import alternate, high_water_bytes, peak_beside_bytes
+from poetopt.backends.ort.measure import alternate, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.memory import Block
 from poetopt.backends.ort.places import Region, check_belongs
 from poetopt.backends.ort.program import Program
@@ -268,7 +268,7 @@ def _execution(
         arena_bytes=arena,
         kernel_workspace_bytes=kernels,
         measured_peak_bytes=None if kernels is None else arena + kernels,
-        high_water_bytes=None if high_water is None else arena + high_water,
+        high_water_bytes=held_bytes(arena, high_water, kernels),
         store_all_peak_bytes=store_all_bytes(plan.problem),
         step_s=times["scheduled"],
         store_all_step_s=times["store_all"],

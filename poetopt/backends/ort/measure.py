@@ -82,9 +82,24 @@ def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
                 if act is gives_back:
                     most = max(most, (resident.bytes() or 0) - before)
                 act()
+                if act is gives_back:
+                    # What was there before the step may be given back in it.
+                    before = min(before, resident.bytes() or 0)
             most = max(most, (resident.bytes() or 0) - before)
             least = most if least is None else min(least, most)
     return least
+
+
+def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> int | None:
+    """Arena and high-water mark together; None where that can't be measured.
+
+    What is live at once is held, too. Passes of their own measure both, each in whole pages, so the mark is at least
+    that.
+
+    high_water, live
+        Of `high_water_bytes` and `peak_beside_bytes`.
+    """
+    return None if high_water is None else arena_bytes + max(high_water, live or 0)
 
 
 def _least(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:

@@ -25,7 +25,7 @@ from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.backends.ort.executor import graph_of, paged_bytes, taken_bytes
-from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
+from poetopt.backends.ort.measure import held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.memory import Block, writable_copy
 from poetopt.backends.ort.places import Region, check_belongs
 from poetopt.backends.ort.program import Program
@@ -316,7 +316,7 @@ def train(
         arena_bytes=arena_size,
         kernel_workspace_bytes=kernels,
         measured_peak_bytes=None if kernels is None else arena_size + kernels,
-        high_water_bytes=None if high_water is None else arena_size + high_water,
+        high_water_bytes=held_bytes(arena_size, high_water, kernels),
         optimizer_bytes=mine.optimizer.nbytes,
         step_s=median(times),
         reference_step_s=median(reference_times),
