@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from poetopt import notes
 from poetopt.api.models import DEVICE, PROFILE, SAME_BYTES
 from poetopt.api.plans import again, beside, model_place
 from poetopt.errors import PlanError
@@ -19,6 +20,7 @@ from poetopt.problem import Problem
 from poetopt.report.verification import Taken
 
 if TYPE_CHECKING:
+    from poetopt.api.models import Training, TrainingFile
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
 
@@ -50,6 +52,8 @@ class Recomputed:
         What was computed again, and is the same.
     taken
         What was not.
+    given
+        The problem with its operators in the model's own order, where the model is there.
     """
 
     file: codec.PlanFile
@@ -57,6 +61,7 @@ class Recomputed:
     device: str | None
     done: tuple[str, ...]
     taken: tuple[Taken, ...]
+    given: Problem | None = None
 
 
 def recomputed(
@@ -99,7 +104,13 @@ def recomputed(
     unknown = {entry.what for entry in taken}
     costed: Device | str = problem.device if not network else SAME_BYTES if unknown or used is None else used
     measures = None if unknown else profile
-    made = again(plan, problem, place, lambda step: step.cost(costed, profile=measures), allow_symlinks=allow_symlinks)
+    natural: list[Problem] = []
+
+    def made_with(step: Training | TrainingFile) -> Problem:
+        natural.append(step.cost(costed, profile=measures))
+        return natural[-1]
+
+    made = again(plan, problem, place, made_with, allow_symlinks=allow_symlinks)
     whole = codec.with_problem(found, made, plan)
     for key, where, here, there in _differences(problem, made):
         if FIELDS.get(key, OF_MODEL) not in unknown:
@@ -110,7 +121,8 @@ def recomputed(
     if not unknown and network and not _same_notes(whole, made):
         taken.append(Taken(OF_NOTES, "this version of poetopt writes other ones"))
     done = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unknown)
-    return Recomputed(whole, place, problem.device if OF_DEVICE in done else None, done, tuple(taken))
+    device_used = problem.device if OF_DEVICE in done else None
+    return Recomputed(whole, place, device_used, done, tuple(taken), None if unknown else natural[-1])
 
 
 def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:
@@ -189,5 +201,9 @@ def _sources(key: str, problem: Problem, network: bool, measured: bool) -> str:
 
 def _same_notes(file: codec.PlanFile, made: Problem) -> bool:
     of_graph = made.graph.notes if made.graph is not None else ()
-    told = file.report.get("notes")
-    return file.plan.problem.notes == made.notes and (told is None or told == [*made.notes, *of_graph])
+    told, important = file.report.get("notes"), file.report.get("important")
+    return (
+        file.plan.problem.notes == made.notes
+        and (told is None or told == [*made.notes, *of_graph])
+        and (important is None or important == notes.document(of_graph))
+    )

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from poetopt.api.recomputed import recomputed
+from poetopt.backends.solver import names as backends
 from poetopt.engine.certificate import Certificate, certify
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError, TimeUpError
+from poetopt.formulations import names as formulations
 from poetopt.formulations.scope import scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import simulate
 from poetopt.printable import shown as printable
-from poetopt.report.certainty import claimed_bound_j, uncertified
+from poetopt.report.certainty import SLACK, claimed_bound_j, uncertified, uncertified_order
 from poetopt.report.claims import SCOPE, TOLD, check_claims
+from poetopt.report.told import foreign, given_bound_j, missing, unknown
 from poetopt.report.verification import Taken, Verification
 
 if TYPE_CHECKING:
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
+    from poetopt.problem import Problem
 
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""
@@ -77,16 +82,23 @@ def verify(
     try:
         simulation = simulate(loaded.plan, ram_bytes=loaded.ram_bytes, deadline_s=loaded.deadline_s)
         check_claims(loaded, simulation)
+        _check_order(loaded, again.given)
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
     report, certificate, none = loaded.report, None, ""
+    enough = claimed_bound_j(report, simulation.overhead_j)
     if bound:
-        certificate = _certificate(shown, loaded, simulation.overhead_j, time_limit_s)
+        certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem, enough)
     elif strict and report and uncertified(report, simulation, None):
         try:
-            certificate = _certificate(shown, loaded, simulation.overhead_j, time_limit_s)
+            certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem, enough)
         except (FormulationError, PlanError, TimeUpError) as error:
             none = str(error).removeprefix(f"{shown}: ")
+    of_given = certificate if again.given is not None and _same_order(loaded, again.given) else None
+    if (bound or strict) and again.given is not None and uncertified_order(report, of_given):
+        claimed_j = given_bound_j(report)
+        with suppress(FormulationError, PlanError, TimeUpError):
+            of_given = _certificate(shown, loaded, time_limit_s, again.given, claimed_j * (1 - SLACK / 2))
     return Verification(
         loaded,
         simulation,
@@ -96,12 +108,37 @@ def verify(
         again.done,
         (*again.taken, *_of_report(loaded)),
         tuple(key for key in TOLD if key in report),
-        uncertified(report, simulation, certificate, none) if report else (),
+        (*uncertified(report, simulation, certificate, none), *uncertified_order(report, of_given)) if report else (),
     )
+
+
+def _same_order(file: codec.PlanFile, given: Problem) -> bool:
+    return [step.name for step in file.plan.problem.operators] == [step.name for step in given.operators]
+
+
+def _check_order(file: codec.PlanFile, given: Problem | None) -> None:
+    """Refuse another order of operators than the model's where none is said to have been found."""
+    report = file.report
+    moved = report.get("order") == "search" and report.get("order_moves") != 0
+    if given is not None and "order" in report and not moved and not _same_order(file, given):
+        raise PlanError(
+            '"report" says that the order of operators is the given one, and the model gives another; solve it again'
+        )
 
 
 def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
     """What of a report neither the plan nor its problem gives again."""
+    if not file.report:
+        return
+    yield from (Taken(printable(key), "not known to this version") for key in unknown(file.report))
+    yield from (Taken(key, "the report lacks what this version writes") for key in missing(file.report))
+    if foreign(file.report):
+        yield Taken("reason", "a text that this version doesn't write")
+    formulation, backend = str(file.report.get("formulation", CERTIFIED)).partition("+")[0], file.report.get("backend")
+    if formulation not in formulations():
+        yield Taken(f"formulation ({printable(formulation)})", "none of that name is installed")
+    if backend is not None and backend not in backends():
+        yield Taken(f"backend ({printable(str(backend))})", "none of that name is known")
     if "arena_bytes" in file.report and not file.plan.offsets:
         yield Taken("arena_bytes", "the file has no layout")
     blocks = str(file.report.get("formulation", "")).split("+")[1:]
@@ -111,7 +148,9 @@ def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
         yield Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone")
 
 
-def _certificate(shown: str, loaded: codec.PlanFile, overhead_j: float, time_limit_s: float) -> Certificate:
+def _certificate(
+    shown: str, loaded: codec.PlanFile, time_limit_s: float, problem: Problem, claimed_j: float
+) -> Certificate:
     claimed = loaded.report
     if loaded.ram_bytes is None:
         raise PlanError(f"{shown}: it names no RAM budget, so there is no bound to prove")
@@ -131,7 +170,6 @@ def _certificate(shown: str, loaded: codec.PlanFile, overhead_j: float, time_lim
         raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(scope))}")
     scope = scope_option(scope)
     try:
-        enough = claimed_bound_j(claimed, overhead_j)
-        return certify(loaded.plan.problem, options, "full" if scope == "store-all" else scope, claimed_j=enough)
+        return certify(problem, options, "full" if scope == "store-all" else scope, claimed_j=claimed_j)
     except FormulationError as error:
         raise PlanError(f"{shown}: {error}") from error

@@ -110,6 +110,8 @@ class Verification:
         if self.certificate is not None:
             rows += _proof(self.certificate, simulation.overhead_j, self.file.report)
         rows += [("not certified", claim) for claim in self.uncertified]
+        if self.told:
+            rows.append(("told by search", f"{', '.join(self.told)}: nothing confirms it"))
         return table(self.file.plan.problem.name, rows)
 
     def _source(self) -> str:
