@@ -117,7 +117,7 @@ def reported(
         ),
     )  # fmt: skip
     made: Document = json.loads(found.plan_text())
-    for key in ("loss", "granularity", "blocks", "notes", "asked_scope"):
+    for key in ("loss", "granularity", "blocks", "notes", "important", "asked_scope"):
         made["report"][key] = report[key]
     return made
 
@@ -242,6 +242,72 @@ REPORTED = (
 WORDS = {"loss": "mse", "device": "m7", "model": "other", "scope": "store-all", "status": "unknown", "granularity": "x"}
 
 
+def without(*keys: str) -> Edit:
+    """The report without these fields."""
+
+    def edit(document: Document) -> Document | None:
+        found = [document["report"].pop(key) for key in keys if key in document["report"]]
+        return document if found else None
+
+    return edit
+
+
+def says(**fields: Any) -> Edit:
+    """The report with these fields; functions make theirs of the report."""
+
+    def edit(document: Document) -> Document | None:
+        report = document["report"]
+        report.update({key: value(report) if callable(value) else value for key, value in fields.items()})
+        return document
+
+    return edit
+
+
+def won(moves: int) -> Edit:
+    """An order that has won what the given one is said to need, by proof."""
+
+    def edit(document: Document) -> Document | None:
+        report = document["report"]
+        gain_j = 0.5 * report["overhead_j"] + 1e-3
+        given_j = report["overhead_j"] + gain_j
+        report |= {
+            "order": "search", "order_moves": moves, "order_gain_j": gain_j, "order_gain_proven_j": gain_j,
+            "order_given_overhead_j": given_j, "order_given_bound_j": given_j,
+            "order_given_scope": "full", "order_judged": 10, "order_drawn": 20, "order_finished": True,
+        }  # fmt: skip
+        return document
+
+    return edit
+
+
+STATEMENTS: Mapping[str, Edit] = {
+    "no schedule has less RAM": says(ram_bound_bytes=lambda report: report["peak_bytes"]),
+    "the least RAM": says(least_ram_bytes=1, ram_bound_bytes=1000),
+    "no schedule is shorter": says(deadline_bound_s=lambda report: 0.9 * report["makespan_s"]),
+    "the least deadline": says(least_deadline_s=lambda report: report["makespan_s"]),
+    "a batch that fits": says(fitting_batch=1),
+    "reasons": says(why=["no schedule of any order needs less RAM"]),
+    "a reason": says(reason="proven optimal over all orders"),
+    "an important note that isn't": says(important=[{"about": "loss", "text": "loss: the best there is"}]),
+    "important notes of no kind": says(important=[None, 5]),
+    "no important notes": entry("report", "important", fixed([])),
+    "certified": says(certified=True, proof="exact"),
+    "an objective with more to it": lambda document: (document["report"]["objective"].update(proof="exact"), document)[
+        1
+    ],
+    "without its transfers": without("transfer_s", "hidden_s", "hidden_bytes", "bytes_paged", "wakes"),
+    "without its objective": without("objective"),
+    "without its notes": without("important"),
+    "another formulation": says(formulation="exhaustive"),
+    "another backend": says(backend="oracle"),
+    "a scope of no kind": says(asked_scope="all orders"),
+    "solved for longer than all of it": says(total_s=0.0, solve_s=1e5),
+    "an order won by proof": won(5),
+    "the given order, won by proof": won(0),
+}
+"""What a report says that its plan doesn't give again."""
+
+
 def misplaced(document: Document) -> Document | None:
     """Every buffer at the start of the arena."""
     document["instructions"] = [[*step[:2], *(0 for _ in step[2:])] for step in document["instructions"]]
@@ -350,6 +416,7 @@ def edits() -> Mapping[str, Edit]:
     found |= {f"report: {key}": entry("report", key, up) for key in REPORTED}
     found |= {f"report: {key} = {word}": entry("report", key, fixed(word)) for key, word in WORDS.items()}
     found |= {f"without the first {action}": dropped(action) for action in ("compute", "free", "page_out", "page_in")}
+    found |= {f"report: {name}": edit for name, edit in STATEMENTS.items()}
     return found | {
         "all offsets 0": misplaced,
         "an offset shifted": shifted,

@@ -94,11 +94,13 @@ def verify(
             certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem, enough)
         except (FormulationError, PlanError, TimeUpError) as error:
             none = str(error).removeprefix(f"{shown}: ")
-    of_given = certificate if again.given is not None and _same_order(loaded, again.given) else None
+    scope = str(report.get("order_given_scope") or report.get("scope") or "full")
+    same = again.given is not None and _same_order(loaded, again.given) and scope == report.get("scope")
+    of_given = certificate if same else None
     if (bound or strict) and again.given is not None and uncertified_order(report, of_given):
         claimed_j = given_bound_j(report)
         with suppress(FormulationError, PlanError, TimeUpError):
-            of_given = _certificate(shown, loaded, time_limit_s, again.given, claimed_j * (1 - SLACK / 2))
+            of_given = _certificate(shown, loaded, time_limit_s, again.given, claimed_j * (1 - SLACK / 2), scope)
     return Verification(
         loaded,
         simulation,
@@ -149,7 +151,7 @@ def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
 
 
 def _certificate(
-    shown: str, loaded: codec.PlanFile, time_limit_s: float, problem: Problem, claimed_j: float
+    shown: str, loaded: codec.PlanFile, time_limit_s: float, problem: Problem, claimed_j: float, scope: str = ""
 ) -> Certificate:
     claimed = loaded.report
     if loaded.ram_bytes is None:
@@ -165,7 +167,7 @@ def _certificate(
         remat=claimed.get("remat") is not False,
         time_limit_s=time_limit_s,
     )
-    scope = str(claimed.get("scope") or "full")
+    scope = scope or str(claimed.get("scope") or "full")
     if not SCOPE.fullmatch(scope):
         raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(scope))}")
     scope = scope_option(scope)

@@ -137,8 +137,8 @@ class OrderFound:
         is not proven of it may be the longer search's: the given order had a third of the time.
     proven_j
         Of these, what no schedule of the given order has, within the same scope; None where that wasn't proven.
-    given_overhead_j, given_bound_j
-        What was found, and proven, in the given order.
+    given_overhead_j, given_bound_j, given_scope
+        What was found, and proven, in the given order, and in which scope.
     judged, drawn
         How many orders the relaxation judged, and how many moves were drawn.
     finished
@@ -150,6 +150,7 @@ class OrderFound:
     proven_j: float | None
     given_overhead_j: float | None
     given_bound_j: float | None
+    given_scope: str
     judged: int
     drawn: int
     finished: bool

@@ -43,17 +43,16 @@ LISTS = ("asks", "why", "notes")
 NUMBERS = ("build_s", "solve_s", "total_s", "time_limit_s", "gap_tolerance")
 TABLES = ("solver_options", "versions")
 WHOLES = ("blocks", "threads", "order_moves", "order_judged", "order_drawn")
-NULLABLE_TEXTS = ("reason", "loss")
+NULLABLE_TEXTS = ("reason", "loss", "order_given_scope")
 NULLABLE_NUMBERS = (
     "least_deadline_s", "deadline_bound_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
 )  # fmt: skip
 NULLABLE_WHOLES = ("least_ram_bytes", "ram_bound_bytes", "fitting_batch", "process_peak_bytes")
 TOLD = (
     "backend", "method", "reason", "why", "build_s", "solve_s", "total_s", "timing", "process_peak_bytes",
-    "interrupted", "order", "order_moves", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
-    "order_judged", "order_drawn",
-    "order_finished", "paging", "remat", "time_limit_s", "gap_tolerance", "asked_scope", "threads", "solver_options",
-    "version", "versions",
+    "interrupted", "order", "order_moves", "order_given_overhead_j", "order_given_bound_j", "order_given_scope",
+    "order_gain_proven_j", "order_judged", "order_drawn", "order_finished", "paging", "remat", "time_limit_s",
+    "gap_tolerance", "asked_scope", "threads", "solver_options", "version", "versions",
 )  # fmt: skip
 """What a search says of itself and of how it was asked, which no plan gives again."""
 

@@ -34,7 +34,7 @@ SOLVED = (
 """The fields that `solve` writes into a plan file."""
 ORDER = (
     "order_moves", "order_gain_j", "order_gain_proven_j", "order_given_overhead_j", "order_given_bound_j",
-    "order_judged", "order_drawn", "order_finished",
+    "order_given_scope", "order_judged", "order_drawn", "order_finished",
 )  # fmt: skip
 """Those of `--order search`, beside them."""
 OBJECTIVE = ("name", "unit", "value", "baseline", "overhead", "bound")
@@ -94,7 +94,8 @@ def unknown(report: Mapping[str, object]) -> Iterator[str]:
 def missing(report: Mapping[str, object]) -> Iterator[str]:
     """Fields that this version writes, and the report hasn't, but for those that are null beside a plan."""
     written = COLUMNS if "method" in report else (*SOLVED, *(ORDER if report.get("order") == "search" else ()))
-    yield from (key for key in written if key not in report and key not in OF_FAILURES)
+    nothing = OF_FAILURES if given_bound_j(report) > 0 else (*OF_FAILURES, "order_given_scope")
+    yield from (key for key in written if key not in report and key not in nothing)
 
 
 def foreign(report: Mapping[str, object]) -> bool:
@@ -139,7 +140,7 @@ def _order(report: Entry, simulation: Simulation) -> None:
             if key in report.data:
                 _refuse(report, key, "no other order was searched for")
         return
-    if not all(key in report.data for key in ORDER):
+    if not all(key in report.data for key in ORDER if key != "order_given_scope"):
         return
     moves, overhead_j = report.whole("order_moves"), simulation.overhead_j
     found_j = report.optional("order_given_overhead_j", report.number)

@@ -34,6 +34,7 @@ def order_fields(order: OrderFound | None) -> dict[str, object]:
         "order_gain_proven_j": order.proven_j,
         "order_given_overhead_j": order.given_overhead_j,
         "order_given_bound_j": order.given_bound_j,
+        "order_given_scope": order.given_scope or None,
         "order_judged": order.judged,
         "order_drawn": order.drawn,
         "order_finished": order.finished,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cli.support import Runner, write_problem
@@ -35,8 +36,28 @@ def test_the_order_found_its_gain_and_whose_proof_it_is(run: Runner, tmp_path: P
     assert 0 < found["order_gain_proven_j"] <= found["order_gain_j"] == given["overhead_j"]
     assert found["overhead_j"] == 0
     assert run("verify", tmp_path / "plan.json", "--bound").code == 0
+    assert run("verify", tmp_path / "plan.json", "--strict").code == 0
     assert run("show", tmp_path / "plan.json", "-o", tmp_path / "plan.txt").code == 0
     assert (tmp_path / "plan.txt").read_text()
+
+
+def test_what_an_order_has_won_is_certified_or_told(run: Runner, tmp_path: Path) -> None:
+    """The bound of the given order is proven again; with it goes the gain."""
+    command = ("solve", branches(tmp_path / "branches.json"), "--device", "a72", "--ram", "10B", "--order", "search")
+    assert run(*command, "-o", tmp_path / "plan.json").code == 0
+    document, place = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")), tmp_path / "forged.json"
+    report = document["report"]
+    more_j = 2 * report["order_given_overhead_j"]
+    won = dict.fromkeys(
+        ("order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j", "order_gain_j"), more_j
+    )
+    place.write_text(json.dumps({**document, "report": report | won}), encoding="utf-8")
+    ended = run("verify", place, "--strict")
+    assert (ended.code, ended.err.count("poetopt: ")) == (5, 1)
+    assert "in the given order of operators" in ended.err
+    given = {key: value for key, value in report.items() if not key.startswith("order_")} | {"order": "given"}
+    place.write_text(json.dumps({**document, "report": given}), encoding="utf-8")
+    run("verify", place).assert_one_message("order of operators", code=2)
 
 
 def test_the_summary_says_the_proof_is_of_one_order(run: Runner, problem: Path) -> None:

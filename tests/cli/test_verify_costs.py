@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,13 @@ import pytest
 import poetopt as po
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
 from poetopt.devices.signature import signature
+from poetopt.engine.proof import Proof
+from poetopt.engine.scopes import claim
 from poetopt.plan import codec
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
+from poetopt.report import told
 from poetopt.report.report import Report
 from tests.cli.support import Runner
 
@@ -206,3 +210,57 @@ def test_what_has_no_certificate_is_no_bad_input(run: Runner, tmp_path: Path) ->
     assert ended.code == 5
     assert "not for 'poet'" in ended.err
     assert codec.load(place).ram_bytes is not None
+
+
+def said(place: Path, **fields: object) -> Path:
+    """A copy whose report says this, too; None: lacks it."""
+    document = json.loads(place.read_text(encoding="utf-8"))
+    document["report"] |= fields
+    for key in [key for key, value in fields.items() if value is None]:
+        del document["report"][key]
+    forged = place.with_name("said.json")
+    forged.write_text(json.dumps(document), encoding="utf-8")
+    return forged
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("certified", True, "not known to this version"),
+        ("wakes", None, "the report lacks what this version writes"),
+        ("important", None, "the report lacks what this version writes"),
+        ("reason", "proven of all orders", "a text that this version doesn't write"),
+        ("formulation", "oracle", "none of that name is installed"),
+        ("important", [], "this version of poetopt writes other ones"),
+    ],
+)
+def test_what_nothing_gives_again_is_listed(run: Runner, plan: Path, key: str, value: object, why: str) -> None:
+    forged = said(plan, **{key: value})
+    assert run("verify", forged).code == 0
+    ended = run("verify", forged, "--strict")
+    assert (ended.code, ended.err.count("poetopt: ")) == (5, 1)
+    assert why in ended.err
+
+
+def test_a_report_has_the_fields_that_are_known(plan: Path) -> None:
+    report = json.loads(plan.read_text(encoding="utf-8"))["report"]
+    assert not list(told.unknown(report))
+    assert not list(told.missing(report))
+
+
+def test_reasons_of_plans_are_known() -> None:
+    def proof(scope: str, value: float, gap: float) -> Proof:
+        return Proof(scope, scope, value * (1 - gap), False, value, gap <= 0)
+
+    scopes = ("depth<=1", "depth<=8", "needed", "forward", "full")
+    for scope, value, gap in itertools.product(scopes, (1.0, 2.0), (1e-7, 0.163, 1.0)):
+        note = claim(proof("depth<=0", 2.0, 0.0), None, proof(scope, value, gap), 1e-3).note
+        assert note
+        assert not told.foreign({"reason": note})
+        assert told.foreign({"reason": f"{note}, by proof"})
+
+
+def test_a_search_tells_what_it_says(run: Runner, plan: Path) -> None:
+    text = run("verify", plan).out
+    assert "told by search" in text
+    assert "gap_tolerance" in text

@@ -117,6 +117,7 @@ def _found(
         proven_j=proven,
         given_overhead_j=before,
         given_bound_j=given.overhead_bound_j,
+        given_scope=given.scope,
         judged=judged,
         drawn=drawn,
         finished=finished,
