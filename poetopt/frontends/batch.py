@@ -11,7 +11,7 @@ import onnx
 from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, check_size
-from poetopt.frontends.reading import ReadOptions
+from poetopt.frontends.reading import ReadOptions, size_options
 from poetopt.frontends.sizes import Dims, Shape, Sizes
 
 
@@ -81,10 +81,13 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
     shapes = {info.name: input_dims(document, info, options) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
     sizes = Sizes(document.where, shapes, options)
+    given = size_options(options)
     types: dict[str, tuple[int, Shape]] = {}
     for name in shapes:
         shape = sizes.shape(name)
-        check_size(f"{document.where}: input {name!r}", shape, elems[name])
+        check_size(
+            f"{document.where}: input {name!r}", shape, elems[name], f"give smaller sizes with {given}" if given else ""
+        )
         types[name] = (elems[name], shape)
     changed = None
     if sizes.batch is not None and not sizes.symbol:

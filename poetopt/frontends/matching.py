@@ -31,6 +31,8 @@ class Choice:
         Weights of the last layer.
     gone
         The module's parameters that the exporter left nothing of.
+    whole
+        Weights that are no floats, and the type of each.
     """
 
     names: Sequence[str]
@@ -39,6 +41,7 @@ class Choice:
     hidden: Set[str]
     last: Sequence[str]
     gone: Collection[str]
+    whole: Mapping[str, str]
 
 
 def matching(where: str, choice: Choice, train: str | Sequence[str]) -> tuple[str, ...]:
@@ -67,6 +70,10 @@ def _why_not(choice: Choice, roots: Mapping[str, str], pattern: str) -> str:
     for name, root in (*((name, name) for name in settings), *choice.aliases.items()):
         if root in settings and fnmatch.fnmatchcase(name, pattern):
             return f"names {name!r}, which is {settings[root]}: no gradient rule gives one for it; leave it out"
+    whole = next((name for name in choice.whole if pattern.strip("*") and fnmatch.fnmatchcase(name, pattern)), "")
+    if whole:
+        held = choice.whole[whole]
+        return f"names {whole!r}, which is {held}: only floats are trained; choose one, or export before quantization"
     if not choice.names:
         return "matches no weight; the model has no float weights"
     gone = [name for name in sorted(choice.gone) if fnmatch.fnmatchcase(name, pattern)]

@@ -30,7 +30,7 @@ from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
-from poetopt.frontends.reading import ReadOptions, read_options
+from poetopt.frontends.reading import ReadOptions, read_options, size_options
 from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
@@ -64,6 +64,15 @@ EXPORTERS_NAMES = frozenset(
     }
 )
 """What exporters call every graph, in lower case."""
+
+
+_UNFIT = (
+    "; the model is inconsistent",
+    "; the file is damaged or was exported wrongly",
+    "; the file is damaged or was exported with a wrong size",
+    "; give a larger input, or export the model with one",
+)
+"""What messages advise of shapes where nobody gave any."""
 
 
 def load_onnx(
@@ -177,10 +186,9 @@ def _name(own: str, where: str) -> str:
 
 def _misfit(error: ModelError, options: ReadOptions, fixed: FixedInputs) -> ModelError:
     """What to say where shapes don't fit each other: sizes that the user gave are the first to doubt."""
-    asked = {"--batch": options.batch, "--dim": options.dims, "--shape": options.shapes}
-    given = " or ".join(option for option, value in asked.items() if value)
-    text, inconsistent, _ = str(error).partition("; the model is inconsistent")
-    if not given or not inconsistent:
+    given = size_options(options)
+    text, unfit, _ = str(error).partition(next((told for told in _UNFIT if told in str(error)), "\n"))
+    if not given or not unfit:
         return error
     shapes = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in rebatched(fixed).items())
     return ModelError(f"{text}; the network doesn't fit these sizes ({shapes}): give others with {given}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -232,13 +232,27 @@ def _list_weights(document: Document, initializers: Iterable[TensorProto]) -> No
             raise ModelError(f"{document.where}: two initializers are called {proto.name!r}; export the model again")
         check_size(f"{document.where}: initializer {proto.name!r}", tuple(proto.dims), proto.data_type)
         document.weights[proto.name] = proto
+    for info in graph.input:
+        tensor = info.type.tensor_type
+        held = document.weights.get(info.name)
+        if held is not None and tensor.HasField("shape") and not _may_be(tensor.shape, held.dims):
+            raise ModelError(
+                f"{document.where}: an input and an initializer of another shape are both called {info.name!r} "
+                f"(the initializer has shape {list(held.dims)}); rename one of them in the module and export again"
+            )
     kept = [info for info in graph.input if info.name not in document.weights]
     del graph.input[:]
     graph.input.extend(kept)
 
 
-def check_size(what: str, dims: tuple[int, ...], elem: int) -> None:
-    """Raise `ModelError` for negative dims, and for sizes that no machine holds."""
+def _may_be(shape: onnx.TensorShapeProto, dims: Sequence[int]) -> bool:
+    """Whether a tensor of those dims has the declared shape."""
+    pairs = zip(shape.dim, dims, strict=False)
+    return len(shape.dim) == len(dims) and all(not dim.dim_value or dim.dim_value == size for dim, size in pairs)
+
+
+def check_size(what: str, dims: tuple[int, ...], elem: int, remedy: str = "") -> None:
+    """Raise `ModelError` for negative dims, and for sizes that no machine holds (with the remedy for those)."""
     if any(dim < 0 for dim in dims):
         raise ModelError(f"{what} has a negative dimension in its shape {list(dims)}; export the model again")
     try:
@@ -248,7 +262,7 @@ def check_size(what: str, dims: tuple[int, ...], elem: int) -> None:
     if math.prod(dims) * item > LARGEST_TENSOR_BYTES:
         raise ModelError(
             f"{what} has shape {list(dims)}, more than {LARGEST_TENSOR_BYTES >> 40} TiB; "
-            "the file is damaged or was exported with a wrong size"
+            + (remedy or "the file is damaged or was exported with a wrong size")
         )
 
 

@@ -185,3 +185,9 @@ def _count(value: Value) -> int:
 
 def _listed(value: Value) -> object:
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+def size_options(options: ReadOptions) -> str:
+    """The options that gave sizes, for messages: `--batch or --dim`; "" where none did."""
+    given = {"--batch": options.batch, "--dim": options.dims, "--shape": options.shapes}
+    return " or ".join(option for option, value in given.items() if value)

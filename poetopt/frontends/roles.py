@@ -1,11 +1,11 @@
 """Which weights are trained, and which are running statistics or constants.
 
-Without `train`, every float initializer is trained that an operator reads where a gradient makes
-sense; running statistics, scalars without a module's name, operands like Clip's limits or Resize's scales, first states
-of recurrent layers that are all zero, and what `leftovers` takes for data are not. Tensors of Constant (or
-ConstantOfShape) nodes are trained only as the weight of a layer, where the file stores all weights so, and not where
-they do nothing in a normalization (scale 1, bias 0). What the file calls a parameter is trained, scalar or not,
-wherever a gradient exists.
+Without `train`, every float initializer is trained that an operator reads where a gradient makes sense; running
+statistics, scalars without a module's name (and the 1 of `1 - p`, in whatever shape), operands like Clip's limits or
+Resize's scales, first states of recurrent layers that are all zero, and what `leftovers` takes for data are not.
+Tensors of Constant (or ConstantOfShape) nodes are trained only as the weight of a layer, where the file stores all
+weights so, and not where they do nothing in a normalization (scale 1, bias 0). What the file calls a parameter is
+trained, scalar or not, wherever a gradient exists.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
-from poetopt.frontends import leftovers
+from poetopt.frontends import leftovers, numbers
 from poetopt.frontends.matching import Choice, matching
 from poetopt.frontends.operands import (
     FLOATS,
@@ -119,7 +119,12 @@ def choose_trained(
         trained, notes = _inferred(document, uses, candidates, constants, fixed, parameters)
     else:
         hidden = {name for name in uses.learnable if not uses.readable.get(name)}
-        choice = Choice(candidates, aliases, uses.settings, hidden, tuple(uses.last), gone)
+        whole = {
+            name: TensorProto.DataType.Name(proto.data_type).lower()
+            for name, proto in document.weights.items()
+            if proto.data_type not in FLOATS
+        }
+        choice = Choice(candidates, aliases, uses.settings, hidden, tuple(uses.last), gone, whole)
         trained = matching(document.where, choice, train)
         notes = [f"{len(trained)} of {len(uses.readable)} float tensors are trained (--train)"]
         notes += leftovers.unmatched(name for name in candidates if document.weights[name].dims and name not in trained)
@@ -220,9 +225,10 @@ def _inferred(
     """The candidates that their uses and names suggest to train, and notes on these and on the rest."""
     made_up = {name for name in candidates if leftovers.made_up(document, name)}
     scalars = {} if parameters else _scalars(document)
+    single = numbers.constants(document, uses.told)
 
     def suggested(name: str) -> bool:
-        told_against = name in constants or name in made_up or name not in uses.wanted
+        told_against = name in constants or name in made_up or name in single or name not in uses.wanted
         return uses.readable[name] and not told_against and bool(document.weights[name].dims or name in scalars)
 
     trained = tuple(
@@ -251,11 +257,8 @@ def _inferred(
     if trained_scalars:
         text = f"scalars with a module's name are trained ({listed(trained_scalars)})"
         notes.append(Note(f"{text}; --train leaves out what is none", short=text))
-    left_scalars = [name for name in candidates if not document.weights[name].dims and name not in known]
-    if left_scalars:
-        shown = ", ".join(left_scalars)
-        notes.append(f"scalars are not trained ({shown}); --train names them where they are parameters")
-    return trained, notes
+    left = [n for n in candidates if n not in known | made_up and (n in single or not document.weights[n].dims)]
+    return trained, notes + numbers.note(document, left, bool(parameters))
 
 
 def _beside_layers(uses: _Uses, trained: Sequence[str]) -> list[str]:

@@ -109,6 +109,9 @@ class Sizes:
         names = [dim for dim in known if dim != "?"]
         if name in names:
             return
+        batch = self.old if isinstance(self.old, int) else 0
+        if name.lower() in ("batch", "batch_size", "n") and batch:
+            raise OptionError(f"{self.where}: --dim {name}: the batch is {batch} and has no name; say --batch SIZE")
         if not names:
             raise OptionError(
                 f"{self.where}: --dim {name}: the file names no dimension of an input; give whole shapes: "

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
 from poetopt.notes import important
@@ -163,3 +164,73 @@ def test_a_copy_in_a_node_is_tied_as_an_initializer_is() -> None:
     found = kind(nodes, [2, 6], {"a": value, "b": np.ascontiguousarray(value.T)})
     twin = load_onnx(found.model(in_nodes={"a", "b"}))
     assert twin.trained == load_onnx(found.model()).trained == ("a",)
+
+
+def formula(numbers: dict[str, float], *steps: tuple[str, str], shape: tuple[int, ...] = (1,)) -> onnx.ModelProto:
+    """A dense layer, an error function, and steps with single numbers behind it, as a Gelu and a norm have them."""
+    nodes = [node("MatMul", "x k", "m"), node("Erf", "m", "h0")]
+    nodes += [node(op, names.format(f"h{k}"), f"h{k + 1}") for k, (op, names) in enumerate(steps)]
+    nodes.append(node("MatMul", f"h{len(steps)} k2", "y"))
+    weights: dict[str, Array] = {name: np.full(shape, value, np.float32) for name, value in numbers.items()}
+    return kind(nodes, [2, 5], {"k": floats(5, 4), "k2": floats(4, 3), **weights}).model()
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_the_numbers_of_a_formula_are_no_parameters(shape: tuple[int, ...]) -> None:
+    steps = [("Sub", "one {}"), ("Mul", "{} half"), ("Div", "{} root"), ("Add", "{} eps")]
+    model = formula({"one": 1, "half": 0.5, "root": 2**0.5, "eps": 1e-6}, *steps, shape=shape)
+    graph = load_onnx(model)
+    assert set(graph.trained) == {"k", "k2"}
+    assert "scalars are not trained (one, half, root, eps)" in "\n".join(graph.notes)
+    assert set(load_onnx(model, train="one, half").trained) == {"one", "half"}
+
+
+def test_an_epsilon_on_what_a_layer_wrote_is_no_bias() -> None:
+    nodes = [node("MatMul", "x k", "h"), node("Add", "h e", "a"), node("Log", "a", "y")]
+    for value, trained in ((1e-6, {"k"}), (0.37, {"k", "e"}), (1.0, {"k", "e"})):
+        weights = {"k": floats(5, 1), "e": np.array([value], np.float32)}
+        assert set(load_onnx(kind(nodes, [2, 5], weights).model()).trained) == trained
+
+
+@pytest.mark.parametrize(("name", "producer"), [("alpha", "pytorch"), ("act.alpha", ""), ("act/ReadVariableOp:0", "")])
+def test_a_modules_parameter_of_one_element_may_begin_with_one(name: str, producer: str) -> None:
+    model = formula({name: 1.0}, ("Mul", "{} " + name))
+    model.producer_name = producer
+    assert set(load_onnx(model).trained) == {"k", "k2", name}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "producer", "said"),
+    [
+        ("t", 2.0, "pytorch", True), ("onnx::Mul_7", 2.0, "pytorch", False), ("temperature", 0.07, "", True),
+        ("logit_scale", 2.6592, "tf2onnx", True), ("scale", 0.5, "", False), ("size", 0.07, "", False),
+    ],
+)  # fmt: skip
+def test_a_scalar_that_may_be_a_parameter_stands_beside_the_answer(
+    name: str, value: float, producer: str, said: bool
+) -> None:
+    model = formula({name: value}, ("Mul", "{} " + name), shape=())
+    model.producer_name = producer
+    graph = load_onnx(model)
+    assert set(graph.trained) == {"k", "k2"}
+    assert any("scalars are not trained" in note and name in note for note in important(graph.notes)) is said
+    assert any("scalars are not trained" in note and name in note for note in graph.notes)
+
+
+def test_a_weight_of_integers_is_named_as_such() -> None:
+    nodes = [node("DequantizeLinear", "q s", "v"), node("MatMul", "x v", "h"), node("MatMul", "h k", "y")]
+    weights: dict[str, Array] = {"q": np.ones((5, 4), np.int8), "s": np.array(0.1, np.float32), "k": floats(4, 3)}
+    with pytest.raises(ModelError, match="names 'q', which is int8: only floats are trained"):
+        load_onnx(kind(nodes, [2, 5], weights).model(), train="q")
+
+
+def test_an_input_and_an_initializer_of_another_shape_are_no_one_tensor() -> None:
+    found = kind([node("MatMul", "x k", "h"), node("Add", "h b", "y")], [2, 5], {"k": floats(5, 3), "b": floats(3)})
+    for dims, fits in (([3], True), (["n"], True), ([2, 3], False), ([4], False)):
+        model = found.model()
+        model.graph.input.append(helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, dims))
+        if fits:
+            assert set(load_onnx(model).trained) == {"k", "b"}
+        else:
+            with pytest.raises(ModelError, match="an input and an initializer of another shape are both called 'b'"):
+                load_onnx(model)
