@@ -7,6 +7,7 @@ BIN     := .venv/bin
 READY   := .venv/.ready
 TESTED  := .venv/.ready-test
 EXTRAS  := test,plot,dask,cbc,gurobi,scip,docs
+PYTEST_FLAGS ?= -n auto --dist worksteal
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
