@@ -32,6 +32,8 @@ def weighs(name: str, behind: Behind) -> bool:
     if behind.node(name) is not None or (array := behind.values.get(name)) is None or not array.size:
         return False
     if behind.tensors[name].role is Role.PARAMETER:
+        if array.flat[0] not in (0, 1):  # a fill of gigabytes takes no memory
+            return False
         return bool(np.all((array == 0) | (array == 1)) and np.any(array) and not np.all(array))
     return _unsigned(name, behind)
 

@@ -21,7 +21,8 @@ _OF_FORMULAS = (0.5, 1.0, 2.0, 3.0, 6.0, 1 / 6, math.sqrt(2), math.sqrt(0.5), ma
 _SMALL = 1e-3
 """No larger epsilon is usual."""
 _LIKE_PARAMETERS = re.compile(
-    r"(^|[./_])(alpha|beta|gamma|bias|weight|slope|scale|tau|temperature|logit_scale|[a-z]_?scale)(/read)?(:0)?$", re.I
+    r"(^|[./_])(w\d*|b\d*|alpha|beta|gamma|bias|weight|slope|scale|tau|temperature|logit_scale|[a-z]_?scale)(/read)?(:0)?$",
+    re.I,
 )
 _VARIABLE = re.compile(r"ReadVariableOp|\w\.[A-Za-z_]\w*$")
 """Names of a module's or TensorFlow's own tensors."""
@@ -38,7 +39,7 @@ def constants(document: Document, biases: Set[str]) -> set[str]:
         if proto.dims
         and proto.data_type in FLOATS
         and math.prod(proto.dims) == 1
-        and not _VARIABLE.search(name)
+        and not (_VARIABLE.search(name) or _LIKE_PARAMETERS.search(name))
         and not _by_torch(document, name)
         and (_epsilon(document, name) or (name not in biases and _of_formula(document, name)))
     }
