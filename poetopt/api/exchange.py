@@ -94,6 +94,7 @@ def import_solution(
     fractional, and for a schedule that is refused.
     """
     from poetopt.engine.exchange import import_solution as read
+    from poetopt.engine.solution import IMPORTED
     from poetopt.report.report import Report
 
     options = asked(
@@ -104,7 +105,7 @@ def import_solution(
         deadline_model=deadline_model,
         formulation=formulation,
         blocks=blocks,
-        backend="imported",
+        backend=IMPORTED,
         scope=scope,
         paging=paging,
         remat=remat,

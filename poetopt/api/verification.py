@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.recomputed import recomputed
 from poetopt.backends.solver import names as backends
 from poetopt.engine.certificate import Certificate, certify
-from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.engine.solution import IMPORTED, DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError, TimeUpError
 from poetopt.formulations import names as formulations
 from poetopt.formulations.scope import scope_option
@@ -139,7 +139,7 @@ def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
     formulation, backend = str(file.report.get("formulation", CERTIFIED)).partition("+")[0], file.report.get("backend")
     if formulation not in formulations():
         yield Taken(f"formulation ({printable(formulation)})", "none of that name is installed")
-    if backend is not None and backend not in backends():
+    if backend is not None and backend not in (IMPORTED, *backends()):
         yield Taken(f"backend ({printable(str(backend))})", "none of that name is known")
     if "arena_bytes" in file.report and not file.plan.offsets:
         yield Taken("arena_bytes", "the file has no layout")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 OPTIMAL_GAP = 1e-6
 """An `overhead_gap` up to this is called optimal."""
+IMPORTED = "imported"
+"""What results call the backend of a schedule that a solver elsewhere found."""
 
 
 class Status(StrEnum):

@@ -23,7 +23,7 @@ def test_out_and_back(run: Runner, tmp_path: Path) -> None:
     solved = run("solve", *ASKED, "--json", "-").document
     assert taken["status"] == "feasible"
     assert taken["energy_j"] == pytest.approx(solved["energy_j"], rel=1e-6)
-    assert run("verify", plan).code == 0
+    assert run("verify", plan, "--strict").code == 0
 
 
 def test_what_is_refused(run: Runner, tmp_path: Path) -> None:
