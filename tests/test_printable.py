@@ -23,7 +23,7 @@ def test_the_command_line_prints_no_control_characters(capsys: pytest.CaptureFix
     complain("The \x07bell\nrings")
     told = capsys.readouterr()
     assert told.out == "a \\x1b[31mred\\x1b[0m\tone\n\\u202eback\\x9b\n"
-    assert told.err == "poetopt: the \\x07bell\nrings\n"
+    assert told.err == "poetopt: The \\x07bell\nrings\n"
 
 
 @given(st.text(max_size=40), st.sampled_from(["", " ", "\n"]), st.integers(0, 3 * LONGEST_LINE))
