@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,26 @@ from poetopt.graph import Node, Operator, Role, Tensor
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+_T = TypeVar("_T")
+
+
+def going_back(name: str, answer: Callable[[str, Callable[[str], _T]], _T], unknown: _T, deepest: int) -> _T:
+    """What `answer` says of `name`, of which it may ask the same of operands; each tensor is answered for once.
+
+    unknown
+        What is said of a tensor behind more than `deepest` others.
+    """
+    known: dict[str, _T] = {}
+
+    def ask(name: str, left: int) -> _T:
+        if name not in known:
+            known[name] = unknown
+            known[name] = answer(name, lambda operand: ask(operand, left - 1)) if left else unknown
+        return known[name]
+
+    return ask(name, deepest)
 
 
 class Behind:

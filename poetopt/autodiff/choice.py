@@ -13,10 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.behind import Behind, going_back
 from poetopt.autodiff.classes import class_axis
 from poetopt.autodiff.normalizers import Tail, reduced_axes
 from poetopt.autodiff.probabilities import Values, values_of
@@ -100,17 +100,17 @@ def _predicts(y: Tensor, behind: Behind) -> bool:
     """Whether the one element of `y` is predicted for a batch of one, by a layer or as a score, and is no loss."""
     if "loss" in y.name.lower():
         return False
-    return _predicted(y.name, behind, _DEEPEST)
+    return going_back(y.name, lambda name, ask: _predicted(name, behind, ask), False, _DEEPEST)
 
 
-def _predicted(name: str, behind: Behind, left: int) -> bool:
+def _predicted(name: str, behind: Behind, ask: Callable[[str], bool]) -> bool:
     node = behind.node(name)
-    if node is None or not left:
+    if node is None:
         return False
     free = [n for n in behind.operands(node) if behind.tensors[n].role is not Role.PARAMETER]
     if node.op_type in _AFTER:
         free = free[:1] if node.op_type == "Div" else free
-        return bool(free) and all(_predicted(n, behind, left - 1) for n in free)
+        return bool(free) and all(ask(n) for n in free)
     if node.op_type == "ReduceSum":
         return _scores(node, behind)
     weighs = any(

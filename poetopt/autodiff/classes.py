@@ -7,7 +7,9 @@ has no other word for it.
 
 from __future__ import annotations
 
-from poetopt.autodiff.behind import Behind
+from collections.abc import Callable
+
+from poetopt.autodiff.behind import Behind, going_back
 from poetopt.graph import VIEW_OPS, Node, Role, Tensor
 
 _CHANNELS_SECOND = frozenset({"AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "MaxPool"})
@@ -22,7 +24,7 @@ def class_axis(y: Tensor, behind: Behind) -> int:
     if rank < 3:
         return rank - 1
     if rank == 3:
-        return 1 if _convolved(y.name, behind, _DEEPEST) else 2
+        return 1 if going_back(y.name, lambda name, ask: _convolved(name, behind, ask), False, _DEEPEST) else 2
     node = behind.node(y.name)
     while node is not None and node.op_type in VIEW_OPS:
         node = behind.node(node.inputs[0])
@@ -33,10 +35,10 @@ def class_axis(y: Tensor, behind: Behind) -> int:
     return rank - 1 if last or dense(node, behind) else 1
 
 
-def _convolved(name: str, behind: Behind, left: int) -> bool:
+def _convolved(name: str, behind: Behind, ask: Callable[[str], bool]) -> bool:
     """Whether the channels of a convolution (or of what comes after one) lie along axis 1 of `name`."""
     node = behind.node(name)
-    if node is None or not left:
+    if node is None:
         return False
     if node.op_type in _CHANNELS_SECOND:
         return True
@@ -44,7 +46,7 @@ def _convolved(name: str, behind: Behind, left: int) -> bool:
     read = [n for n in behind.operands(node) if n not in behind.values]
     if node.op_type not in _AS_THEY_LIE or not read or any(behind.tensors[n].shape[:2] != shape[:2] for n in read):
         return False
-    return all(_convolved(n, behind, left - 1) for n in read)
+    return all(ask(n) for n in read)
 
 
 def dense(node: Node, behind: Behind) -> bool:

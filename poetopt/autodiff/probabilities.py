@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.behind import Behind, going_back
 from poetopt.autodiff.mixing import CONTRACTIONS, factors, over_own_total, weighed_sum, weighs
 from poetopt.autodiff.normalizers import normalizer, shares
 from poetopt.autodiff.ranges import PARTS, bounds
@@ -58,15 +58,7 @@ Ask = Callable[[str], Values]
 
 def values_of(name: str, behind: Behind) -> Values:
     """What `name` holds."""
-    known: dict[str, Values] = {}
-
-    def ask(name: str, left: int) -> Values:
-        if name not in known:
-            known[name] = Values.OTHER
-            known[name] = _values(name, behind, lambda operand: ask(operand, left - 1)) if left else Values.OTHER
-        return known[name]
-
-    found = ask(name, _DEEPEST)
+    found = going_back(name, lambda n, ask: _values(n, behind, ask), Values.OTHER, _DEEPEST)
     if found in {*_PROBABILITIES, Values.MIXED, Values.LOSSES}:
         return found
     low, high = bounds(name, behind)

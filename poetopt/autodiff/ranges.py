@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.behind import Behind, going_back
 from poetopt.autodiff.normalizers import shares
 from poetopt.graph import VIEW_OPS, Node
 
@@ -37,17 +37,12 @@ PARTS |= {"MaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "Slice", "Split", "
 
 def bounds(name: str, behind: Behind) -> Range:
     """The least and the greatest value that elements of `name` can have."""
-    known: dict[str, Range] = {}
+    return going_back(name, lambda n, ask: _range(n, behind, ask), _ANY, _DEEPEST)
 
-    def ask(name: str, depth: int) -> Range:
-        if name not in known:
-            known[name] = _stored(name, behind)
-            node = behind.node(name)
-            if node is not None and depth < _DEEPEST:
-                known[name] = _of(node, behind, lambda operand: ask(operand, depth + 1))
-        return known[name]
 
-    return ask(name, 0)
+def _range(name: str, behind: Behind, ask: Callable[[str], Range]) -> Range:
+    node = behind.node(name)
+    return _stored(name, behind) if node is None else _of(node, behind, ask)
 
 
 def _stored(name: str, behind: Behind) -> Range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
+from poetopt.autodiff.behind import going_back
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Graph, Role
 from tests.autodiff.build import graph
@@ -248,3 +250,17 @@ def test_channels_of_a_convolution_over_sequences_are_classes(tail: str, axis: i
     want = -np.take_along_axis(log_softmax(found["y"], axis), labels, axis).mean()
     assert found["loss"] == pytest.approx(want, rel=1e-4)
     assert any(f"classes along axis {axis})" in note for note in step.notes)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_looking_back_asks_of_each_tensor_once(rank: int) -> None:
+    """Sums of a tensor with what is made of it: there are a million ways back through 28 of them."""
+    asked: list[str] = []
+
+    def answer(name: str, ask: Callable[[str], bool]) -> bool:
+        asked.append(name)
+        level = int(name)
+        return level <= 0 or all([ask(str(level - 1)), ask(str(level - rank + 1))])
+
+    assert going_back("28", answer, False, 40)
+    assert len(asked) == len(set(asked)) <= 30
