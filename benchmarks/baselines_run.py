@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import poetopt as po
+from benchmarks.output import put
 from poetopt.baselines import METHODS
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.budgets import in_bytes, parse_budgets
@@ -73,11 +74,7 @@ def main() -> None:
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
         print(lines[-1], file=sys.stderr, flush=True)
-    text = "\n".join(lines) + "\n"
-    if options.output is None:
-        print(text, end="")
-    else:
-        options.output.write_text(text, encoding="utf-8")
+    put(lines, options.output)
     sys.exit(failed)
 
 

@@ -28,6 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.output import put
+
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL, signal.SIGINT)
 GONE_S = 30.0
 """So long the processes of a killed command have to end."""
@@ -89,11 +91,7 @@ def main() -> None:
             f"| {' | '.join(map(str, [*cells, '; '.join(half[:3]) or 'none', '; '.join(left[:3]) or 'nothing']))} |"
         )
         print(lines[-1], file=sys.stderr, flush=True)
-    text = "\n".join(lines) + "\n"
-    if options.output is None:
-        print(text, end="")
-    else:
-        options.output.write_text(text, encoding="utf-8")
+    put(lines, options.output)
     sys.exit(failed)
 
 

@@ -24,6 +24,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.output import put
 from poetopt.sweeps.points import read_sweep
 from poetopt.sweeps.store import POINT, RESULT
 
@@ -111,11 +112,7 @@ def main() -> None:
         "A point that was at work when its sweep was killed is begun again (at most one a worker and kill); none",
         "that had its row is. No process of a killed sweep was left after it.",
     ]
-    text = "\n".join(lines) + "\n"
-    if options.output is None:
-        print(text, end="")
-    else:
-        options.output.write_text(text, encoding="utf-8")
+    put(lines, options.output)
     sys.exit(failed)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import DEVICE, PROFILE, TrainingFile, read
+from poetopt.api.models import DEVICE, PROFILE, TrainingFile, differentiated, read
 from poetopt.errors import PoetError
 
 if TYPE_CHECKING:
@@ -68,15 +68,8 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
     loaded = read(reference, replace(from_recipe(recipe), batch=batch))
     if isinstance(loaded, TrainingFile):
         return None
-    loss, output, granularity = (recipe.get(key) for key in ("loss", "output", "granularity"))
-    training = loaded.differentiate(
-        loss=loss if isinstance(loss, str) else "auto",
-        output=output if isinstance(output, str) else None,
-        granularity=granularity if isinstance(granularity, str) else "operator",
-        straight_through=bool(recipe.get("straight_through")),
-    )
     path = recipe.get(DEVICE)
-    made = training.cost(path if isinstance(path, str) else problem.device)
+    made = differentiated(loaded, recipe).cost(path if isinstance(path, str) else problem.device)
     alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
     return made if alike and _batch(made) == batch else None
 

@@ -244,6 +244,19 @@ def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) 
     return TrainingFile(found) if isinstance(found, ProblemFile) else Model(found, options.to_recipe())
 
 
+def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -> Training | TrainingFile:
+    """The training step that a plan's recipe asks for; what `differentiate` wouldn't take counts as not asked."""
+    if isinstance(loaded, TrainingFile):
+        return loaded
+    loss, output, granularity = (recipe.get(key) for key in ("loss", "output", "granularity"))
+    return loaded.differentiate(
+        loss=loss if isinstance(loss, str) else "auto",
+        output=output if isinstance(output, str) else None,
+        granularity=granularity if isinstance(granularity, str) else "operator",
+        straight_through=recipe.get("straight_through") is True,
+    )
+
+
 def device(name: str | os.PathLike[str]) -> Device:
     """The device of that name (or alias) in the catalogue, or that a TOML file describes.
 

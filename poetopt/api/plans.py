@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import SAME_BYTES, Training, TrainingFile, read
+from poetopt.api.models import SAME_BYTES, Training, TrainingFile, differentiated, read
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.inputs import is_special
 from poetopt.telling import telling
@@ -211,19 +211,7 @@ def again(
             f"{reference}: it is not the model that {plan} was made for (its content has changed since); "
             "solve it again, or say where the right one is with --model FILE"
         )
-    if isinstance(loaded, TrainingFile):
-        made = costed(loaded)
-    else:
-        loss, output = problem.recipe.get("loss"), problem.recipe.get("output")
-        granularity = problem.recipe.get("granularity")
-        made = costed(
-            loaded.differentiate(
-                loss=loss if isinstance(loss, str) else "auto",
-                output=output if isinstance(output, str) else None,
-                granularity=granularity if isinstance(granularity, str) else "operator",
-                straight_through=problem.recipe.get("straight_through") is True,
-            )
-        )
+    made = costed(differentiated(loaded, problem.recipe))
     return reordered_like(made, [operator.name for operator in problem.operators])
 
 

@@ -8,23 +8,20 @@ exchanging the path in between is of no use.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING
 
 from poetopt.errors import ModelError
+from poetopt.inputs import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-"""Without O_NONBLOCK opening a pipe waits until somebody writes."""
-
 
 @contextmanager
-def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> Iterator[BinaryIO]:
+def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> Iterator[IO[bytes]]:
     """The file `location` of the model's `folder`, open for reading.
 
     folder
@@ -38,7 +35,7 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
         raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
     path = folder / relative
     try:
-        descriptor = os.open(path, _FLAGS)
+        file = open_regular(path)
     except FileNotFoundError as error:
         raise ModelError(f"{what}: external data file {str(path)!r} is missing; put it beside the model") from error
     except OSError as error:
@@ -47,11 +44,8 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
                 f"{what}: external data at {str(path)!r} is no file; put the file beside the model"
             ) from error
         raise ModelError(f"{what}: external data file {str(path)!r} can't be read ({error.strerror})") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ModelError(f"{what}: external data at {str(path)!r} is no file; put the file beside the model")
-    with open(descriptor, "rb") as file:
-        if not allow_symlinks and not _lies_in(folder, path, descriptor):
+    with file:
+        if not allow_symlinks and not _lies_in(folder, path, file.fileno()):
             raise ModelError(
                 f"{what}: external data at {location!r} is a symbolic link out of the model's folder; copy the file "
                 "there, or read it all the same with --allow-symlinks (caches, as Hugging Face's, keep files so)"

@@ -22,9 +22,14 @@ _MOST = 256
 """So many weights are followed into one tensor."""
 
 
-def in_layers(document: Document) -> set[str]:
-    """Weights that a layer's weight or bias is computed of."""
+def written_out(document: Document) -> set[str]:
+    """Weights that a layer's weight or bias is computed of, and scales and biases of normalizations."""
     behind = _behind(document)
+    return _in_layers(document, behind) | _of_normalizations(document, behind)
+
+
+def _in_layers(document: Document, behind: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Weights that a layer's weight or bias is computed of."""
     return {
         name
         for node in document.proto.graph.node
@@ -34,9 +39,8 @@ def in_layers(document: Document) -> set[str]:
     }
 
 
-def of_normalizations(document: Document) -> set[str]:
+def _of_normalizations(document: Document, behind: Mapping[str, tuple[str, ...]]) -> set[str]:
     """Scales and biases, one number for each feature, behind normalizations, written out or not."""
-    behind = _behind(document)
     means: set[str] = set()
     roots: set[str] = set()
     normalized: set[str] = set()

@@ -28,7 +28,7 @@ from poetopt.frontends.operands import (
     stored_beside,
     zero_states,
 )
-from poetopt.frontends.places import in_layers, of_normalizations
+from poetopt.frontends.places import written_out
 from poetopt.frontends.read import Document
 from poetopt.frontends.views import Views, reads, roots
 from poetopt.notes import Note, listed
@@ -144,8 +144,7 @@ def choose_trained(
 
 def _uses(document: Document, constants: Set[str], seen: Views) -> _Uses:
     """Who reads the weights, and as what."""
-    found = _Uses(told=biases(document, seen))
-    found.written |= in_layers(document) | of_normalizations(document)
+    found = _Uses(told=biases(document, seen), written=written_out(document))
     for node in document.proto.graph.node:
         weights = layer_operands(document, node, seen) - idle(document, node, constants)
         beside = stored_beside(document, node, constants, seen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from poetopt.comparison.rows import COLUMNS
@@ -84,7 +84,7 @@ def check_told(report: Entry, simulation: Simulation) -> None:
 
 def unknown(report: Mapping[str, object]) -> Iterator[str]:
     """Fields that this version doesn't write, `objective`'s included."""
-    known = COLUMNS if "method" in report else (*SOLVED, *(ORDER if report.get("order") == "search" else ()))
+    known = _written(report)
     yield from (key for key in report if key not in known)
     objective = report.get("objective")
     if isinstance(objective, Mapping):
@@ -93,9 +93,15 @@ def unknown(report: Mapping[str, object]) -> Iterator[str]:
 
 def missing(report: Mapping[str, object]) -> Iterator[str]:
     """Fields that this version writes, and the report hasn't, but for those that are null beside a plan."""
-    written = COLUMNS if "method" in report else (*SOLVED, *(ORDER if report.get("order") == "search" else ()))
     nothing = OF_FAILURES if given_bound_j(report) > 0 else (*OF_FAILURES, "order_given_scope")
-    yield from (key for key in written if key not in report and key not in nothing)
+    yield from (key for key in _written(report) if key not in report and key not in nothing)
+
+
+def _written(report: Mapping[str, object]) -> Sequence[str]:
+    """The fields that this version writes into such a report: of a solve, or of a method that was compared."""
+    if "method" in report:
+        return COLUMNS
+    return (*SOLVED, *(ORDER if report.get("order") == "search" else ()))
 
 
 def foreign(report: Mapping[str, object]) -> bool:
