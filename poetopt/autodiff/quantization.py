@@ -9,12 +9,12 @@ integers between carry it, as if they were the numbers that they stand for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from poetopt.autodiff.registry import STRAIGHT, downstream, principal
+from poetopt.autodiff.registry import STRAIGHT, flows, principal
 from poetopt.graph import Graph, Operator
 from poetopt.notes import About, Note
 
@@ -132,12 +132,24 @@ def stopped(graph: Graph, read: Iterable[str], gradients: Mapping[str, object]) 
         if leading.intersection(operator.outputs):
             leading.update(operator.inputs)
     ends = [o for o in quantizers if leading.intersection(o.outputs)]
+    first = _first_met(graph, ends)
     for name in graph.trained:
-        live = downstream(graph.tensors, graph.operators, [name])
-        first = next((o for o in ends if live.intersection(principal(o).inputs[:1])), None)
-        if first is not None:
-            found[name in gradients][name] = first
+        if name in first:
+            found[name in gradients][name] = ends[first[name]]
     return Stopped(found[False], found[True])
+
+
+def _first_met(graph: Graph, ends: Sequence[Operator]) -> dict[str, int]:
+    """Tensors whose gradient would come through one of `ends`, and the place of the first of these."""
+    found: dict[str, int] = {}
+    for place, operator in enumerate(ends):
+        for name in principal(operator).inputs[:1]:
+            found.setdefault(name, place)
+    for read, written in reversed(list(flows(graph.tensors, graph.operators))):
+        met = [found[name] for name in written if name in found]
+        for name in read if met else ():
+            found[name] = min(*met, found.get(name, met[0]))
+    return found
 
 
 def _stops(operator: Operator) -> bool:

@@ -15,7 +15,7 @@ registers them as it is imported, when the first rule is looked up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -330,21 +330,31 @@ def blocked_inputs(operator: Operator) -> frozenset[int] | None:
     return _NONE.get(signature(operator), frozenset())
 
 
-def downstream(tensors: Mapping[str, Tensor], operators: Iterable[Operator], roots: Iterable[str]) -> set[str]:
-    """`roots` and every tensor from which a gradient can flow back to one of them.
+def flows(
+    tensors: Mapping[str, Tensor], operators: Iterable[Operator]
+) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+    """Of each operator that passes gradients: the inputs that get one, and the outputs that bring it.
 
     A gradient flows along floating-point tensors, except where an op or an input is declared
     non-differentiable; and along the integers of a quantizer through which gradients pass.
     """
-    live = set(roots)
     for operator in operators:
         blocked = blocked_inputs(operator)
-        flows = blocked is not None and any(
-            name in live and position not in blocked for position, name in enumerate(principal(operator).inputs)
+        if blocked is None:
+            continue
+        carries = signature(operator)[0] == STRAIGHT
+        yield (
+            [name for position, name in enumerate(principal(operator).inputs) if position not in blocked],
+            [name for name in operator.outputs if carries or is_float(tensors[name])],
         )
-        if flows:
-            carries = signature(operator)[0] == STRAIGHT
-            live.update(name for name in operator.outputs if carries or is_float(tensors[name]))
+
+
+def downstream(tensors: Mapping[str, Tensor], operators: Iterable[Operator], roots: Iterable[str]) -> set[str]:
+    """`roots` and every tensor from which a gradient can flow back to one of them."""
+    live = set(roots)
+    for read, written in flows(tensors, operators):
+        if not live.isdisjoint(read):
+            live.update(written)
     return live
 
 

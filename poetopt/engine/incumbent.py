@@ -108,8 +108,7 @@ class Incumbent:
         late = self._lateness(simulation)
         if late is not None:
             return self._refuse(schedule, late)
-        until = max(self.until, time.monotonic() + LAYOUT_S)
-        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
+        laid_out = self._laid_out(plan, quick)
         arena = arena_bytes(laid_out)
         if arena > self.room_bytes and quick:
             del self._seen[schedule]
@@ -188,12 +187,16 @@ class Incumbent:
             return
         plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes)
         simulation = simulate(plan)
-        until = max(self.until, time.monotonic() + LAYOUT_S)
-        laid_out = lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
+        laid_out = self._laid_out(plan, quick)
         arena = arena_bytes(laid_out)
         if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self.room_bytes:
             value = self._judge.goal.value(self._judge.trial(plan, simulation))
             self.best = Candidate(self.best.schedule, laid_out, simulation, arena, min(value, self.best.value))
+
+    def _laid_out(self, plan: Plan, quick: bool) -> Plan:
+        """The plan with the first layout that fits, looked for until the time ends, and for `LAYOUT_S` at least."""
+        until = max(self.until, time.monotonic() + LAYOUT_S)
+        return lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
 
     def settle(self) -> None:
         """Lay the best plan out as a device does that has its compact form alone: while searching, any layout did."""
