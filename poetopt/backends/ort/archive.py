@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Header(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    order: Literal["C", "F"]
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +79,7 @@ class Archive(Mapping[str, "Array"]):
     def __getitem__(self, name: str) -> Array:
         with self._opened(name) as file:
             header = self._header(name, file)
-            data = np.empty(header.shape, header.dtype, order="F" if self._fortran else "C")
+            data = np.empty(header.shape, header.dtype, order=header.order)
             flat = data.reshape(-1, order="A").view(np.uint8)
             done = 0
             while done < flat.size:
@@ -108,12 +109,12 @@ class Archive(Mapping[str, "Array"]):
     def _header(self, name: str, file: IO[bytes]) -> Header:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
-            shape, self._fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         elif version == (2, 0):
-            shape, self._fortran, dtype = np.lib.format.read_array_header_2_0(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
         else:
             raise ValueError(f"{name!r} is of version {version} of numpy's format")
-        found = Header(tuple(int(n) for n in shape), dtype)
+        found = Header(tuple(int(n) for n in shape), dtype, "F" if fortran else "C")
         if dtype.hasobject:
             raise ValueError(f"{name!r} holds Python objects, which could run anything")
         if any(n < 0 for n in found.shape):
