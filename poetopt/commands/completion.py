@@ -51,11 +51,9 @@ def blocks(incomplete: str) -> list[str]:
 
 def backends(incomplete: str) -> list[str]:
     """Solvers, installed or not."""
-    from importlib.metadata import entry_points
+    from poetopt.backends.solver import names
 
-    from poetopt.backends.solver import BACKENDS
-
-    return _begin(incomplete, (*BACKENDS, *(point.name for point in entry_points(group="poetopt.backends"))))
+    return _begin(incomplete, names())
 
 
 def methods(incomplete: str) -> list[str]:
