@@ -28,6 +28,9 @@ PAGES = [
     *sorted((ROOT / "docs" / "api").glob("*.md")),
     EXTENSION / "README.md",
 ]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
+"""Names of modules in them are those of their date."""
 TYPED = [page for page in PAGES if page not in NOTEBOOKS]
 
 BESIDE = {"your-model": ("python",), "adding-an-op": ("toml",)}
@@ -96,7 +99,7 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *EXPERIMENTS], ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
@@ -107,7 +110,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken(page) == ["#three", "gone.md"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=named)
 def test_paths_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`((?:docs|tests|benchmarks|poetopt)/[\w./-]+)`", prose(page)):
         assert any((place / name).exists() for place in (ROOT, EXTENSION)), name

@@ -36,6 +36,6 @@ def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_paths_exist() -> None:
     root = Path(__file__).resolve().parents[1]
-    for name in ("CONTRIBUTING.md", "docs/decisions.md", "tests", "benchmarks"):
+    for name in ("CONTRIBUTING.md", "docs/decisions", "docs/experiments", "tests", "benchmarks"):
         assert name in PAGE
         assert (root / name).exists()
