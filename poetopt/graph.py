@@ -129,7 +129,7 @@ class Operator:
     meaning
         Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
     members
-        Where several operators are scheduled as one (`poetopt.devices.in_place`, `poetopt.devices.blocks`): their
+        Where several operators are scheduled as one (`poetopt.passes.in_place`, `poetopt.passes.blocks`): their
         names, in order. `kind` is then the members' kinds with `+` between, or a block's.
     """
 

@@ -49,7 +49,7 @@ class Model:
         """Attach a loss and derive the backward operators.
 
         An operator that works in place is one with the operator that writes what it writes over (see
-        `poetopt.devices.in_place`).
+        `poetopt.passes.in_place`).
 
         loss
             `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
@@ -57,14 +57,14 @@ class Model:
         output
             The output that the loss is on, where several could have it.
         granularity
-            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.devices.blocks`).
+            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.passes.blocks`).
         straight_through
             Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
-        from poetopt.devices.blocks import GRANULARITIES, blocks
-        from poetopt.devices.in_place import in_place
+        from poetopt.passes.blocks import GRANULARITIES, blocks
+        from poetopt.passes.in_place import in_place
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")

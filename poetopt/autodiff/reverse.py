@@ -16,7 +16,6 @@ from poetopt.autodiff import one_value, quantization
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
-from poetopt.autodiff.order import low_memory_order
 from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import (
     Cotangents,
@@ -30,6 +29,7 @@ from poetopt.autodiff.registry import (
 from poetopt.errors import ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 from poetopt.notes import Note, listed
+from poetopt.passes.order import low_memory_order
 
 
 def differentiate(

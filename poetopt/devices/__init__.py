@@ -2,6 +2,7 @@
 
 from poetopt.devices.cost import cost, resident_breakdown
 from poetopt.devices.loading import device, names
-from poetopt.devices.model import Device, Figure, Kind, Storage, Work
+from poetopt.devices.model import Device, Figure, Kind, Storage
+from poetopt.operators.work import Work
 
 __all__ = ["Device", "Figure", "Kind", "Storage", "Work", "cost", "device", "names", "resident_breakdown"]

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
-from poetopt.devices.flops import work
-from poetopt.devices.joining import TOGETHER
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import unusable
-from poetopt.devices.workspace import ALIGNMENT, inner_layout
 from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Operator, Role, TrainingGraph
+from poetopt.operators.work import work
+from poetopt.passes.joining import TOGETHER
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.runtimes.workspace import ALIGNMENT, inner_layout
 
 _FEW_KERNELS = ("bfloat16", "float64")
 

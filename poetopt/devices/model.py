@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from poetopt.operators.work import Work
 from poetopt.printable import shown
 
 
@@ -39,14 +40,6 @@ class Figure:
     unit: str
     kind: Kind
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one ONNX node does: floating-point operations, and bytes read and written."""
-
-    flops: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Measured costs: a profile takes the place of a device's estimates wherever it has a figure.
 
-A profile is a TOML file. Operators are keyed by their signature (`poetopt.devices.signature`), so that one profile
+A profile is a TOML file. Operators are keyed by their signature (`poetopt.operators.signature`), so that one profile
 serves every model that has operators in common with it, and two profiles can be merged.
 """
 
@@ -16,12 +16,12 @@ from functools import cached_property
 
 from poetopt.devices.cost import reserve_bytes, storage_notes
 from poetopt.devices.model import Device, Storage
-from poetopt.devices.signature import signature
-from poetopt.devices.workspace import inner_layout
 from poetopt.errors import DeviceError
 from poetopt.files import write_atomically
 from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
+from poetopt.operators.signature import signature
 from poetopt.problem import Problem, ProblemOperator
+from poetopt.runtimes.workspace import inner_layout
 
 VERSION = 1
 SHOWN = 8

@@ -12,10 +12,10 @@ import re
 from typing import NoReturn
 
 from poetopt.comparison.rows import COLUMNS
-from poetopt.devices.blocks import is_block
 from poetopt.engine.solution import OPTIMAL_GAP, DeadlineModel, Status
 from poetopt.errors import PlanError
 from poetopt.formulations import NAMES
+from poetopt.passes.blocks import is_block
 from poetopt.plan.codec import PlanFile, encode_compact
 from poetopt.plan.entries import LARGEST_NUMBER, Entry
 from poetopt.plan.layout import arena_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from poetopt.devices.profile import Profile
-from poetopt.devices.signature import signatures
 from poetopt.graph import Graph
+from poetopt.operators.signature import signatures
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
 

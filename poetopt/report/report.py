@@ -113,7 +113,7 @@ class Report:
         simulation, bound = solution.simulation, solution.overhead_bound_j
         baseline = problem.baseline_energy_j
         from poetopt import __version__
-        from poetopt.devices.blocks import is_block
+        from poetopt.passes.blocks import is_block
 
         return {
             "status": str(solution.status),

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from poetopt.autodiff import differentiate
-from poetopt.autodiff.order import low_memory_order
-from poetopt.devices.workspace import inner_layout
 from poetopt.frontends import load
 from poetopt.graph import Graph, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.passes.order import low_memory_order
+from poetopt.runtimes.workspace import inner_layout
 
 
 def working_set(step: TrainingGraph, operator: Operator) -> int:

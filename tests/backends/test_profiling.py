@@ -13,9 +13,9 @@ from poetopt.backends.ort.storage_speed import storage
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import with_profile
-from poetopt.devices.signature import signatures
 from poetopt.errors import ExecutionError
 from poetopt.graph import TrainingGraph
+from poetopt.operators.signature import signatures
 
 
 def training(name: str) -> TrainingGraph:

@@ -10,7 +10,7 @@ import pytest
 import poetopt as po
 from poetopt.backends.ort.machine import machine
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile, save_profile
-from poetopt.devices.signature import signatures
+from poetopt.operators.signature import signatures
 from poetopt.report.execution import predicted_words
 from tests.cli.support import Runner
 

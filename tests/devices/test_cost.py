@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import poetopt as po
 from poetopt.devices import Device, Storage, device
 from poetopt.devices.cost import PAGE, cost, resident_breakdown
-from poetopt.devices.flops import work
 from poetopt.devices.loading import CATALOGUE
-from poetopt.devices.workspace import workspace_bytes
 from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.operators.work import work
+from poetopt.runtimes.workspace import workspace_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from poetopt.backends.ort.memory import Block, aligned_copy, pack_apart
 from poetopt.devices.cost import reserve_bytes, resident_storages
-from poetopt.devices.workspace import InnerLayout, inner_layout
 from poetopt.errors import PlanError
 from poetopt.graph import Operator, Tensor, TrainingGraph
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
 from poetopt.problem import Problem
+from poetopt.runtimes.workspace import InnerLayout, inner_layout
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

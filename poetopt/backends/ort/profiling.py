@@ -32,8 +32,8 @@ from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
 from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.profile_csv import quartile_spread
-from poetopt.devices.signature import signatures
 from poetopt.graph import TrainingGraph
+from poetopt.operators.signature import signatures
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.schedule import Schedule

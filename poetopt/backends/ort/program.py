@@ -21,10 +21,10 @@ from poetopt.backends.ort.places import Addresses, Moment, Region, input_offsets
 from poetopt.backends.ort.sessions import NodeSession, Sessions, first_line, is_random, runtime_errors
 from poetopt.backends.ort.storage import PageFile
 from poetopt.devices.cost import reserve_bytes
-from poetopt.devices.flops import is_inner_view
 from poetopt.errors import ExecutionError
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
+from poetopt.operators.nodes import is_inner_view
 from poetopt.plan.instructions import Action, Plan
 from poetopt.telling import Told, silent
 

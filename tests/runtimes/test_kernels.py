@@ -18,9 +18,10 @@ from types import ModuleType
 
 import pytest
 
-from poetopt.devices import flops, kernels
-from poetopt.devices.kernels import BLOCK, CONV_SLICE, kernel_bytes
 from poetopt.graph import Node, Role, Tensor
+from poetopt.operators import flops
+from poetopt.runtimes.onnxruntime import kernels
+from poetopt.runtimes.onnxruntime.kernels import BLOCK, CONV_SLICE, kernel_bytes
 
 SLACK = 400_000
 """Bytes that a run may take for itself: pages of code and of onnxruntime's own small objects."""

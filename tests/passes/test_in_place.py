@@ -15,12 +15,12 @@ import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.devices.in_place import in_place
-from poetopt.devices.joining import working_set_bytes
 from poetopt.devices.profile import load_profile
-from poetopt.devices.signature import signatures
-from poetopt.devices.workspace import inner_layout
 from poetopt.graph import Graph, Operator, TrainingGraph
+from poetopt.operators.signature import signatures
+from poetopt.passes.in_place import in_place
+from poetopt.passes.joining import working_set_bytes
+from poetopt.runtimes.workspace import inner_layout
 from tests.autodiff.build import graph as graph_of
 from tests.backends.support import dropout
 

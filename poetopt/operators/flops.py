@@ -1,4 +1,4 @@
-"""Floating-point operations and bytes moved by an operator, from its nodes and the tensors' shapes.
+"""Floating-point operations of an ONNX node, from the shapes of its tensors.
 
 A multiply-add is 2 FLOPs; adding, multiplying, dividing, comparing, taking a root are 1; exp, log and their kin are
 `TRANSCENDENTAL` (the polynomial that evaluates them). Taps that fall on padding count, as kernels execute
@@ -41,9 +41,6 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | DFT | 5 a complex number of y and doubling of the longest axis |
 | moving data (`MOVES`) | 0 |
 | anything else | n: one an element |
-
-Bytes moved are all that a node reads and writes once: a cache's view of perfect reuse. An op that picks some of
-its input (`PICKS`) reads as much as it writes. Views move nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +48,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from poetopt.devices.model import Work
-from poetopt.errors import ModelError
-from poetopt.graph import VIEW_OPS, Node, Operator, Tensor, inner_storage
+from poetopt.graph import Node
 
 TRANSCENDENTAL = 10
 """FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
@@ -87,9 +82,6 @@ MOVES = frozenset(
 )
 """Ops that compute nothing with their data."""
 
-PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
-"""Ops that read only what they deliver of their first input."""
-
 REDUCED: Mapping[str, tuple[int, int]] = {
     "ReduceSum": (1, 0),
     "ReduceMax": (1, 0),
@@ -110,62 +102,6 @@ REDUCED: Mapping[str, tuple[int, int]] = {
 """FLOPs an element of the input, and an element of the output."""
 
 Shapes = Sequence[Sequence[int]]
-
-
-def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
-    """FLOPs and bytes moved of each node of an operator, in order; a view costs nothing.
-
-    tensors
-        All tensors of the graph by name, the temporaries of the operator among them.
-
-    Raises `ModelError` where a node names a tensor that `tensors` lacks.
-    """
-    if operator.view:
-        return tuple(Work(0, 0) for _ in operator.nodes)
-    group = inner_storage(operator)
-    return tuple(_node_work(operator, node, group, tensors) for node in operator.nodes)
-
-
-def flops(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
-    """FLOPs of an operator: the sum over its nodes."""
-    return sum(node.flops for node in work(operator, tensors))
-
-
-def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The tensor that a node names, or a `ModelError` that says which node of which operator does."""
-    try:
-        return tensors[name]
-    except KeyError:
-        raise ModelError(
-            f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the tensor {name!r} is "
-            "not in the graph; its shape must be known before it can be costed"
-        ) from None
-
-
-def _node_work(operator: Operator, node: Node, group: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Work:
-    inputs = [find(operator, node, name, tensors) if name else None for name in node.inputs]
-    outputs = [find(operator, node, name, tensors) for name in node.outputs if name]
-    if is_inner_view(node, group):
-        return Work(0, 0)
-    read = [tensor.nbytes if tensor else 0 for tensor in inputs]
-    written = sum(tensor.nbytes for tensor in outputs)
-    if node.op_type in PICKS and not node.domain and read:
-        read[0] = min(read[0], written)
-    elif node.op_type in ("Shape", "Size"):
-        read = []
-    shapes = [tensor.shape if tensor else () for tensor in inputs]
-    return Work(node_flops(node, shapes, [tensor.shape for tensor in outputs]), sum(read) + written)
-
-
-def is_inner_view(node: Node, group: Mapping[str, str]) -> bool:
-    """Whether a node inside an operator moves no bytes, by the groups of `inner_storage`.
-
-    Either what it writes is in a group, or what it writes names the group that what it reads is in.
-    """
-    if node.op_type not in VIEW_OPS or node.domain:
-        return False
-    written, source = node.outputs[0], node.inputs[0]
-    return group.get(written, written) == group.get(source, source)
 
 
 def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:

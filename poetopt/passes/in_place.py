@@ -1,7 +1,7 @@
 """Operators that work in place: each joins the operator that writes what it writes over.
 
 Where f is element-wise and nobody but f reads its operand a, f can write its output over a. Then f and the operator P
-that writes a become one scheduled operator: P's nodes, then f's. `poetopt.devices.workspace` lets f's node write over
+that writes a become one scheduled operator: P's nodes, then f's. `poetopt.runtimes.workspace` lets f's node write over
 a inside it, so a lies where f's output does and takes no room of its own; as two operators, both were in RAM while f
 ran. Nodes and their order stay, and so do all results.
 
@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poetopt.devices.joining import SIDE, TOGETHER, joined, kept_tensors, working_set_bytes
-from poetopt.devices.workspace import inner_layout, workspace_bytes
 from poetopt.graph import Operator, TrainingGraph
+from poetopt.passes.joining import SIDE, TOGETHER, joined, kept_tensors, working_set_bytes
+from poetopt.runtimes.workspace import inner_layout, workspace_bytes
 
 CRUMBS = 32
 """Bytes that are let pass: one such part of the operand. BatchNormalization's temporaries are some hundred bytes."""

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.devices.flops import ELEMENTWISE, MOVES, TRANSCENDENTAL, flops, node_flops, work
-from poetopt.devices.model import Work
 from poetopt.errors import ModelError
 from poetopt.frontends import load
 from poetopt.graph import VIEW_OPS, Graph, Node, Operator, Role, Tensor
+from poetopt.operators.flops import ELEMENTWISE, MOVES, TRANSCENDENTAL, node_flops
+from poetopt.operators.work import Work, flops, work
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:

@@ -1,12 +1,12 @@
-"""Several operators as one: what both `poetopt.devices.in_place` and `poetopt.devices.blocks` are made of."""
+"""Several operators as one: what both `poetopt.passes.in_place` and `poetopt.passes.blocks` are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from poetopt.devices.workspace import inner_layout
 from poetopt.graph import Operator, TrainingGraph
+from poetopt.runtimes.workspace import inner_layout
 
 TOGETHER = "+"
 """What stands between the kinds of operators that work in place and of the one that they join."""

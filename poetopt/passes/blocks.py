@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from poetopt.autodiff.order import low_memory_order
-from poetopt.devices.flops import work
-from poetopt.devices.joining import SIDE, joined, kept_tensors, working_set_bytes
 from poetopt.graph import Operator, TrainingGraph
+from poetopt.operators.work import work
+from poetopt.passes.joining import SIDE, joined, kept_tensors, working_set_bytes
+from poetopt.passes.order import low_memory_order
 
 GRANULARITIES = ("operator", "block")
 """One scheduled operator for each ONNX op or gradient, or chains of cheap ones together."""

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.devices.flops import is_inner_view
-from poetopt.devices.kernels import kernel_bytes
-from poetopt.devices.workspace import inner_layout, workspace_bytes
 from poetopt.errors import ModelError
 from poetopt.graph import Node, Operator, Role, Tensor
+from poetopt.operators.nodes import is_inner_view
+from poetopt.runtimes.onnxruntime.kernels import kernel_bytes
+from poetopt.runtimes.workspace import inner_layout, workspace_bytes
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poetopt.arena import pack
-from poetopt.devices.flops import find, is_inner_view
-from poetopt.devices.kernels import kernel_bytes
 from poetopt.graph import Operator, Tensor, inner_storage
+from poetopt.operators.nodes import find, is_inner_view
+from poetopt.runtimes.onnxruntime.kernels import kernel_bytes
 
 ALIGNMENT = 64
 """Bytes that every buffer starts at a multiple of: a cache line, and the widest vector register."""

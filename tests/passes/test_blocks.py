@@ -11,10 +11,10 @@ from poetopt.api import Training
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.devices.blocks import is_block
 from poetopt.devices.cost import cost
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
+from poetopt.passes.blocks import is_block
 
 NETWORKS = ("lenet", "resnet18-cifar", "bert-tiny", "mobilenetv2")
 

@@ -1,0 +1,1 @@
+"""What a runtime takes of RAM beside what it reads and writes."""

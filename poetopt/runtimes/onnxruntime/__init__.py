@@ -1,0 +1,1 @@
+"""onnxruntime on the CPU: what its kernels allocate, and what they may write over."""
