@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import poetopt as po
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Status
-from poetopt.engine.whole import solve_whole
 from poetopt.frontends import zoo
 from poetopt.problem import Problem
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import poetopt as po
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Solution, Status
-from poetopt.engine.whole import solve_whole
 from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, simulate

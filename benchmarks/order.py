@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import poetopt as po
-from poetopt.engine.least import least_ram
-from poetopt.engine.orders.precedence import Precedence
-from poetopt.engine.orders.solve import solve_ordered
+from poetopt.diagnosis.minimum_budget import least_ram
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, OrderFound, Solution
-from poetopt.engine.whole import solve_whole
+from poetopt.orders.precedence import Precedence
+from poetopt.orders.solve import solve_ordered
 from poetopt.problem import Problem
 from poetopt.units import show_share
 

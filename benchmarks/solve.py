@@ -110,7 +110,7 @@ def cells() -> Iterator[Cell]:
 def measure(cell: Cell, limit_s: float) -> dict[str, object]:
     """Solve one cell in this process."""
     begin = time.perf_counter()
-    from poetopt.engine.loop import solve
+    from poetopt.diagnosis.solve import solve
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.plan.storeall import store_all_bytes
 

@@ -123,7 +123,7 @@ def test_an_interrupt_with_nothing_in_hand_is_one(problem: po.Problem, monkeypat
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poetopt.engine.loop.first_schedules", interrupt)
+    monkeypatch.setattr("poetopt.engine.search.first_schedules", interrupt)
     with pytest.raises(KeyboardInterrupt):
         po.solve(problem, ram=problem.least_ram_bytes)
 

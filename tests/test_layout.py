@@ -48,7 +48,10 @@ LAYERS = (
     ("devices",),
     ("formulations", "plan"),
     ("backends",),
+    ("heuristics", "branching"),
     ("engine",),
+    ("exchange", "diagnosis"),
+    ("orders",),
     ("baselines",),
     ("comparison", "testing"),
     ("report",),
@@ -120,11 +123,11 @@ def test_imports_go_upstream(path: Path) -> None:
 
 
 def test_who_solves_many_times_has_no_half_answers() -> None:
-    """An interrupt ends `engine.loop.solve` with the best so far, which is an answer to one question only."""
+    """An interrupt ends `diagnosis.solve.solve` with the best so far, which is an answer to one question only."""
     many = ("baselines", "comparison", "testing", "report", "sweeps", "console", "commands")
-    callers = {path for path in modules() if "poetopt.engine.loop" in imports(path)}
+    callers = {path for path in modules() if {"poetopt.engine.search", "poetopt.diagnosis.solve"} & {*imports(path)}}
     assert callers
-    assert not [path for path in callers if part_of(path) in many], "call engine.whole.solve_whole"
+    assert not [path for path in callers if part_of(path) in many], "call diagnosis.whole.solve_whole"
 
 
 def test_the_readme_shows_every_folder_in_the_order_of_the_layers() -> None:
@@ -203,7 +206,7 @@ def test_solving_leaves_out_what_only_pyomo_asks_of_scipy() -> None:
     """And what was left out is whole for whoever asks for it afterwards, Pyomo included."""
     code = """if True:
         import sys
-        from poetopt.engine.loop import solve
+        from poetopt.diagnosis.solve import solve
         from poetopt.backends.highs import backend
         print([name for name in ("scipy.stats", "scipy.integrate", "scipy.spatial") if name in sys.modules])
         import scipy.stats

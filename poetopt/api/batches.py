@@ -77,10 +77,10 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
 def _fits(problem: Problem, options: Options) -> bool:
     """Whether heuristics find a schedule. They count their work, so that the answer is the same each time."""
     from poetopt.engine.incumbent import Incumbent
-    from poetopt.engine.least import WORK, heuristic
     from poetopt.engine.limits import impossible
-    from poetopt.engine.work import Work
+    from poetopt.engine.starts import WORK, greedy_schedules
     from poetopt.formulations import formulation
+    from poetopt.heuristics.work import Work
     from poetopt.schedule import Schedule
 
     chosen = formulation(options.formulation)
@@ -89,4 +89,6 @@ def _fits(problem: Problem, options: Options) -> bool:
     trial = Incumbent(problem, options)
     if trial.offer(Schedule(), quick=True):
         return True
-    return any(trial.offer(found, quick=True) for found in heuristic(problem, options, options.ram_bytes, Work(WORK)))
+    return any(
+        trial.offer(found, quick=True) for found in greedy_schedules(problem, options, options.ram_bytes, Work(WORK))
+    )

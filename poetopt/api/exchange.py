@@ -12,7 +12,7 @@ from poetopt.units import Factor, Share
 
 if TYPE_CHECKING:
     from poetopt.backends.solver import Backend
-    from poetopt.engine.exchange import Exported
+    from poetopt.exchange.model_files import Exported
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
     from poetopt.plan.instructions import Plan
@@ -52,7 +52,7 @@ def export(
     where even the relaxation has no solution, PlanError for an `also` that doesn't fit the model,
     BackendUnavailableError where the backend isn't installed.
     """
-    from poetopt.engine.exchange import export as write
+    from poetopt.exchange.model_files import export as write
 
     options = asked(
         problem,
@@ -93,8 +93,8 @@ def import_solution(
     The options are those of the export. Raises PlanError for a file that is of another model, incomplete or
     fractional, and for a schedule that is refused.
     """
-    from poetopt.engine.exchange import import_solution as read
     from poetopt.engine.solution import IMPORTED
+    from poetopt.exchange.model_files import import_solution as read
     from poetopt.report.report import Report
 
     options = asked(
@@ -127,7 +127,7 @@ def add_late_rows(model: Any, *, formulation: str | Formulation | ModuleType = "
 
     Raises PlanError for a solution that isn't whole, FormulationError for a model that no formulation has built.
     """
-    from poetopt.engine import solved
+    from poetopt.exchange import solved
     from poetopt.formulations import formulation as formulation_of
 
     return solved.add_late_rows(formulation_of(formulation), model)
@@ -142,7 +142,7 @@ def plan_of(model: Any, *, formulation: str | Formulation | ModuleType = "retent
     Raises PlanError for a solution that isn't whole, and for a plan that doesn't keep the budget (`add_late_rows`
     helps); FormulationError for a model that no formulation has built.
     """
-    from poetopt.engine import solved
+    from poetopt.exchange import solved
     from poetopt.formulations import formulation as formulation_of
 
     return solved.plan_in(formulation_of(formulation), model)

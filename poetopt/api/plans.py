@@ -197,8 +197,8 @@ def again(
 
     Raises PlanError for another model, ModelError for one that can't be read.
     """
-    from poetopt.engine.orders.precedence import reordered_like
     from poetopt.frontends.reading import from_recipe
+    from poetopt.orders.precedence import reordered_like
 
     try:
         options = from_recipe(problem.recipe, allow_symlinks=allow_symlinks)

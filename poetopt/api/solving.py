@@ -108,7 +108,7 @@ def solve(
     where it comes before either.
     """
     from poetopt import interrupts
-    from poetopt.engine.loop import solve as search
+    from poetopt.diagnosis.solve import solve as search
     from poetopt.engine.solution import Status
     from poetopt.report.progress import listening
     from poetopt.report.report import Report
@@ -147,7 +147,7 @@ def solve(
     if options.ram_bytes <= 0 and ram is None:
         report = Report(problem=problem, solution=_no_room(problem, options))
     elif searching:
-        from poetopt.engine.orders.solve import solve_ordered
+        from poetopt.orders.solve import solve_ordered
 
         used, solution = solve_ordered(problem, options, listener, begin=begin)
         report = Report(problem=used, solution=solution)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.recomputed import recomputed
 from poetopt.backends.solver import names as backends
-from poetopt.engine.certificate import Certificate, certify
+from poetopt.diagnosis.certificate import Certificate, certify
 from poetopt.engine.solution import IMPORTED, DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError, TimeUpError
 from poetopt.formulations import names as formulations

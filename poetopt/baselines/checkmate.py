@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from poetopt.baselines.acceptance import DEFAULTS, Settings
 from poetopt.baselines.poet import Starts, options, plan_in
+from poetopt.diagnosis.whole import solve_whole as search
 from poetopt.engine.solution import Solution
-from poetopt.engine.whole import solve_whole as search
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem

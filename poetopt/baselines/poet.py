@@ -8,8 +8,8 @@ general graphs, and comes with a bound that names the space it holds in.
 from __future__ import annotations
 
 from poetopt.baselines.acceptance import DEFAULTS, Settings
+from poetopt.diagnosis.whole import solve_whole as search
 from poetopt.engine.solution import Options, Solution, Status
-from poetopt.engine.whole import solve_whole as search
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem

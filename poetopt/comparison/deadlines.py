@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
 from poetopt.comparison.refine import LEAST_STEPS, Point, Refiner, Told
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Solution, Status
-from poetopt.engine.whole import solve_whole
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem

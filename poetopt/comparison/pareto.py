@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
 from poetopt.comparison.refine import LEAST_STEPS, Point, Refiner, Told
-from poetopt.engine.least import least_ram
+from poetopt.diagnosis.minimum_budget import least_ram
 from poetopt.engine.solution import Options
 from poetopt.errors import InfeasibleError
 from poetopt.plan.storeall import store_all_bytes

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.rows import status_of
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.proof import outdone
 from poetopt.engine.solution import Options, Solution
-from poetopt.engine.whole import solve_whole
 from poetopt.formulations.scope import NEEDED
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan

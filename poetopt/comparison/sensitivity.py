@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, replace
 
 from poetopt.comparison.bounds import Bound
 from poetopt.comparison.changed import PARAMETERS, Latencies, changed
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import DeadlineModel, Options, Solution
-from poetopt.engine.whole import solve_whole
 from poetopt.errors import OptionError, PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import ENERGY, WRITTEN

@@ -18,11 +18,11 @@ from poetopt import interrupts
 from poetopt.backends.attend import TURN_S
 from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Capability, Point, Session
-from poetopt.engine.branching import BranchAndCut
-from poetopt.engine.candidates import worth
+from poetopt.branching.branch_and_cut import BranchAndCut
+from poetopt.branching.candidates import worth
+from poetopt.branching.tree import Tree
 from poetopt.engine.guide import Guide
 from poetopt.engine.run import Run
-from poetopt.engine.tree import Tree
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import PointLike, Row
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poetopt import interrupts
-from poetopt.engine.guided import guided
 from poetopt.engine.meanwhile import Meanwhile
 from poetopt.engine.run import Run
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import PointLike
+from poetopt.heuristics.guided import guided
 from poetopt.schedule import Schedule
 
 TARGETS = (1.0, 0.98)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from poetopt.engine.guided import guided, leaning_of
 from poetopt.engine.incumbent import Incumbent, Refusal
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Progress
+from poetopt.heuristics.guided import guided, leaning_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 

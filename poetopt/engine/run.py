@@ -13,11 +13,11 @@ from typing import Any
 
 from poetopt import interrupts
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.problem_space import ProblemSpace
 from poetopt.engine.proof import NEARLY
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import PointLike, Row
+from poetopt.heuristics.problem_space import ProblemSpace
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 

@@ -29,6 +29,13 @@ class Status(StrEnum):
     UNKNOWN = "unknown"
 
 
+def graded(gap: float | None, asked: float) -> Status:
+    """What a plan with this gap is called, where `asked` is tolerated; None: nothing is proven."""
+    if gap is None or gap > max(asked, OPTIMAL_GAP):
+        return Status.FEASIBLE
+    return Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.WITHIN_GAP
+
+
 class DeadlineModel(StrEnum):
     """What a deadline bounds: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.least import WORK, heuristic
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
-from poetopt.engine.work import Work
+from poetopt.formulations import formulation
+from poetopt.heuristics.greedy import greedy
+from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+WORK = 1_000_000
+"""Units of work of the greedy schedules for one budget: about three seconds."""
+OFFER_WORK = 20
+"""Units for each operator, of simulating a schedule and finding its layout."""
 QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
 """What a second costs, in units of the power that computing takes, where schedules of least energy come late."""
 QUICK_SHARE = 0.1
@@ -55,7 +59,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
             found |= _taken(run, trial, schedule, "heuristic", strict)
     if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
-        for schedule in heuristic(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
+        for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
             found |= _taken(run, trial, schedule, "heuristic", strict)
     if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)
@@ -115,3 +119,20 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
             found |= _taken(run, trial, schedule, "heuristic", strict)
         if found:
             return
+
+
+def greedy_schedules(problem: Problem, options: Options, ram_bytes: int, work: Work) -> Iterator[Schedule]:
+    """A few schedules that may fit `ram_bytes`, by greedy rules, until the work is done."""
+    room = ram_bytes - problem.reserve_bytes - formulation(options.formulation).reserve_bytes(problem)
+    for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
+        for share, rounded in ((1.0, False), (1.0, True), (0.95, False), (0.88, False)):
+            if rounded and not any(tensor.nbytes % problem.alignment for tensor in problem.tensors):
+                continue
+            aim = int(room * share)
+            try:
+                schedule = greedy(problem, aim, paging=paging, remat=remat, work=work, rounded=rounded)
+                work.spend(OFFER_WORK * len(problem.operators) if schedule is not None else 0)
+            except OutOfWorkError:
+                return
+            if schedule is not None:
+                yield schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from poetopt.engine.certificate import Certificate
+from poetopt.diagnosis.certificate import Certificate
 from poetopt.engine.solution import OPTIMAL_GAP, Status
 from poetopt.plan.simulate import Simulation
 from poetopt.printable import shown

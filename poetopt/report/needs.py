@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from poetopt.engine.least import WORK, least_ram
+from poetopt.diagnosis.minimum_budget import least_ram
 from poetopt.engine.solution import Options
-from poetopt.engine.work import Work
+from poetopt.engine.starts import WORK
+from poetopt.heuristics.work import Work
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from poetopt.engine.certificate import Certificate
+from poetopt.diagnosis.certificate import Certificate
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.printable import shown as printable

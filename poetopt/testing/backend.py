@@ -9,8 +9,8 @@ from pathlib import Path
 
 from poetopt.backends.solver import Backend, Capability
 from poetopt.backends.solver import backend as backend_of
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Status
-from poetopt.engine.whole import solve_whole
 from poetopt.errors import OptionError
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError, require

@@ -15,8 +15,8 @@ import pyomo.environ as pyo
 
 from poetopt.backends.solver import Frozen
 from poetopt.backends.solver import backend as backend_of
+from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Solution, Status
-from poetopt.engine.whole import solve_whole
 from poetopt.errors import FormulationError
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.block import Block, Limits

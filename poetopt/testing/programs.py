@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
-from poetopt.engine.exact import exact_bound
+from poetopt.diagnosis.exact import exact_bound
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations.rows import Row
 from poetopt.testing import milp

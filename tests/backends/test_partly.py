@@ -13,8 +13,8 @@ from poetopt.backends import highs, highs_nodes, highs_pool, highs_relaxation
 from poetopt.backends.highs_pool import RowPool
 from poetopt.backends.highs_rows import HighsRows
 from poetopt.backends.solver import Outcome, Session
-from poetopt.engine.exact import exact_bound
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.exact import exact_bound
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations import formulation

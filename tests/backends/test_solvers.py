@@ -16,7 +16,7 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.solver import BACKENDS, Capability, backend
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import FormulationError, OptionError
 from poetopt.problem import Problem
@@ -145,7 +145,7 @@ def test_an_option_with_a_nonsense_value(name: str, option: str) -> None:
 
 
 def test_bounds_are_certified_with_any_multipliers() -> None:
-    from poetopt.engine.certificate import certify
+    from poetopt.diagnosis.certificate import certify
 
     problem = po.load("mlp").differentiate().cost("a72")
     asked = po.solve(problem, ram="80%", threads=1).solution.options
@@ -159,7 +159,7 @@ def test_bounds_are_certified_with_any_multipliers() -> None:
 
 def test_a_backend_without_multipliers_certifies_nothing() -> None:
     from poetopt.backends.highs import HighsSession
-    from poetopt.engine.certificate import certify
+    from poetopt.diagnosis.certificate import certify
 
     class Plain(HighsSession):
         capabilities = HighsSession.capabilities - {Capability.DUALS}

@@ -15,7 +15,7 @@ from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.checkmate import in_seconds, proportional, solve, solve_energy
 from poetopt.baselines.checkmate_lp import THRESHOLDS, relaxation, rounded
 from poetopt.baselines.keeping import repaired
-from poetopt.engine.loop import solve as search
+from poetopt.diagnosis.solve import solve as search
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import NoScheduleError
 from poetopt.plan.simulate import simulate

@@ -18,7 +18,7 @@ from poetopt.comparison.budgets import in_bytes, parse_budgets
 from poetopt.comparison.compare import Comparison, compare
 from poetopt.comparison.findings import Finding, moves_outside
 from poetopt.comparison.rows import COLUMNS, row_of_solution
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import OptionError
 from poetopt.formulations.scope import kind_words

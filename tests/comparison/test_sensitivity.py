@@ -24,7 +24,7 @@ from poetopt.comparison.sensitivity import (
 )
 from poetopt.devices.model import Device, Storage
 from poetopt.devices.profile import Profile, StorageProfile, save_profile
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options
 from poetopt.errors import OptionError
 from poetopt.formulations import formulation

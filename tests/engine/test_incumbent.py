@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.greedy import greedy
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.heuristics.greedy import greedy
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.testing.problems import tight

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.lightened import Lightened, lighten
-from poetopt.engine.loop import solve
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Progress, Status
 from poetopt.formulations.retention import retention

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from poetopt.diagnosis.solve import solve
 from poetopt.engine import attempt, model_search
 from poetopt.engine.attempt import interrupted
-from poetopt.engine.loop import solve
 from poetopt.engine.proof import NEARLY, Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scopes import claim

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.engine.greedy import greedy
-from poetopt.engine.least import least_ram
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.minimum_budget import least_ram
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import DeadlineModel, Options, Progress, Solution, Status
 from poetopt.errors import BackendUnavailableError, FormulationError
 from poetopt.frontends.problem_file import load_problem_file
+from poetopt.heuristics.greedy import greedy
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
@@ -219,7 +219,7 @@ def test_unknown_names_are_refused() -> None:
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options
 from poetopt.frontends.problem_file import load_problem_file
 problem = load_problem_file(Path(sys.argv[1])).cost("m4")

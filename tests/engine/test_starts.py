@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from poetopt.baselines import method
+from poetopt.diagnosis.solve import solve
 from poetopt.engine import starts
-from poetopt.engine.loop import solve
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
 from poetopt.engine.starts import first_schedules, plain_schedules

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.beyond import beyond

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget

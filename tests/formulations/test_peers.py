@@ -12,7 +12,7 @@ import random
 
 import pytest
 
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from poetopt.engine.certificate import rederive
+from poetopt.diagnosis.certificate import rederive
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.repetition import Repetition

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poetopt.backends.solver import backend
-from poetopt.engine.certificate import rederive
+from poetopt.diagnosis.certificate import rederive
 from poetopt.engine.cutting import cut
 from poetopt.errors import InfeasibleError, PoetError
 from poetopt.formulations import formulation

@@ -10,11 +10,11 @@ import pytest
 
 from poetopt.baselines.acceptance import cheapest
 from poetopt.baselines.capuchin import schedule_paging_first
-from poetopt.engine.greedy import greedy
-from poetopt.engine.loop import search
+from poetopt.diagnosis.infeasibility import explain
+from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Status
-from poetopt.engine.why_not import explain
 from poetopt.errors import NoScheduleError, PlanError
+from poetopt.heuristics.greedy import greedy
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.instructions import Action, Instruction, Plan

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan

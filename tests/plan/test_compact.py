@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options
 from poetopt.errors import PlanError
 from poetopt.plan.compact import FINGERPRINT_BYTES, decode_compact, encode_compact, fingerprint

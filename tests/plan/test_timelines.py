@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 import poetopt as po
-from poetopt.engine.loop import solve
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate

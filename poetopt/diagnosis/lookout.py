@@ -1,0 +1,76 @@
+"""A plan that keeps all that was asked, found too late: while what would help was looked for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from poetopt.engine.limits import within
+from poetopt.engine.objective import objective_of
+from poetopt.engine.solution import Options, Solution, Status, graded
+from poetopt.formulations import formulation
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes as size_of_arena
+from poetopt.plan.layout import lay_out_within
+from poetopt.plan.simulate import Simulation
+from poetopt.problem import Problem
+
+
+class Sighting(Exception):  # noqa: N818 - nothing went wrong
+    """Ends a search for remedies: none is needed. `solution` is the answer to what was asked."""
+
+    def __init__(self, solution: Solution) -> None:
+        super().__init__(f"a plan that fits: {solution.status}")
+        self.solution = solution
+
+
+@dataclass(frozen=True)
+class Lookout:
+    """Looks at plans that are found for other budgets, deadlines and blocks than those asked for.
+
+    blank
+        What the search for those ended with. Only `unknown` leaves room for a plan: what is proven infeasible in its
+        scope stays that.
+    """
+
+    problem: Problem
+    options: Options
+    blank: Solution
+    begin: float = field(default_factory=time.monotonic)
+
+    def see(self, plan: Plan, simulation: Simulation, arena_bytes: int, *, by_rules: bool = False) -> None:
+        """Raises Sighting where the plan keeps all that was asked; its bound is what the search for that proved.
+
+        A plan for another problem, as one with more storage, is none.
+
+        by_rules
+            Whether the plan was found by the formulation's own rules, in the scope that was asked for.
+        """
+        if self.blank.status is not Status.UNKNOWN or plan.problem is not self.problem:
+            return
+        chosen = formulation(self.options.formulation)
+        if not by_rules and not chosen.plans_count:
+            return
+        trial = chosen.trial(plan, simulation)
+        if chosen.refusal(trial) is not None or not within(self.options, self.problem, simulation, arena_bytes):
+            return
+        value = chosen.goal.value(trial)
+        objective = self.blank.objective
+        known = self.blank.overhead_bound_j if objective is None else objective.bound
+        bound_j, objective = objective_of(chosen, self.problem, value, None if known is None else min(known, value))
+        took_s = time.monotonic() - self.begin
+        plan = lay_out_within(plan, arena_bytes)
+        found = replace(
+            self.blank,
+            status=Status.FEASIBLE,
+            plan=plan,
+            simulation=simulation,
+            arena_bytes=size_of_arena(plan),
+            overhead_bound_j=bound_j,
+            objective=objective,
+            reason="found after the time limit, in looking for what would help; more of it may find a better schedule",
+            solve_s=self.blank.solve_s + took_s,
+            total_s=self.blank.total_s + took_s,
+            timing={**self.blank.timing, "remedies": took_s},
+        )
+        raise Sighting(replace(found, status=graded(found.overhead_gap, self.options.gap)))

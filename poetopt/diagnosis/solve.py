@@ -1,0 +1,91 @@
+"""A solve with a word of what would help: where there is no schedule, what binds, and what would be possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from poetopt.diagnosis.infeasibility import SECONDS as WHY_S
+from poetopt.diagnosis.infeasibility import explain
+from poetopt.diagnosis.lookout import Lookout, Sighting
+from poetopt.diagnosis.minimum_budget import SEARCH_S, remedies
+from poetopt.engine.incumbent import Candidate
+from poetopt.engine.limits import impossible
+from poetopt.engine.search import search
+from poetopt.engine.solution import Listener, Options, Solution
+from poetopt.formulations import formulation as formulation_of
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+OVER_SHARE, OVER_S = 0.1, 1.0
+"""What is looked for beside a schedule ends by this share of the time limit, and this many seconds, after it."""
+
+
+def solve(
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    *,
+    starts: Sequence[Schedule] = (),
+    begin: float | None = None,
+) -> Solution:
+    """Find the schedule of least energy for `problem` within `options`.
+
+    Never raises for an infeasible problem or an interrupt: the Solution's status says so.
+
+    starts
+        Schedules found elsewhere, taken like those of the heuristics.
+    begin
+        The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
+
+    Raises FormulationError and BackendUnavailableError for options that don't exist.
+    """
+    begin = time.monotonic() if begin is None else begin
+    solution = search(problem, options, listener, starts, begin)
+    if solution.plan is not None or solution.interrupted:
+        return solution
+    try:
+        return _helped(problem, options, solution, begin)
+    except Sighting as sighting:
+        return sighting.solution
+    except KeyboardInterrupt:  # what is proven stands
+        return replace(solution, interrupted=True)
+
+
+def _helped(problem: Problem, options: Options, solution: Solution, begin: float) -> Solution:
+    """`solution`, which has no plan, with what would help. Raises Sighting where a plan that fits comes up."""
+    lookout = Lookout(problem, options, solution)
+
+    def seen(candidate: Candidate) -> None:
+        lookout.see(candidate.plan, candidate.simulation, candidate.arena_bytes)
+
+    def watched(problem: Problem, trial: Options) -> Solution:
+        found = search(problem, trial)
+        if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
+            # Rules that are stricter than a plan's hold for a smaller budget alike, but not for other moves or blocks.
+            alike = replace(trial, ram_bytes=options.ram_bytes, time_limit_s=options.time_limit_s, gap=options.gap)
+            lookout.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)
+        return found
+
+    # What would help is worth a few seconds, but not the limit that was asked for. Where a block limits something, more
+    # RAM is only half of it.
+    latest = begin + (1 + OVER_SHARE) * options.time_limit_s + OVER_S
+    # What sums refuse is answered at once, and with the same figures each time: by heuristics alone.
+    chosen = formulation_of(options.formulation)
+    plain = impossible(problem, options) is not None or chosen.impossible(problem) is not None
+    trials = None if plain and chosen.plans_count else watched
+    spare = latest - time.monotonic()
+    limited = any(block.limits is not None for block in chosen.blocks)
+    for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
+    helped = replace(solution, **remedies(problem, options, trials, for_ram, seen))
+    if helped.interrupted:
+        return helped
+    why = explain(problem, options, helped, trials, min(WHY_S, max(0.0, latest - time.monotonic())))
+    return replace(
+        helped,
+        why=why.says,
+        ram_bound_bytes=max(helped.ram_bound_bytes or 0, why.ram_bound_bytes or 0) or None,
+        least_deadline_s=why.least_deadline_s or helped.least_deadline_s,
+        interrupted=why.interrupted,
+    )

@@ -1,0 +1,24 @@
+"""A solve among many: where a user wants one answer, an interrupt means the best so far; where many, it means stop.
+
+Whoever solves more than once for one answer (fronts, comparisons, sweeps, sensitivities, checks) calls `solve_whole`,
+so that Ctrl-C ends all of it and no result was cut short by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poetopt.diagnosis.solve import solve
+from poetopt.engine.solution import Listener, Options, Solution
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+def solve_whole(
+    problem: Problem, options: Options, listener: Listener | None = None, *, starts: Sequence[Schedule] = ()
+) -> Solution:
+    """`poetopt.diagnosis.solve.solve`, but for Ctrl-C: raises KeyboardInterrupt, and has no half answer."""
+    solution = solve(problem, options, listener, starts=starts)
+    if solution.interrupted:
+        raise KeyboardInterrupt
+    return solution

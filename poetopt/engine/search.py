@@ -1,0 +1,132 @@
+"""A search from beginning to end: what is plain without one, heuristics, scope after scope, the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from poetopt.backends.solver import backend
+from poetopt.engine.limits import impossible
+from poetopt.engine.objective import objective_of
+from poetopt.engine.proof import Proof, outdone
+from poetopt.engine.run import Run
+from poetopt.engine.scopes import first_scope, through_scopes
+from poetopt.engine.solution import Listener, Options, Solution, Status, graded
+from poetopt.engine.starts import first_schedules, plain_schedules
+from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.scope import kind_words
+from poetopt.plan.storeall import store_all_bytes
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
+
+
+def search(
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    starts: Sequence[Schedule] = (),
+    begin: float | None = None,
+) -> Solution:
+    """Find the schedule of least energy for `problem` within `options`.
+
+    Never raises for an infeasible problem or an interrupt: the Solution's status says so. `poetopt.diagnosis.solve`
+    adds what would help where there is no schedule.
+
+    starts
+        Schedules found elsewhere, taken like those of the heuristics.
+    begin
+        The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
+
+    Raises FormulationError and BackendUnavailableError for options that don't exist.
+    """
+    chosen, now = formulation_of(options.formulation), time.monotonic()
+    run = Run(problem, options, listener, begin=now if begin is None else begin)
+    if begin is not None:
+        run.timing["reading"] = now - begin
+    backend(options.backend)  # says at once where there is none
+    with run.timed("layout"):
+        store_all = store_all_bytes(problem)
+    run.scope = "store-all"
+    try:
+        with run.timed("layout"):
+            if chosen.judged:
+                run.offer(Schedule(), "store-all")
+            run.incumbent.settle()
+    except KeyboardInterrupt:
+        run.interrupt()
+    if run.incumbent.best is not None:
+        return _solution(run, Status.OPTIMAL, store_all)
+    refusal = impossible(problem, options)
+    if refusal is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), **refusal)
+    hopeless = chosen.impossible(problem)
+    if hopeless is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
+    if run.interrupted:
+        return _solution(run, Status.UNKNOWN, store_all)
+    strict = not chosen.plans_count
+    run.scope = first_scope(options, chosen)
+    try:
+        with run.timed("heuristics"):
+            first_schedules(run, strict=strict, given=starts)
+        if not strict:
+            plain_schedules(run, search)
+        proof = through_scopes(run, chosen)
+    except KeyboardInterrupt:
+        run.interrupt()
+        proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
+    return _conclude(run, proof, store_all)
+
+
+def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
+    run.scope, run.bound = proof.scope, proof.bound
+    begin = time.monotonic()
+    try:
+        if not run.interrupted:  # seconds, for large ones
+            run.incumbent.hide_transfers(quick=time.monotonic() > run.latest)
+        run.incumbent.settle()
+    except KeyboardInterrupt:
+        run.interrupt()
+    run.timing["layout"] = run.timing.get("layout", 0.0) + time.monotonic() - begin
+    best = run.incumbent.best
+    if best is None:
+        status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
+        reason = (
+            "no schedule exists"
+            if proof.scope == "full"
+            else f"no schedule of the kind searched exists, by proof; kind: {kind_words(proof.scope)}; a wider --scope "
+            "may have one"
+            if proof.infeasible
+            else f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
+        )
+        return replace(_solution(run, status, store_all_peak), reason=reason)
+    overhead = best.value
+    gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
+    status = graded(gap, run.options.gap)
+    return replace(_solution(run, status, store_all_peak), reason=proof.note)
+
+
+def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
+    best = run.incumbent.best
+    total_s = run.elapsed_s
+    bound = None if status is Status.INFEASIBLE else run.bound if best is None else min(run.bound, best.value)
+    bound_j, objective = objective_of(run.chosen, run.problem, run.incumbent.value, bound)
+    return Solution(
+        status=status,
+        scope=run.scope,
+        options=run.options,
+        plan=None if best is None else best.plan,
+        simulation=None if best is None else best.simulation,
+        overhead_bound_j=bound_j,
+        outdone=best is not None and outdone(best.value, run.bound),
+        objective=objective,
+        arena_bytes=None if best is None else best.arena_bytes,
+        store_all_peak_bytes=store_all_peak,
+        build_s=run.timing.get("build", 0.0),
+        solve_s=total_s - run.timing.get("build", 0.0) - run.timing.get("reading", 0.0),
+        timing=dict(run.timing),
+        total_s=total_s,
+        interrupted=run.interrupted,
+        trace=tuple(run.trace),
+    )

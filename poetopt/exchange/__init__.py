@@ -1,0 +1,1 @@
+"""Models for other solvers, and the plans of their solutions."""

@@ -1,0 +1,283 @@
+"""A first schedule in milliseconds: evict when memory is short, bring back by the cheaper way.
+
+The fixed order is replayed. To run an operator, its missing inputs are brought back (paged in, or
+recomputed from what is there) and tensors are evicted until everything fits. Evicted is the tensor
+whose return costs least for the bytes and the time that its absence frees, which is the rule of DTR
+(Kirisame et al. 2021) with the future known instead of guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from poetopt.heuristics.work import Work
+from poetopt.problem import Problem, ProblemOperator
+from poetopt.schedule import Schedule
+
+DEEPEST = 24
+"""Chains of recomputes that are longer than this cost what can't be told: they aren't chosen."""
+STAGE_WORK = 4
+"""Units of work of a stage, besides the prices that are asked for."""
+_UNKNOWN = (math.inf, DEEPEST + 1)
+
+
+class _StuckError(Exception):
+    """Nothing can be evicted."""
+
+
+def no_pause() -> None:
+    """A replay that goes on."""
+
+
+@dataclass
+class Replay:
+    """The state of one replay.
+
+    recomputable
+        The operators that may run again, in backward stages.
+    second_j
+        What a second counts for beside its energy, in joules.
+    pause
+        Called at each stage.
+    work
+        Counts what it does, and ends it by OutOfWorkError.
+    unit
+        Every tensor takes a multiple of so many bytes.
+    """
+
+    problem: Problem
+    ram_bytes: int
+    paging: bool
+    recomputable: frozenset[int]
+    second_j: float = 0.0
+    pause: Callable[[], None] = no_pause
+    work: Work = field(default_factory=Work)
+    unit: int = 1
+    resident: set[int] = field(default_factory=set)
+    live: int = 0
+    stage: int = 0
+    recomputes: set[tuple[int, int]] = field(default_factory=set)
+    page_ins: set[tuple[int, int]] = field(default_factory=set)
+    promised: set[int] = field(default_factory=set)
+    promised_blocks: int = 0
+    unneeded: set[int] = field(default_factory=set)
+    """What came back for another's sake, and nothing reads later."""
+    known: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """What computing a tensor again costs as long as what is there stays the same, and how deep that was asked."""
+
+    def __post_init__(self) -> None:
+        # Lists by index: a replay looks figures up by the hundred thousand.
+        problem, second_j = self.problem, self.second_j
+        self._nbytes = [-(-tensor.nbytes // self.unit) * self.unit for tensor in problem.tensors]
+        self._producer = [tensor.producer for tensor in problem.tensors]
+        self._compute_j = [operator.energy_j + second_j * operator.time_s for operator in problem.operators]
+        self._in_j = [tensor.page_in_j + second_j * tensor.page_in_s for tensor in problem.tensors]
+        self._page_j = [
+            cost + tensor.page_out_j + second_j * tensor.page_out_s if self.paging else math.inf
+            for cost, tensor in zip(self._in_j, problem.tensors, strict=True)
+        ]
+        """Of bringing it back from storage, and of writing it out as long as it wasn't."""
+        blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
+        self._capacity = None if capacity is None or blocks <= capacity else capacity
+        """Blocks of the storage, where they may become short."""
+        self._past = [0] * len(problem.tensors)
+        """Of each tensor's readers, those before this stage."""
+        self._next_read = [readers[0] if readers else -1 for readers in problem.readers]
+        """The stage that reads it next, this one included; -1 where none does."""
+
+    def run(self) -> Schedule | None:
+        """Replay from the beginning to the end; None where nothing can be evicted."""
+        try:
+            return self._through()
+        except (_StuckError, RecursionError):
+            return None
+
+    def _through(self) -> Schedule:
+        problem = self.problem
+        for i in problem.inputs:
+            self._admit(i)
+        for stage, operator in enumerate(problem.operators):
+            self.stage = stage
+            self.pause()
+            self.work.spend(STAGE_WORK)
+            self._compute(stage, frozenset(), first=True)
+            self._go_on(operator)
+        return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
+
+    def _compute(self, operator: int, locked: frozenset[int], *, first: bool) -> None:
+        op = self.problem.operators[operator]
+        held = locked.union(op.inputs, op.outputs)
+        resident = self.resident
+        missing = [i for i in op.inputs if i not in resident]
+        for i in sorted(missing, key=lambda i: -self._producer[i]):
+            if i not in resident:  # it may have come with another one
+                self._restore(i, held)
+        fresh = [i for i in op.outputs if i not in resident]
+        self._make_room(sum(self._nbytes[i] for i in fresh) + op.workspace_bytes, held)
+        for i in fresh:
+            self._admit(i)
+        if not first:
+            self.recomputes.add((self.stage, operator))
+
+    def _pages(self, i: int) -> bool:
+        """Whether tensor i comes back from storage rather than by computing."""
+        page_cost = self._page_cost(i)
+        return page_cost < math.inf and page_cost <= self._recompute_cost(i)
+
+    def _restore(self, i: int, locked: frozenset[int]) -> None:
+        if self._pages(i):
+            self._make_room(self._nbytes[i], locked)
+            if not self._fits_storage(i):  # what made room for it has taken the last blocks
+                raise _StuckError
+            self._promise(i)
+            self._page_j[i] = self._in_j[i]
+            self._admit(i)
+            self.page_ins.add((self.stage, i))
+        elif self._may_recompute(self._producer[i]):
+            held = locked.union((i,))
+            self._compute(self._producer[i], held, first=False)
+            self._drop_unneeded(held)
+        else:
+            raise _StuckError
+
+    def _may_recompute(self, producer: int) -> bool:
+        return producer in self.recomputable and self.stage > self.problem.last_forward
+
+    def _fits_storage(self, i: int) -> bool:
+        capacity = self._capacity
+        return capacity is None or i in self.promised or self.promised_blocks + self.problem.blocks(i) <= capacity
+
+    def _promise(self, i: int) -> None:
+        """Set blocks of the storage aside for tensor i, where they may become short."""
+        if self._capacity is not None and i not in self.promised:
+            self.promised.add(i)
+            self.promised_blocks += self.problem.blocks(i)
+            self.known.clear()
+
+    def _page_cost(self, i: int) -> float:
+        """What bringing tensor i back from storage costs; infinite where it can't have been there."""
+        return self._page_j[i] if self._fits_storage(i) else math.inf
+
+    def _recompute_cost(self, i: int, depth: int = 0) -> float:
+        """What bringing tensor i back by computing costs, from what is resident now; infinite where it can't be."""
+        producer = self._producer[i]
+        if producer not in self.recomputable or depth > DEEPEST:
+            return math.inf
+        known, asked = self.known.get(i, _UNKNOWN)
+        if known < math.inf or asked <= depth:  # what was too deep there may not be here
+            return known
+        self.work.done += 1
+        cost = self._compute_j[producer]
+        for u in self.problem.operators[producer].inputs:
+            if u not in self.resident:
+                cost += min(self._recompute_cost(u, depth + 1), self._page_cost(u))
+        self.known[i] = cost, depth
+        return cost
+
+    def _return_cost(self, i: int) -> float:
+        """What the next read of i costs if it is evicted now."""
+        cost = self._page_cost(i)
+        if self._next_read[i] > self.problem.last_forward:
+            cost = min(cost, self._recompute_cost(i))
+        return cost
+
+    def _admit(self, i: int) -> None:
+        self.resident.add(i)
+        self.live += self._nbytes[i]
+        self.known.clear()
+        if self._next_read[i] < 0:
+            self.unneeded.add(i)
+
+    def _evict(self, i: int) -> None:
+        self.resident.discard(i)
+        self.unneeded.discard(i)
+        self.live -= self._nbytes[i]
+        self.known.clear()
+
+    def _make_room(self, nbytes: int, locked: frozenset[int]) -> None:
+        self._drop_unneeded(locked)
+        if self.live + nbytes <= self.ram_bytes:
+            return
+        self.work.spend(len(self.resident))
+        able = [i for i in self.resident if i not in locked and self._nbytes[i]]
+        for tier in self._tiers(able):
+            for price, i in sorted((self._price(i), i) for i in tier):
+                if price == math.inf:
+                    break
+                if self._capacity is not None and not self._comes_back(i):
+                    continue
+                self._evict(i)
+                if self.live + nbytes <= self.ram_bytes:
+                    return
+        raise _StuckError
+
+    def _tiers(self, able: list[int]) -> Iterable[list[int]]:
+        """`able` in parts: what is in the first ones is evicted before all others, whatever it costs."""
+        return (able,)
+
+    def _price(self, i: int) -> float:
+        """What bringing back tensor i costs for the bytes and the time that its absence frees."""
+        away = self._next_read[i] - self.stage + 1
+        return self._return_cost(i) / (self._nbytes[i] * away)
+
+    def _comes_back(self, i: int) -> bool:
+        """Whether tensor i, evicted now, still has a way back on a storage that fills; blocks are set aside for it."""
+        pages = self._page_cost(i)
+        if pages == math.inf:
+            return self._return_cost(i) < math.inf
+        if pages <= self._return_cost(i):
+            self._promise(i)
+        return True
+
+    def _drop_unneeded(self, locked: frozenset[int]) -> None:
+        if self.unneeded:
+            for i in sorted(self.unneeded - locked):
+                self._evict(i)
+
+    def _go_on(self, operator: ProblemOperator) -> None:
+        """To the next stage, after `operator`, without what nothing reads any more."""
+        self.stage += 1
+        for i in operator.inputs:
+            readers, past = self.problem.readers[i], self._past[i]
+            while past < len(readers) and readers[past] < self.stage:
+                past += 1
+            self._past[i] = past
+            self._next_read[i] = readers[past] if past < len(readers) else -1
+        for i in (*operator.inputs, *operator.outputs):
+            if self._next_read[i] < 0 and i in self.resident:
+                self._evict(i)
+
+
+def may_run_again(problem: Problem, remat: bool) -> frozenset[int]:
+    """The operators that a replay recomputes: of the forward pass, those that can be."""
+    operators = enumerate(problem.operators)
+    return frozenset(j for j, operator in operators if remat and operator.recomputable and not operator.backward)
+
+
+def greedy(
+    problem: Problem,
+    ram_bytes: int,
+    *,
+    paging: bool,
+    remat: bool,
+    second_j: float = 0.0,
+    work: Work | None = None,
+    rounded: bool = False,
+) -> Schedule | None:
+    """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
+
+    second_j
+        What a second counts for beside its energy, in joules: more, where a deadline is short.
+    work
+        Counts what it takes; without it there is no limit.
+    rounded
+        Whether tensors take whole multiples of the alignment: small ones may need that in the arena.
+
+    It isn't simulated: the order of recomputes in a plan may need a little more than the replay did. Raises
+    OutOfWorkError.
+    """
+    again = may_run_again(problem, remat)
+    unit = problem.alignment if rounded else 1
+    return Replay(problem, ram_bytes, paging and problem.paging, again, second_j, work=work or Work(), unit=unit).run()

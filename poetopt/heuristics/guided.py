@@ -1,0 +1,90 @@
+"""Schedules made of relaxations: the greedy replay, which evicts and brings back what the relaxation leans to.
+
+A relaxation that is nearly whole says nearly everything; rounded, it breaks some row. The replay keeps all of them by
+construction: where memory is short it evicts what the relaxation keeps least of, and what is missing comes back in the
+way of which the relaxation has more. It takes milliseconds, where a search for a point near the relaxation takes
+seconds and may find none.
+
+Source: list schedules in the order of a relaxation, as of Phillips, Stein and Wein, "Minimizing average completion time
+in the presence of release dates", Mathematical Programming 82 (1998); the replay is DTR's, as in `greedy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from poetopt.heuristics.greedy import Replay, may_run_again, no_pause
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.instructions import Action
+from poetopt.problem import Problem
+from poetopt.schedule import Leaning, Schedule
+
+DIGITS = 1
+"""Digits of a share that count: tensors that are kept alike are evicted by what they cost."""
+
+
+@dataclass
+class GuidedReplay(Replay):
+    """A replay that follows `leaning`."""
+
+    leaning: Leaning = field(kw_only=True)
+
+    def _pages(self, i: int) -> bool:
+        stage, producer = self.stage, self._producer[i]
+        paged = self.leaning.page_ins.get((stage, i), 0.0)
+        computed = self.leaning.recomputes.get((stage, producer), 0.0)
+        if computed > paged and self._may_recompute(producer) and self._recompute_cost(i) < math.inf:
+            return False
+        if paged > 0 and self._page_cost(i) < math.inf:
+            return True
+        return super()._pages(i)
+
+    def _tiers(self, able: list[int]) -> Iterable[list[int]]:
+        stage, next_read = self.stage, self._next_read
+        kept = np.round(self.leaning.kept[able, stage], DIGITS).tolist()
+        tiers: dict[float, list[int]] = {}
+        for i, share in zip(able, kept, strict=True):
+            tiers.setdefault(share if next_read[i] > stage else 1.0, []).append(i)
+        return (tiers[share] for share in sorted(tiers))
+
+
+def guided(
+    problem: Problem,
+    ram_bytes: int,
+    leaning: Leaning,
+    *,
+    paging: bool,
+    remat: bool,
+    pause: Callable[[], None] = no_pause,
+) -> Schedule | None:
+    """A schedule that aims at `ram_bytes` and follows `leaning`, or None where nothing can be evicted.
+
+    pause
+        Called at each stage.
+
+    Like `greedy`, it isn't simulated, and runs forward operators again however long the chain.
+    """
+    again = may_run_again(problem, remat)
+    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, leaning=leaning, pause=pause).run()
+
+
+def leaning_of(problem: Problem, schedule: Schedule) -> Leaning:
+    """What a schedule leans to that takes more than the budget: itself, to be followed as far as there is room."""
+    kept = np.zeros((len(problem.tensors), len(problem.operators) + 1))
+    resident = np.zeros(len(problem.tensors), dtype=bool)
+    resident[list(problem.inputs)] = True
+    stage, noted = 0, 0
+    for step in plan_of(problem, schedule).instructions:
+        if step.action in (Action.COMPUTE, Action.PAGE_IN) and noted < stage:
+            kept[:, stage - 1] = resident  # what the stage before has left
+            noted = stage
+        if step.action is Action.COMPUTE:
+            resident[list(problem.operators[step.target].outputs)] = True
+            stage += step.target == stage
+        elif step.action is not Action.PAGE_OUT:
+            resident[step.target] = step.action is Action.PAGE_IN
+    return Leaning(kept, dict.fromkeys(schedule.recomputes, 1.0), dict.fromkeys(schedule.page_ins, 1.0))
