@@ -1,6 +1,6 @@
 """SCIP, through pyscipopt: the integer search. Relaxations, cuts and multipliers are HiGHS's, which is always there.
 
-It is here for the formulation `poet`, where its search was faster than HiGHS's (docs/decisions/0708-scip-is-there-for-poet.md).
+It is here for the formulation `poet`, where its search was faster than HiGHS's (docs/decisions, 0708).
 """
 
 from __future__ import annotations
