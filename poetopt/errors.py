@@ -30,6 +30,10 @@ class DeviceError(PoetError, ValueError):
     """An unknown device, or a device description that is incomplete or nonsense."""
 
 
+class ProblemError(PoetError, ValueError):
+    """A scheduling problem that contradicts itself, or that holds what its reader can't plan for."""
+
+
 class FormulationError(PoetError, ValueError):
     """An unknown formulation, or blocks that don't compose."""
 

@@ -95,7 +95,7 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
     """
     tables = _Tables(problem)
     bytes_of = tables.bytes_of
-    start = _mask(problem.inputs)
+    start = _mask(problem.at_start)
     if bytes_of(start) > ram_bytes:
         return None
     paging = paging and problem.paging
@@ -226,8 +226,8 @@ def stage_optimum(problem: Problem, ram_bytes: int, rules: StageRules | None = N
     count, sizes = tables.count, tables.sizes
     paging = rules.paging and problem.paging
     if count == 0:
-        return StageOptimum(0.0, Schedule(), ()) if tables.bytes_of(_mask(problem.inputs)) <= ram_bytes else None
-    origin: _StageState = (0, _mask(problem.inputs), 0, 0)
+        return StageOptimum(0.0, Schedule(), ()) if tables.bytes_of(_mask(problem.at_start)) <= ram_bytes else None
+    origin: _StageState = (0, _mask(problem.at_start), 0, 0)
     best: dict[_StageState, float] = {origin: 0.0}
     trace: dict[_StageState, tuple[_StageState, int]] = {}
     closed: set[_StageState] = set()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 SIZES = (0, 1, 1, 2, 2, 3, 4, 6)
 COSTS = (0.0, 1.0, 1.0, 2.0, 3.0, 5.0)
@@ -52,7 +52,7 @@ def random_problem(
         )
         first += made
     tensors = tuple(
-        ProblemTensor(f"t{i}", draw(), made_by, *(rng.choice(PAGE_COSTS) for _ in range(4)))
+        ProblemTensor(f"t{i}", draw(), made_by, Transfers(*(rng.choice(PAGE_COSTS) for _ in range(4))))
         for i, made_by in enumerate(producer)
     )
     return Problem("random", "paper", tuple(built), tensors, paging=paging, dma=dma, alignment=alignment)
@@ -112,7 +112,7 @@ def _training(rng: random.Random, operators: int) -> _Shape:
 
 def store_all(problem: Problem) -> Plan:
     """Each operator once, each tensor freed right after its last use."""
-    instructions: list[Instruction] = [Instruction(Action.FREE, i) for i in problem.inputs if not problem.readers[i]]
+    instructions: list[Instruction] = [Instruction(Action.FREE, i) for i in problem.at_start if not problem.readers[i]]
     for index, operator in enumerate(problem.operators):
         instructions.append(Instruction(Action.COMPUTE, index))
         for i in sorted({*operator.inputs, *operator.outputs}):
@@ -124,7 +124,7 @@ def store_all(problem: Problem) -> Plan:
 
 def random_plan(rng: random.Random, problem: Problem, *, length: int = 60) -> Plan:
     """A valid plan, wasteful in every way that is allowed: a random walk that finishes after about `length` steps."""
-    resident = set(problem.inputs)
+    resident = set(problem.at_start)
     stored: set[int] = set()
     steps: list[Instruction] = []
     ahead = 0

@@ -8,7 +8,7 @@ import pytest
 
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import (
     StageRules,
     plan_optimum,
@@ -55,10 +55,10 @@ def test_optima_are_valid_and_nested(seed: int) -> None:
 def line(paging: bool) -> Problem:
     """x -> a -> b -> loss -> gradient, which reads a again: keeping a over b's workspace is what costs memory."""
     tensors = (
-        ProblemTensor("x", 1, -1, 9.0, 9.0, 9.0, 9.0),
-        ProblemTensor("a", 4, 0, 1.0, 1.0, 1.0, 0.5),
-        ProblemTensor("b", 1, 1, 9.0, 9.0, 9.0, 9.0),
-        ProblemTensor("c", 1, 2, 9.0, 9.0, 9.0, 9.0),
+        ProblemTensor("x", 1, -1, Transfers(9.0, 9.0, 9.0, 9.0)),
+        ProblemTensor("a", 4, 0, Transfers(1.0, 1.0, 1.0, 0.5)),
+        ProblemTensor("b", 1, 1, Transfers(9.0, 9.0, 9.0, 9.0)),
+        ProblemTensor("c", 1, 2, Transfers(9.0, 9.0, 9.0, 9.0)),
     )
     operators = (
         ProblemOperator("a", (0,), (1,), 1.0, 3.0),

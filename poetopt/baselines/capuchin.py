@@ -222,7 +222,7 @@ def _evict(evictions: _Evictions, ram_bytes: int, choose: _Choose) -> str:
 def _peak(plan: Plan, live_bytes: tuple[int, ...]) -> tuple[int, frozenset[int]]:
     """The stage of the highest instruction, and the tensors in RAM during it that it doesn't touch."""
     top = max(range(len(live_bytes)), key=lambda index: live_bytes[index])
-    resident = set(plan.problem.inputs)
+    resident = set(plan.problem.at_start)
     stage = 0
     for index, step in enumerate(plan.instructions):
         if index == top:

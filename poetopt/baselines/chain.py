@@ -51,12 +51,12 @@ class Chain:
         found: list[set[int]] = [set() for _ in range(len(self) + 1)]
         for operator, k in self.segment_of.items():
             for i in self.problem.operators[operator].inputs:
-                producer = self.problem.tensors[i].producer
+                tensor = self.problem.tensors[i]
                 if i in self.shared:
                     continue
-                if producer < 0 and k == 0:
+                if not tensor.computed and k == 0:
                     found[0].add(i)
-                elif producer >= 0 and self.segment_of.get(producer, k) < k:
+                elif tensor.computed and self.segment_of.get(tensor.producer, k) < k:
                     found[k].add(i)
         return tuple(tuple(sorted(tensors)) for tensors in found)
 

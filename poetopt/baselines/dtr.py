@@ -104,10 +104,10 @@ class _Replay:
                 self.until[i] = max(self.until[i], index, end)
 
     def run(self) -> Plan:
-        for i in self.problem.inputs:
+        for i in self.problem.at_start:
             self.resident[i] = True
             self.live += self.problem.tensors[i].nbytes
-        for i in self.problem.inputs:
+        for i in self.problem.at_start:
             self._drop_if_done(i)
         for index, operator in enumerate(self.problem.operators):
             self.stage = index
@@ -185,7 +185,7 @@ class _Replay:
     def neighbours(self, i: int) -> Iterator[int]:
         """The evicted tensors next to i: inputs of its producer, outputs of its readers."""
         producer = self.problem.tensors[i].producer
-        if producer >= 0:
+        if self.problem.tensors[i].computed:
             yield from (u for u in self.problem.operators[producer].inputs if self.evicted[u])
         for reader in self.problem.readers[i]:
             yield from (u for u in self.problem.operators[reader].outputs if self.evicted[u])
@@ -264,9 +264,9 @@ class _Classes:
         return sum(self.cost[root] for root in sorted(roots))
 
     def _own(self, i: int) -> float:
-        producer = self.replay.problem.tensors[i].producer
+        tensor = self.replay.problem.tensors[i]
         # What the program won't read again costs nothing as a neighbour.
-        return self.replay.seconds[producer] if producer >= 0 and self.replay.left[i] else 0.0
+        return self.replay.seconds[tensor.producer] if tensor.computed and self.replay.left[i] else 0.0
 
 
 def _own(replay: _Replay, i: int) -> float:
@@ -305,7 +305,7 @@ def _run(problem: Problem, ram_bytes: int, settings: Settings, score: _Score) ->
     plans: list[Schedule | Plan] = [Schedule()]
     why = ""
     room = ram_bytes - problem.reserve_bytes
-    if problem.nbytes(problem.inputs) > room:
+    if problem.start_bytes > ram_bytes:
         raise NoScheduleError("the graph inputs alone exceed the budget, and it evicts no inputs")
     for share in SHARES:
         try:

@@ -24,8 +24,7 @@ Kept = NDArray[np.bool_]
 
 def irreplaceable(problem: Problem, tensor: int) -> bool:
     """Whether no recompute can bring the tensor back."""
-    producer = problem.tensors[tensor].producer
-    return producer < 0 or not problem.operators[producer].recomputable
+    return not problem.may_recompute(tensor)
 
 
 def repaired(problem: Problem, kept: Kept) -> Schedule:
@@ -69,11 +68,11 @@ def kept_for(problem: Problem, checkpoints: Collection[int], *, hold_skips: bool
     """
     stages, last = len(problem.operators), problem.last_forward
     kept = np.zeros((stages, len(problem.tensors)), dtype=bool)
-    for i, readers in enumerate(problem.readers):
-        producer = problem.tensors[i].producer
+    for i, (tensor, readers) in enumerate(zip(problem.tensors, problem.readers, strict=True)):
+        producer = tensor.producer
         # What the very next operator reads is in RAM anyway: the loss's outputs are, for the first backward operator.
         forward = [reader for reader in readers if reader <= max(last, producer + 1)]
-        if producer < 0 or producer in checkpoints:
+        if not tensor.computed or producer in checkpoints:
             kept[producer + 1 :, i] = True
         elif problem.operators[producer].backward and readers:
             kept[producer + 1 : readers[-1] + 1, i] = True

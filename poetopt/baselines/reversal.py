@@ -324,7 +324,7 @@ def _shifted(values: Values, units: int) -> Values:
 def room_of(chain: Chain, ram_bytes: int) -> int:
     """Bytes left for the reversal: without the reserve and what stays in RAM throughout."""
     problem = chain.problem
-    stays = [i for i, tensor in enumerate(problem.tensors) if tensor.producer < 0 and problem.readers[i]]
+    stays = [i for i in problem.at_start if problem.readers[i]]
     stays += [
         i
         for operator in problem.operators

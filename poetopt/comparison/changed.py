@@ -38,7 +38,7 @@ def changed(
     if parameter == "storage power":
         times = 1.0 + storage_share * (factor - 1.0)
         tensors = tuple(
-            replace(tensor, page_in_j=tensor.page_in_j * times, page_out_j=tensor.page_out_j * times)
+            tensor.moved_for(page_in_j=tensor.page_in_j * times, page_out_j=tensor.page_out_j * times)
             for tensor in problem.tensors
         )
         return replace(problem, tensors=tensors)
@@ -53,8 +53,7 @@ def changed(
         in_s = in_latency + (tensor.page_in_s - in_latency) / factor
         out_s = out_latency + (tensor.page_out_s - out_latency) / factor
         slower.append(
-            replace(
-                tensor,
+            tensor.moved_for(
                 page_in_s=in_s,
                 page_out_s=out_s,
                 page_in_j=tensor.page_in_j * (in_s / tensor.page_in_s if tensor.page_in_s else 1.0),

@@ -87,10 +87,7 @@ def cost(graph: TrainingGraph, device: Device, alignment: int = ALIGNMENT) -> Pr
                 name=name,
                 nbytes=nbytes,
                 producer=producer,
-                page_in_s=device.page_in_s(nbytes),
-                page_in_j=device.page_in_j(nbytes),
-                page_out_s=device.page_out_s(nbytes),
-                page_out_j=device.page_out_j(nbytes),
+                transfers=device.transfers(nbytes),
             )
         )
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from poetopt.operators.work import Work
 from poetopt.printable import shown
+from poetopt.problem import Transfers
 
 
 class Kind(StrEnum):
@@ -146,6 +147,15 @@ class Device:
     def page_out_j(self, nbytes: int) -> float:
         """Joules to write `nbytes`."""
         return self.page_out_s(nbytes) * self._transfer_power_w
+
+    def transfers(self, nbytes: int) -> Transfers:
+        """All four of a tensor of `nbytes`."""
+        return Transfers(
+            page_in_s=self.page_in_s(nbytes),
+            page_in_j=self.page_in_j(nbytes),
+            page_out_s=self.page_out_s(nbytes),
+            page_out_j=self.page_out_j(nbytes),
+        )
 
     @property
     def _transfer_power_w(self) -> float:

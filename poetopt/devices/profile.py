@@ -264,16 +264,7 @@ def _with_storage(problem: Problem, device: Device, profile: Profile) -> Problem
     if profile.storage is None:
         return problem
     measured = measured_device(device, profile)
-    tensors = tuple(
-        replace(
-            tensor,
-            page_in_s=measured.page_in_s(tensor.nbytes),
-            page_in_j=measured.page_in_j(tensor.nbytes),
-            page_out_s=measured.page_out_s(tensor.nbytes),
-            page_out_j=measured.page_out_j(tensor.nbytes),
-        )
-        for tensor in problem.tensors
-    )
+    tensors = tuple(replace(tensor, transfers=measured.transfers(tensor.nbytes)) for tensor in problem.tensors)
     outdated = storage_notes(device, problem.tensors)
     notes = [note for note in problem.notes if note not in outdated] + list(storage_notes(measured, tensors))
     if device.storage is None and profile.storage.power_w is None:

@@ -142,11 +142,11 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
     space: RetentionSpace = model.space
     problem = space.problem
     s, b, path, by_page = chain
-    if b not in problem.readers[path[0]] or not max(problem.tensors[path[0]].producer, 0) <= s < b:
+    if b not in problem.readers[path[0]] or not problem.tensors[path[0]].first_stage <= s < b:
         raise PoetError(f"the cut over stages {s}..{b} isn't about a use of '{problem.tensors[path[0]].name}'")
     for later, earlier in itertools.pairwise(path):
-        producer = problem.tensors[later].producer
-        if producer < 0 or earlier not in problem.operators[producer].inputs:
+        made = problem.tensors[later]
+        if not made.computed or earlier not in problem.operators[made.producer].inputs:
             raise PoetError(f"the cut's path goes from '{problem.tensors[earlier].name}' to no reader of it")
     allowed: set[int] = set()
     first = problem.tensors[path[-1]].producer

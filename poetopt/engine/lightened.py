@@ -32,12 +32,12 @@ def lighten(problem: Problem, most_bytes: float) -> Problem:
 
     Graph inputs stay as they are: they can't be recomputed.
     """
-    sizes = np.array([tensor.nbytes if tensor.producer >= 0 else 0 for tensor in problem.tensors])
+    sizes = np.array([tensor.nbytes if tensor.computed else 0 for tensor in problem.tensors])
     different, counts = np.unique(sizes, return_counts=True)
     small = different[np.cumsum(different * counts) <= most_bytes]
     largest = int(small[-1]) if len(small) else 0
     tensors = tuple(
-        replace(tensor, nbytes=0) if tensor.producer >= 0 and tensor.nbytes <= largest else tensor
+        replace(tensor, nbytes=0) if tensor.computed and tensor.nbytes <= largest else tensor
         for tensor in problem.tensors
     )
     return replace(problem, tensors=tensors, graph=None)

@@ -73,8 +73,7 @@ def hardest_step(problem: Problem, options: Options) -> Step:
     paging = options.paging and problem.paging
 
     def lasting(i: int) -> bool:
-        producer = problem.tensors[i].producer
-        return not options.remat or producer < 0 or not problem.operators[producer].recomputable
+        return not options.remat or not problem.may_recompute(i)
 
     last = [max(readers, default=-1) for readers in problem.readers]
     kept = [
@@ -110,7 +109,7 @@ def placed_bytes(problem: Problem) -> int:
         rounded = [-(-size // unit) * unit for size in sizes]
         return sum(rounded) - max((whole - size for whole, size in zip(rounded, sizes, strict=True)), default=0)
 
-    sets = [problem.inputs, *((*operator.inputs, *operator.outputs) for operator in problem.operators)]
+    sets = [problem.at_start, *((*operator.inputs, *operator.outputs) for operator in problem.operators)]
     work = [0, *(operator.workspace_bytes for operator in problem.operators)]
     most = max(
         placed([problem.tensors[i].nbytes for i in held] + [more]) for held, more in zip(sets, work, strict=True)
@@ -140,7 +139,7 @@ def within(options: Options, problem: Problem, simulation: Simulation, arena_byt
 def _binds(problem: Problem) -> str:
     """What takes the least RAM of all, in words."""
     needed = max(range(len(problem.operators)), key=problem.working_set_bytes)
-    inputs, working = problem.nbytes(problem.inputs), problem.working_set_bytes(needed)
+    inputs, working = problem.nbytes(problem.at_start), problem.working_set_bytes(needed)
     what = (
         f"operator {needed} '{problem.operators[needed].name}' takes {working:,} for its inputs, outputs and workspace"
         if working >= inputs

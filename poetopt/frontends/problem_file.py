@@ -8,16 +8,17 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from poetopt.errors import DeviceError, ModelError
 from poetopt.inputs import PLAN_BYTES, read_bytes
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 LARGEST = 1e300
 """Costs must stay below it: sums of them have to be finite."""
-COSTS = ("compute_s", "compute_j", "page_in_s", "page_in_j", "page_out_s", "page_out_j")
+PAGING = tuple(field.name for field in fields(Transfers))
+COSTS = ("compute_s", "compute_j", *PAGING)
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,7 @@ class ProblemFile:
                 name=self.nodes[k].name,
                 nbytes=self.nodes[k].nbytes,
                 producer=operator_of.get(k, -1),
-                page_in_s=table["page_in_s"][k],
-                page_in_j=table["page_in_j"][k],
-                page_out_s=table["page_out_s"][k],
-                page_out_j=table["page_out_j"][k],
+                transfers=Transfers(**{key: table[key][k] for key in PAGING}),
             )
             for k in inputs + computed
         )

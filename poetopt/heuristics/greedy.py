@@ -96,7 +96,7 @@ class Replay:
 
     def _through(self) -> Schedule:
         problem = self.problem
-        for i in problem.inputs:
+        for i in problem.at_start:
             self._admit(i)
         for stage, operator in enumerate(problem.operators):
             self.stage = stage

@@ -76,7 +76,7 @@ def leaning_of(problem: Problem, schedule: Schedule) -> Leaning:
     """What a schedule leans to that takes more than the budget: itself, to be followed as far as there is room."""
     kept = np.zeros((len(problem.tensors), len(problem.operators) + 1))
     resident = np.zeros(len(problem.tensors), dtype=bool)
-    resident[list(problem.inputs)] = True
+    resident[list(problem.at_start)] = True
     stage, noted = 0, 0
     for step in plan_of(problem, schedule).instructions:
         if step.action in (Action.COMPUTE, Action.PAGE_IN) and noted < stage:

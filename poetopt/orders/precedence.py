@@ -70,7 +70,7 @@ class Precedence:
 
 def _of_tensors(problem: Problem) -> list[set[int]]:
     return [
-        {problem.tensors[i].producer for i in operator.inputs if problem.tensors[i].producer >= 0}
+        {problem.tensors[i].producer for i in operator.inputs if problem.tensors[i].computed}
         for operator in problem.operators
     ]
 
@@ -101,29 +101,17 @@ def reordered(problem: Problem, order: Sequence[int]) -> Problem:
     tensor_at = {i: at for at, i in enumerate(tensors)}
     operator_at = {k: at for at, k in enumerate(order)}
 
-    def renamed(indices: Sequence[int]) -> tuple[int, ...]:
-        return tuple(sorted(tensor_at[i] for i in indices))
-
     return replace(
         problem,
-        operators=tuple(
-            replace(
-                problem.operators[k],
-                inputs=renamed(problem.operators[k].inputs),
-                outputs=renamed(problem.operators[k].outputs),
-            )
-            for k in order
-        ),
-        tensors=tuple(
-            replace(problem.tensors[i], producer=operator_at.get(problem.tensors[i].producer, -1)) for i in tensors
-        ),
+        operators=tuple(problem.operators[k].renumbered(tensor_at) for k in order),
+        tensors=tuple(problem.tensors[i].renumbered(operator_at) for i in tensors),
         graph=problem.graph and _reordered_graph(problem.graph, [problem.operators[k].name for k in order]),
     )
 
 
 def _tensors(problem: Problem, order: Sequence[int]) -> list[int]:
     """The tensors of `problem` as they are numbered in `order`."""
-    return [*problem.inputs, *(i for k in order for i in problem.operators[k].outputs)]
+    return [*problem.given, *(i for k in order for i in problem.operators[k].outputs)]
 
 
 def schedule_into(problem: Problem, order: Sequence[int], schedule: Schedule) -> Schedule:

@@ -245,7 +245,7 @@ def live_bytes(problem: Problem, order: Sequence[int]) -> list[int]:
     """For each operator, the bytes that are live while it runs in ordinary training in that order."""
     operators, tensors = problem.operators, problem.tensors
     waiting = [len(readers) for readers in problem.readers]
-    live = sum(tensors[i].nbytes for i in problem.inputs if waiting[i]) + problem.reserve_bytes
+    live = sum(tensors[i].nbytes for i in problem.at_start if waiting[i]) + problem.reserve_bytes
     during = [0] * len(operators)
     for k in order:
         operator = operators[k]

@@ -1,7 +1,7 @@
 """From decisions to instructions: what is recomputed and paged in at which stage makes a plan.
 
-Everything that a schedule leaves open follows from it: a tensor is paged out right after it is first made (where its
-bytes are in RAM anyway), paged in just before it is first read, and freed after its last read.
+Everything that a schedule leaves open follows from it: a tensor is paged out where the problem says
+(`Problem.written_after`), paged in just before it is first read, and freed after its last read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
     recomputes = _by_stage(schedule.recomputes)
     page_ins = _by_stage(schedule.page_ins)
     paged = {tensor for _, tensor in schedule.page_ins}
-    events = [Instruction(Action.PAGE_OUT, i) for i in problem.inputs if i in paged]
+    written = {i for i in paged if problem.written_first(i)}
+    events = [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(-1) if i in written]
     for stage in range(len(problem.operators)):
         arriving = set(page_ins.get(stage, ()))
         for operator in [*recomputes.get(stage, ()), stage]:
@@ -36,7 +37,7 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
                 needed = sorted({*needed, *arriving})
             events += [Instruction(Action.PAGE_IN, i) for i in needed]
             events.append(Instruction(Action.COMPUTE, operator))
-        events += [Instruction(Action.PAGE_OUT, i) for i in problem.operators[stage].outputs if i in paged]
+        events += [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(stage) if i in written]
     return events
 
 
@@ -65,7 +66,7 @@ def with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]
             needed[i] = False
         for i in read:
             needed[i] = True
-    result = [Instruction(Action.FREE, i) for i in problem.inputs if not needed[i]]
+    result = [Instruction(Action.FREE, i) for i in problem.at_start if not needed[i]]
     for event, freed in zip(events, frees, strict=True):
         result.append(event)
         result += [Instruction(Action.FREE, i) for i in sorted(set(freed))]

@@ -38,7 +38,7 @@ class Clock:
         self.settled = [0.0] * len(problem.tensors)
         self.resident = [START] * len(problem.tensors)
         self.waiting: list[tuple[float, int]] = []
-        self.live = problem.nbytes(problem.inputs) + problem.reserve_bytes
+        self.live = problem.start_bytes
         self.steps: list[Instruction] | None = [] if written else None
         self.waits: list[tuple[float, int, int]] = []
         for index, stay in enumerate(moves.stays):

@@ -34,7 +34,7 @@ from poetopt.plan.entries import LARGEST, Entry, parsed
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 __all__ = [
     "PlanFile",
@@ -260,10 +260,12 @@ def _problem(top: Entry) -> Problem:
             entry.text("name"),
             entry.whole("bytes"),
             -1 if entry.value("producer") is None else entry.whole("producer"),
-            entry.number("page_in_s"),
-            entry.number("page_in_j"),
-            entry.number("page_out_s"),
-            entry.number("page_out_j"),
+            Transfers(
+                entry.number("page_in_s"),
+                entry.number("page_in_j"),
+                entry.number("page_out_s"),
+                entry.number("page_out_j"),
+            ),
         )
         for entry in top.entries("tensors")
     )

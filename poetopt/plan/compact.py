@@ -170,7 +170,7 @@ def _prediction(problem: Problem, action: Action, ahead: int, recomputed: int) -
         return recomputed
     operators = problem.operators
     if action is Action.PAGE_OUT:
-        near = operators[ahead - 1].outputs if ahead else ()
+        near = problem.written_after(ahead - 1) if ahead else ()
     else:
         near = operators[ahead].inputs if ahead < len(operators) else ()
     return near[0] if near else 0

@@ -99,7 +99,7 @@ def check_layout(plan: Plan, ram_bytes: int | None = None) -> None:
     the arena of `ram_bytes`, or where offsets are missing.
     """
     alignment = plan.problem.alignment
-    if not plan.offsets and (plan.instructions or plan.problem.inputs):
+    if not plan.offsets and (plan.instructions or plan.problem.at_start):
         raise PlanError("the plan has no offsets; lay it out first")
     found = [buffer for buffer in buffers(plan) if buffer.nbytes > 0]
     for buffer in found:
@@ -140,7 +140,7 @@ def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
         where[tensor] = len(lives)
         lives.append((tensor, False, problem.tensors[tensor].nbytes, first, last))
 
-    for tensor in problem.inputs:
+    for tensor in problem.at_start:
         allocate(tensor, -1)
     for index, step in enumerate(plan.instructions):
         if step.action is Action.COMPUTE:

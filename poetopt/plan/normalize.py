@@ -77,7 +77,7 @@ class _Walk:
                 kept[index] = True
                 self._use(target, index)
                 self.written_out[target] = True
-        for i in problem.inputs:
+        for i in problem.at_start:
             self._begin(i, -1, True)
         result = [Instruction(Action.FREE, i) for i in sorted(self.frees[-1])]
         for index, step in enumerate(steps):
@@ -91,7 +91,7 @@ class _Walk:
         problem = self.problem
         first_runs = [NEVER] * len(problem.operators)
         first_outs = [NEVER] * len(problem.tensors)
-        resident = set(problem.inputs)
+        resident = set(problem.at_start)
         held: list[frozenset[int]] = []
         for index, step in enumerate(self.steps):
             overwritten: frozenset[int] = frozenset()

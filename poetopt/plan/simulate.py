@@ -28,7 +28,7 @@ from typing import NoReturn
 
 from poetopt.errors import PlanError
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_supported
 
 RELATIVE_TOLERANCE = 1e-9
 """A makespan may exceed the deadline by this fraction: sums of floats depend on their order."""
@@ -106,6 +106,7 @@ def simulate(
         if instructions is not None:
             raise TypeError("simulate(plan) takes no second list of instructions")
         run = _Run(plan.problem, plan.instructions)
+    check_supported(run.problem, "the simulator")
     live = run.memory(ram_bytes)
     return run.clock(live, deadline_s)
 
@@ -116,7 +117,7 @@ class _Run:
     def __init__(self, problem: Problem, instructions: Sequence[Instruction]) -> None:
         self.problem = problem
         self.instructions = instructions
-        self.initial_bytes = problem.nbytes(problem.inputs) + problem.reserve_bytes
+        self.initial_bytes = problem.start_bytes
         self.stored_bytes = 0
 
     def memory(self, ram_bytes: int | None) -> tuple[int, ...]:
@@ -126,7 +127,7 @@ class _Run:
         budget = ram_bytes
         resident = [False] * len(tensors)
         stored = [False] * len(tensors)
-        for i in problem.inputs:
+        for i in problem.at_start:
             resident[i] = True
         live = self.initial_bytes
         if budget is not None and live > budget:

@@ -74,7 +74,7 @@ class Moves:
         self._latest: dict[int, int] = {}
         self._page_outs: dict[int, int] = {}
         self._place = -1
-        for i in problem.inputs:
+        for i in problem.at_start:
             self._begin(i, START)
         for step in steps:
             self._read(step)

@@ -84,7 +84,7 @@ def _matrix(axes: Any, view: View) -> None:
     problem, stages = view.problem, view.stages
     operators = len(problem.operators)
     # A tensor stands in the column of the operator that writes it, graph inputs left of all of them.
-    inputs = {i: column for column, i in enumerate(problem.inputs, -len(problem.inputs))}
+    inputs = {i: column for column, i in enumerate(problem.given, -len(problem.given))}
     producer = [inputs.get(i, tensor.producer) for i, tensor in enumerate(problem.tensors)]
     resident = []
     for buffer in view.buffers:

@@ -14,7 +14,7 @@ from poetopt.formulations import options
 from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import Symbol, mathematics, symbols, title
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.report.layout import table
 
 _EXAMPLE = Problem(
@@ -24,7 +24,10 @@ _EXAMPLE = Problem(
         ProblemOperator("forward", (0,), (1,), time_s=1.0, energy_j=1.0),
         ProblemOperator("backward", (0, 1), (2,), time_s=1.0, energy_j=1.0, backward=True),
     ),
-    tuple(ProblemTensor(name, 1, producer, 1.0, 1.0, 1.0, 1.0) for producer, name in ((-1, "x"), (0, "y"), (1, "dx"))),
+    tuple(
+        ProblemTensor(name, 1, producer, Transfers(1.0, 1.0, 1.0, 1.0))
+        for producer, name in ((-1, "x"), (0, "y"), (1, "dx"))
+    ),
 )
 """What a block is made for where only its words matter."""
 _TEX = (

@@ -133,7 +133,7 @@ def needs(problem: Problem) -> Needs:
 def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int], ...]:
     """What of `total_bytes` is taken during instruction `at` of a plan, the largest first."""
     problem = plan.problem
-    live = dict.fromkeys(problem.inputs)
+    live = dict.fromkeys(problem.at_start)
     workspace = 0
     for index, step in enumerate(plan.instructions[: at + 1]):
         if step.action is Action.FREE and index < at:
@@ -150,7 +150,7 @@ def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int
 
 
 def _kind(problem: Problem, tensor: int) -> str:
-    producer = problem.tensors[tensor].producer
-    if producer < 0:
+    held = problem.tensors[tensor]
+    if not held.computed:
         return "inputs"
-    return "gradients" if problem.operators[producer].backward else "activations"
+    return "gradients" if problem.operators[held.producer].backward else "activations"

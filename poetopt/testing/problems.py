@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 SIZES = (1, 1, 2, 2, 3, 4, 6)
 COSTS = (0.5, 1.0, 1.0, 2.0, 3.0)
@@ -44,7 +44,7 @@ def small_problem(rng: random.Random, *, forward: int, dma: bool = False, paging
     )
     producers = [-1, *range(2 * forward)]
     stored = [
-        ProblemTensor(f"t{i}", rng.choice(SIZES), producer, *(rng.choice(PAGE_COSTS) for _ in range(4)))
+        ProblemTensor(f"t{i}", rng.choice(SIZES), producer, Transfers(*(rng.choice(PAGE_COSTS) for _ in range(4))))
         for i, producer in enumerate(producers)
     ]
     return Problem(f"random, {forward} layers", "contract", operators, tuple(stored), paging=paging, dma=dma)
@@ -79,7 +79,7 @@ def crowded(rng: random.Random, *, again: bool, dma: bool = False) -> tuple[Prob
         place = 2 * forward - 1 - index
         operators[place] = replace(operators[place], inputs=tuple(sorted({made[place - 1], made[index]})))
     if again:
-        tensors = [replace(t, page_in_j=t.page_in_j * DEAR, page_out_j=t.page_out_j * DEAR) for t in tensors]
+        tensors = [t.moved_for(page_in_j=t.page_in_j * DEAR, page_out_j=t.page_out_j * DEAR) for t in tensors]
     else:
         operators = [replace(o, energy_j=o.energy_j * DEAR) for o in operators]
     problem = replace(plain, name="random, crowded", operators=tuple(operators), tensors=tuple(tensors))

@@ -129,7 +129,7 @@ def test_recompute_and_page(name: str, tmp_path: Path) -> None:
             page_ins.add((readers[-1], tensor))
         elif len(readers) > 1:
             again.add((readers[-1], producer))
-            page_ins.update((readers[-1], i) for i in found.operators[producer].inputs if i in found.inputs)
+            page_ins.update((readers[-1], i) for i in found.operators[producer].inputs if i in found.at_start)
     assert again
     schedule = Schedule(frozenset(again), frozenset(page_ins))
     plan = lay_out(plan_of(found, schedule))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 
 def chain(
@@ -30,7 +30,9 @@ def chain(
     cost = costs or [1.0] * layers
 
     def tensor(name: str, nbytes: int, producer: int) -> ProblemTensor:
-        return ProblemTensor(name, nbytes, producer, page_s * nbytes, page_j * nbytes, page_s * nbytes, page_j * nbytes)
+        return ProblemTensor(
+            name, nbytes, producer, Transfers(page_s * nbytes, page_j * nbytes, page_s * nbytes, page_j * nbytes)
+        )
 
     tensors = [tensor("x", input_bytes, -1)]
     operators: list[ProblemOperator] = []

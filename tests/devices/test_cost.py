@@ -107,7 +107,7 @@ def test_views_and_resident_tensors_disappear() -> None:
     # what only writes resident tensors stays, without outputs
     assert [o.outputs for o in problem.operators] == [(2,), (), (3,), (), (4,), ()]
     assert [o.backward for o in problem.operators] == [False] * 4 + [True] * 2
-    assert problem.inputs == (0, 1)
+    assert problem.at_start == (0, 1)
 
 
 def test_the_resident_region() -> None:

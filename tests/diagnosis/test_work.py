@@ -17,22 +17,22 @@ from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.testing.problems import crowded, tight
 from tests.problems import random_tight
 
 
 def chain(layers: int, nbytes: int = 100) -> Problem:
     """Forward operators in a row, and backward ones that read the gradient and the activation before."""
-    tensors = [ProblemTensor("x", nbytes, -1, 0.1, 0.1, 0.1, 0.1)]
+    tensors = [ProblemTensor("x", nbytes, -1, Transfers(0.1, 0.1, 0.1, 0.1))]
     operators = []
     for k in range(layers):
         operators.append(ProblemOperator(f"f{k}", (k,), (k + 1,), 1.0, 1.0))
-        tensors.append(ProblemTensor(f"a{k}", nbytes, k, 0.1, 0.1, 0.1, 0.1))
+        tensors.append(ProblemTensor(f"a{k}", nbytes, k, Transfers(0.1, 0.1, 0.1, 0.1)))
     for k in reversed(range(layers)):
         read, written = tuple(sorted((k, len(tensors) - 1))), len(tensors)
         operators.append(ProblemOperator(f"b{k}", read, (written,), 1.0, 1.0, backward=True))
-        tensors.append(ProblemTensor(f"g{k}", nbytes, len(operators) - 1, 0.1, 0.1, 0.1, 0.1))
+        tensors.append(ProblemTensor(f"g{k}", nbytes, len(operators) - 1, Transfers(0.1, 0.1, 0.1, 0.1)))
     return Problem("chain", "none", tuple(operators), tuple(tensors))
 
 

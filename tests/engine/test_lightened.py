@@ -16,7 +16,7 @@ from poetopt.formulations.retention import retention
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 SIDE = 3
 LIGHT = replace(retention, name="by the model", backwards=None)
@@ -25,7 +25,7 @@ LIGHT = replace(retention, name="by the model", backwards=None)
 def network(rng: random.Random, layers: int, storage: bool = True) -> Problem:
     """Layers of an operator and a norm with a small side output; backward reads all. Paging is better for some."""
     operators: list[ProblemOperator] = []
-    tensors = [ProblemTensor("x", 64, -1, 1.0, 9.0, 1.0, 9.0)]
+    tensors = [ProblemTensor("x", 64, -1, Transfers(1.0, 9.0, 1.0, 9.0))]
 
     def add(name: str, inputs: tuple[int, ...], sizes: tuple[int, ...], energy_j: float, backward: bool) -> int:
         first = len(tensors)
@@ -33,7 +33,7 @@ def network(rng: random.Random, layers: int, storage: bool = True) -> Problem:
         operators.append(ProblemOperator(name, tuple(sorted(inputs)), outputs, 1.0, energy_j, backward=backward))
         for i, nbytes in zip(outputs, sizes, strict=True):
             price = 9.0 + nbytes / 8
-            tensors.append(ProblemTensor(f"t{i}", nbytes, len(operators) - 1, 9.0, price, 9.0, price))
+            tensors.append(ProblemTensor(f"t{i}", nbytes, len(operators) - 1, Transfers(9.0, price, 9.0, price)))
         return first
 
     saved, last = [], 0

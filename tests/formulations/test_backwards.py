@@ -17,7 +17,7 @@ from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.backwards import Backwards, backwards
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
 from tests.problems import random_budget, random_problem
@@ -82,14 +82,14 @@ def test_what_has_no_time_says_nothing() -> None:
 
 def _wide(inputs: int) -> Problem:
     """A backward operator reads much that is cheap to page; each of it is dear to make again."""
-    tensors = [ProblemTensor("x", 1, -1, page_in_j=1e-3, page_out_j=1e-3)]
+    tensors = [ProblemTensor("x", 1, -1, Transfers(page_in_j=1e-3, page_out_j=1e-3))]
     operators = []
     for i in range(inputs):
         operators.append(ProblemOperator(f"f{i}", (0,), (1 + i,), 1.0, 100.0))
-        tensors.append(ProblemTensor(f"a{i}", 10 + i, i, page_in_j=0.01 * (1 + i * 0.013), page_out_j=0.02))
+        tensors.append(ProblemTensor(f"a{i}", 10 + i, i, Transfers(page_in_j=0.01 * (1 + i * 0.013), page_out_j=0.02)))
     loss = len(tensors)
     operators.append(ProblemOperator("loss", (inputs,), (loss,), 1.0, 100.0, workspace_bytes=10 * inputs))
-    tensors.append(ProblemTensor("loss", 5, inputs, page_in_j=50.0, page_out_j=50.0))
+    tensors.append(ProblemTensor("loss", 5, inputs, Transfers(page_in_j=50.0, page_out_j=50.0)))
     operators.append(ProblemOperator("b", (*range(1, inputs + 1), loss), (), 1.0, 100.0, backward=True))
     return Problem("wide", "paper", tuple(operators), tuple(tensors))
 
@@ -113,7 +113,8 @@ def test_what_cancels_out_is_no_bound(seed: int) -> None:
         ProblemOperator(f"o{j}", reads[j], writes[j], 1.0, costs[j], backward=j >= 3) for j in range(len(costs))
     )
     tensors = tuple(
-        ProblemTensor(f"t{i}", nbytes, i - 1, page_in_j=1e9, page_out_j=1e9) for i, nbytes in enumerate(sizes)
+        ProblemTensor(f"t{i}", nbytes, i - 1, Transfers(page_in_j=1e9, page_out_j=1e9))
+        for i, nbytes in enumerate(sizes)
     )
     problem = Problem("cancels", "paper", operators, tensors)
     search = backwards(problem, Limits(ram_bytes=problem.working_set_bytes(3)), "full", True, True)

@@ -78,7 +78,7 @@ def test_static_power_is_a_dearer_problem(seed: int, name: str) -> None:
         problem,
         operators=tuple(replace(op, energy_j=op.energy_j + power_w * op.time_s) for op in problem.operators),
         tensors=tuple(
-            replace(t, page_in_j=t.page_in_j + power_w * t.page_in_s, page_out_j=t.page_out_j + power_w * t.page_out_s)
+            t.moved_for(page_in_j=t.page_in_j + power_w * t.page_in_s, page_out_j=t.page_out_j + power_w * t.page_out_s)
             for t in problem.tensors
         ),
     )
@@ -93,7 +93,7 @@ def test_an_energy_budget_is_a_deadline_with_the_roles_exchanged(seed: int) -> N
         problem,
         operators=tuple(replace(op, energy_j=op.time_s, time_s=op.energy_j) for op in problem.operators),
         tensors=tuple(
-            replace(t, page_in_j=t.page_in_s, page_in_s=t.page_in_j, page_out_j=t.page_out_s, page_out_s=t.page_out_j)
+            t.moved_for(page_in_j=t.page_in_s, page_in_s=t.page_in_j, page_out_j=t.page_out_s, page_out_s=t.page_out_j)
             for t in problem.tensors
         ),
     )

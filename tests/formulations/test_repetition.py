@@ -13,7 +13,7 @@ from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.repetition import Repetition
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.schedule import Schedule
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_plan
@@ -51,7 +51,7 @@ def repeating(rng: random.Random, blocks: int, flaw: bool) -> Problem:
     ]
     page = float(rng.randint(1, 3))
     tensors = [
-        ProblemTensor(f"t{i}", sizes[(i - 1) % width] if i <= forward else 1, i - 1, 1.0, page, 1.0, page)
+        ProblemTensor(f"t{i}", sizes[(i - 1) % width] if i <= forward else 1, i - 1, Transfers(1.0, page, 1.0, page))
         for i in range(2 * forward + 1)
     ]
     return Problem("blocks", "test", tuple(operators), tuple(tensors))

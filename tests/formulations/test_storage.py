@@ -19,7 +19,7 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.schedule import Schedule
 from tests.cheapest import least_cost
 from tests.problems import random_few
@@ -50,7 +50,7 @@ def least_overhead_j(problem: Problem, ram_bytes: int, *, remat: bool = True) ->
             if problem.nbytes(tuple(ram)) + tensors[i].nbytes <= ram_bytes:
                 yield tensors[i].page_in_j, (done, ram | {i}, stored)
 
-    start: State = (0, frozenset(problem.inputs), frozenset())
+    start: State = (0, frozenset(problem.at_start), frozenset())
     return least_cost(start, moves, len(operators))
 
 
@@ -105,9 +105,9 @@ def test_the_papers_formulation_keeps_it_too() -> None:
 def away(*, storage_bytes: int | None, storage_block_bytes: int = 1) -> Problem:
     """Two tensors of 6 bytes that must leave RAM while an operator of 20 bytes runs, and can't be computed again."""
     tensors = (
-        ProblemTensor("x", 6, -1, 1.0, 1.0, 1.0, 1.0),
-        ProblemTensor("y", 6, 0, 1.0, 1.0, 1.0, 1.0),
-        ProblemTensor("z", 1, 1, 1.0, 1.0, 1.0, 1.0),
+        ProblemTensor("x", 6, -1, Transfers(1.0, 1.0, 1.0, 1.0)),
+        ProblemTensor("y", 6, 0, Transfers(1.0, 1.0, 1.0, 1.0)),
+        ProblemTensor("z", 1, 1, Transfers(1.0, 1.0, 1.0, 1.0)),
         ProblemTensor("last", 1, 2),
     )
     operators = (

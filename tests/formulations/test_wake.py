@@ -15,7 +15,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.cheapest import least_cost
 from tests.problems import random_few, random_plan, random_problem
 
@@ -46,7 +46,7 @@ def least_overhead_j(problem: Problem, ram_bytes: int) -> float | None:
             if problem.nbytes(tuple(ram)) + tensors[i].nbytes <= ram_bytes:
                 yield tensors[i].page_in_j + (0.0 if awake else problem.wake_j), (done, ram | {i}, stored, True)
 
-    start: State = (0, frozenset(problem.inputs), frozenset(), False)
+    start: State = (0, frozenset(problem.at_start), frozenset(), False)
     return least_cost(start, moves, len(operators))
 
 
@@ -87,7 +87,7 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
 def pages(*, dma: bool) -> Problem:
     """Three operators in a row of a second each; every transfer takes a quarter of one."""
     operators = tuple(ProblemOperator(f"op{k}", (k,), (k + 1,), 1.0, 1.0) for k in range(3))
-    tensors = tuple(ProblemTensor(f"t{k}", 4, k - 1, 0.25, 1.0, 0.25, 1.0) for k in range(4))
+    tensors = tuple(ProblemTensor(f"t{k}", 4, k - 1, Transfers(0.25, 1.0, 0.25, 1.0)) for k in range(4))
     return Problem("pages", "toy", operators, tensors, dma=dma, wake_j=10.0)
 
 
@@ -115,7 +115,7 @@ def test_a_run_ends_where_the_storage_has_nothing_to_do(text: str, dma: bool, wa
 
 
 def test_with_dma_a_run_goes_on_beside_the_cpu() -> None:
-    slow = replace(pages(dma=True), tensors=tuple(replace(t, page_out_s=1.0) for t in pages(dma=True).tensors))
+    slow = replace(pages(dma=True), tensors=tuple(t.moved_for(page_out_s=1.0) for t in pages(dma=True).tensors))
     assert simulate(slow, steps("page_out 0 compute 0 page_out 1 compute 1 compute 2")).wakes == 1
 
 

@@ -23,7 +23,7 @@ from poetopt.plan.assemble import schedule_of
 from poetopt.plan.codec import decode_compact, encode_compact
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.schedule import Schedule
 from tests.bruteforce import plan_optimum
 from tests.problems import random_plan, random_problem, random_tight
@@ -208,7 +208,9 @@ def test_a_branch_that_comes_too_early_is_moved() -> None:
     """Of two branches the given order computes the wide one first, and has no room then for the other's workspace."""
     steps = [("wide", (0,), 8), ("a", (0,), 1), ("b", (2,), 1), ("c", (3,), 1), ("join", (1, 4), 1)]
     sizes = {"x": 1} | {name: nbytes for name, _, nbytes in steps}
-    tensors = tuple(ProblemTensor(name, n, k - 1, 1.0, 50.0, 1.0, 50.0) for k, (name, n) in enumerate(sizes.items()))
+    tensors = tuple(
+        ProblemTensor(name, n, k - 1, Transfers(1.0, 50.0, 1.0, 50.0)) for k, (name, n) in enumerate(sizes.items())
+    )
     operators = tuple(
         ProblemOperator(name, reads, (k + 1,), 1.0, 10.0, workspace_bytes=2 * (name in "abc"))
         for k, (name, reads, _) in enumerate(steps)

@@ -33,7 +33,7 @@ def reference(plan: Plan) -> Reference:
 
 def _memory(plan: Plan) -> tuple[int, list[int]]:
     problem = plan.problem
-    ram = set(problem.inputs)
+    ram = set(problem.at_start)
     flash: set[int] = set()
     runs: Counter[int] = Counter()
     live: list[int] = []
@@ -68,7 +68,7 @@ def _memory(plan: Plan) -> tuple[int, list[int]]:
         live.append(sum(problem.tensors[i].nbytes for i in held | ram) + workspace + problem.reserve_bytes)
     if set(runs) != set(range(len(problem.operators))):
         raise InvalidError
-    return max([sum(problem.tensors[i].nbytes for i in problem.inputs) + problem.reserve_bytes, *live]), live
+    return max([sum(problem.tensors[i].nbytes for i in problem.at_start) + problem.reserve_bytes, *live]), live
 
 
 def _energy(plan: Plan) -> float:

@@ -197,8 +197,8 @@ def decoded_in_c(program: Path, folder: Path, problem: Problem, data: bytes) -> 
     writes = [operator.outputs for operator in problem.operators]
     flat = [[i for part in parts for i in part] for parts in (reads, writes)]
     rows = [
-        [*fingerprint(problem), len(reads), len(problem.tensors), len(problem.inputs), len(flat[0]), len(flat[1])],
-        list(problem.inputs), starts(reads), flat[0], starts(writes), flat[1],
+        [*fingerprint(problem), len(reads), len(problem.tensors), len(problem.at_start), len(flat[0]), len(flat[1])],
+        list(problem.at_start), starts(reads), flat[0], starts(writes), flat[1],
     ]  # fmt: skip
     tables, plan = folder / "tables.txt", folder / "plan.bin"
     tables.write_text("\n".join(" ".join(map(str, row)) for row in rows))

@@ -12,7 +12,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import plan_optimum, random_tight
 from tests.problems import random_plan, random_problem, store_all
 
@@ -49,7 +49,7 @@ def test_keeps_the_offsets_of_a_clean_plan() -> None:
 
 def chain(*, dma: bool = False) -> Problem:
     operators = tuple(ProblemOperator(f"op{k}", (k,), (k + 1,), 1.0, 1.0) for k in range(3))
-    tensors = tuple(ProblemTensor(f"t{k}", 8, k - 1, 5.0, 1.0, 5.0, 1.0) for k in range(4))
+    tensors = tuple(ProblemTensor(f"t{k}", 8, k - 1, Transfers(5.0, 1.0, 5.0, 1.0)) for k in range(4))
     return Problem("chain", "toy", operators, tensors, dma=dma)
 
 

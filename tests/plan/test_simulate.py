@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from poetopt.errors import PlanError
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.plan.reference import InvalidError, reference
 from tests.problems import random_plan, random_problem, store_all
 
@@ -32,9 +32,9 @@ def chain(*, dma: bool = False, paging: bool = True) -> Problem:
         ProblemOperator("op2", (1, 2), (), 1.0, 4.0, backward=True),
     )
     tensors = (
-        ProblemTensor("x", 10, -1, 1.0, 0.1, 2.0, 0.2),
-        ProblemTensor("a", 20, 0, 3.0, 0.3, 5.0, 0.5),
-        ProblemTensor("b", 30, 1, 1.0, 0.1, 1.0, 0.1),
+        ProblemTensor("x", 10, -1, Transfers(1.0, 0.1, 2.0, 0.2)),
+        ProblemTensor("a", 20, 0, Transfers(3.0, 0.3, 5.0, 0.5)),
+        ProblemTensor("b", 30, 1, Transfers(1.0, 0.1, 1.0, 0.1)),
     )
     return Problem("chain", "toy", operators, tensors, dma=dma, paging=paging)
 

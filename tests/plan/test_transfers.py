@@ -13,7 +13,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import hiding, plan_transfers
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import plan_optimum, random_tight
 from tests.plan.reference import reference
 from tests.plan.transfers_bruteforce import least_makespan
@@ -97,7 +97,7 @@ def chain(*, dma: bool = True, page_s: float = 2.0) -> Problem:
         ProblemOperator(f"op{k}", tuple(sorted(set(read))), (k + 1,), 1.0, 1.0, backward=k > 3)
         for k, read in enumerate(reads)
     )
-    tensors = tuple(ProblemTensor(f"t{k}", 8, k - 1, page_s, 1.0, page_s, 1.0) for k in range(9))
+    tensors = tuple(ProblemTensor(f"t{k}", 8, k - 1, Transfers(page_s, 1.0, page_s, 1.0)) for k in range(9))
     return Problem("chain", "toy", operators, tensors, dma=dma)
 
 

@@ -15,7 +15,7 @@ def _precedences(plan: Plan) -> list[set[int]]:
     its stay.
     """
     problem = plan.problem
-    resident = set(problem.inputs)
+    resident = set(problem.at_start)
     touched: list[dict[int, bool]] = []
     for step in plan.instructions:
         makes: dict[int, bool] = {}
@@ -55,7 +55,7 @@ def least_makespan(plan: Plan, ram_bytes: int, limit: int = 200_000) -> float | 
     zeros = (0.0,) * len(problem.tensors)
     best = float("inf")
     seen: set[_State] = set()
-    stack: list[tuple[_State, frozenset[int]]] = [((frozenset(), 0.0, 0.0, zeros, zeros), frozenset(problem.inputs))]
+    stack: list[tuple[_State, frozenset[int]]] = [((frozenset(), 0.0, 0.0, zeros, zeros), frozenset(problem.at_start))]
     while stack:
         state, ram = stack.pop()
         done, cpu, channel, arrived, settled = state

@@ -30,7 +30,7 @@ def test_slices_of_a_trace_never_overlap(seed: int, scale: float) -> None:
     problem = view.problem
     operators = tuple(replace(o, time_s=o.time_s * scale) for o in problem.operators)
     tensors = tuple(
-        replace(t, page_in_s=t.page_in_s * scale / 7, page_out_s=t.page_out_s * scale / 3) for t in problem.tensors
+        t.moved_for(page_in_s=t.page_in_s * scale / 7, page_out_s=t.page_out_s * scale / 3) for t in problem.tensors
     )
     plan = replace(view.plan, problem=replace(problem, operators=operators, tensors=tensors))
     events = json.loads(trace_text(View(plan)))["traceEvents"]
@@ -105,4 +105,4 @@ def test_every_tensor_and_every_transfer_is_in_the_picture(seed: int) -> None:
         assert box.y0 == (view.stages[buffer.first] if buffer.first >= 0 else 0)
     moves = [step for step in view.plan.instructions if step.action in ("page_in", "page_out")]
     assert len(boxes.get("page in", [])) + len(boxes.get("page out", [])) == len(moves)
-    assert axes.get_xlim()[0] == -len(view.problem.inputs)
+    assert axes.get_xlim()[0] == -len(view.problem.at_start)

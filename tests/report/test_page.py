@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.report.page import frame, page
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view
@@ -143,7 +143,9 @@ def deep(operators: int) -> View:
     """A chain with one backward operator each that recomputes as deep as it can: very many instructions."""
     half, names = operators // 2, "model.encoder.layers.{}.attention.self.query.dense/MatMul"
     tensors = [ProblemTensor("input", 4096, -1)]
-    tensors += [ProblemTensor(f"{names.format(k)}_out", 1 << 20, k, 0.01, 0.02, 0.03, 0.04) for k in range(operators)]
+    tensors += [
+        ProblemTensor(f"{names.format(k)}_out", 1 << 20, k, Transfers(0.01, 0.02, 0.03, 0.04)) for k in range(operators)
+    ]
     built = [ProblemOperator(names.format(k), (k,), (k + 1,), 0.0123, 0.0456) for k in range(half)]
     built += [
         ProblemOperator(names.format(k), tuple(sorted({k, operators - k - 1})), (k + 1,), 0.0123, 0.0456, backward=True)

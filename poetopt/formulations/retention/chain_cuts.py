@@ -171,7 +171,14 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
                 for u in problem.operators[producer].inputs:
                     np.minimum(tail, distance[u], out=tail)
                 distance[i] = np.add(tail, distance[i], out=tail)
-            _collect(found, distance[i], pressed, i, max(producer, 0), [(b, column_of[b]) for b in uses if b >= late])
+            _collect(
+                found,
+                distance[i],
+                pressed,
+                i,
+                problem.tensors[i].first_stage,
+                [(b, column_of[b]) for b in uses if b >= late],
+            )
             for u in problem.operators[producer].inputs:
                 pending[u] -= 1
                 if not pending[u]:
@@ -184,7 +191,9 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
             distance[i] = np.broadcast_to(ALWAYS, (stages, len(columns)))
         if len(early):
             single = _stay(values, i, early, stages)
-            _collect(found, single, pressed, i, max(producer, 0), [(int(b), x) for x, b in enumerate(early)])
+            _collect(
+                found, single, pressed, i, problem.tensors[i].first_stage, [(int(b), x) for x, b in enumerate(early)]
+            )
         if not pending[i]:
             distance.pop(i, None)
     return found

@@ -45,7 +45,7 @@ def _store_all_bytes(space: RetentionSpace) -> Floats:
     problem = space.problem
     steps = np.zeros(len(problem.operators) + 1)
     for nbytes, tensor, readers in zip(space.tensor_bytes, problem.tensors, problem.readers, strict=True):
-        first = max(tensor.producer, 0)
+        first = tensor.first_stage
         steps[first] += nbytes
         steps[max((first, *readers)) + 1] -= nbytes
     return np.asarray(np.cumsum(steps)[:-1])

@@ -59,11 +59,11 @@ class Repetition:
         return moved if low <= moved < high and self.kinds[moved] == self.kinds[j] else None
 
     def _tensor(self, i: int, blocks: int) -> int | None:
-        producer = self.problem.tensors[i].producer
-        moved = None if producer < 0 else self._operator(producer, blocks)
+        tensor = self.problem.tensors[i]
+        moved = self._operator(tensor.producer, blocks) if tensor.computed else None
         if moved is None:
             return None
-        return self.problem.operators[moved].outputs[self.problem.operators[producer].outputs.index(i)]
+        return self.problem.operators[moved].outputs[self.problem.operators[tensor.producer].outputs.index(i)]
 
     def _path(self, path: Sequence[int], blocks: int) -> tuple[int, ...] | None:
         """The tensors of `path` moved by so many blocks, or None where one of them can't be."""

@@ -60,8 +60,7 @@ def _build(block: PyomoBlock) -> None:
     first = space.point_first.tolist()
     tensor = space.point_tensor.tolist()
     single = [
-        producer < 0 or len(space.problem.operators[producer].outputs) == 1
-        for producer in (t.producer for t in space.problem.tensors)
+        not made.computed or len(space.problem.operators[made.producer].outputs) == 1 for made in space.problem.tensors
     ]
 
     def occupancy(_: PyomoBlock, e: int) -> PyomoRow:

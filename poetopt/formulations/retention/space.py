@@ -150,7 +150,7 @@ class RetentionSpace:
         np.add.at(steps, (self.point_tensor, self.point_stage), -k)
         for i, tensor in enumerate(self.problem.tensors):
             if not tensor.nbytes:
-                steps[i, max(tensor.producer, 0)] = 1.0
+                steps[i, tensor.first_stage] = 1.0
         return np.asarray(np.cumsum(steps, axis=1)[:, :-1])
 
     @cached_property

@@ -1,0 +1,81 @@
+"""What operators and tensors have to agree on, whoever made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from poetopt.errors import ProblemError
+from poetopt.problem.home import Home
+from poetopt.problem.operators import ProblemOperator
+from poetopt.problem.tensors import ProblemTensor
+
+
+def check(operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]) -> None:
+    """Raise ProblemError, naming the tensor or operator, where they contradict each other."""
+    writer = [-1] * len(tensors)
+    readers: dict[int, list[int]] = {i: [] for i, tensor in enumerate(tensors) if tensor.updated}
+    for k, operator in enumerate(operators):
+        for key, indices in (("inputs", operator.inputs), ("outputs", operator.outputs)):
+            last = -1
+            for i in indices:
+                if not last < i < len(tensors):
+                    raise ProblemError(
+                        f'operators[{k}] ({operator.name!r}): "{key}" must be ascending places in a table of '
+                        f"{len(tensors)}"
+                    )
+                last = i
+        for i in operator.outputs:
+            if writer[i] >= 0:
+                _refuse(i, tensors[i], f"operators {writer[i]} and {k} both write it")
+            writer[i] = k
+        for i in operator.inputs:
+            if i in readers:
+                readers[i].append(k)
+        if operator.variants:
+            _check_variants(k, operator, tensors)
+    for i, tensor in enumerate(tensors):
+        if tensor.producer != writer[i]:
+            _refuse(i, tensor, "its producer is not the operator that writes it")
+        if tensor.computed is not (tensor.home is Home.NOWHERE):
+            what = "an operator writes it first" if tensor.computed else "no operator writes it"
+            _refuse(i, tensor, f"its home can't be '{tensor.home}', as {what}")
+        if tensor.carried and tensor.computed:
+            _refuse(i, tensor, "what has no home can't be carried; a result stays in RAM at the end")
+        if tensor.result and not tensor.computed:
+            _refuse(i, tensor, "only what an operator computes is a result; carry what has a home")
+        if tensor.updated:
+            _check_update(i, tensor, readers[i])
+        if tensor.forms:
+            names = [form.name for form in tensor.forms]
+            if not all(names) or len(set(names)) < len(names):
+                _refuse(i, tensor, "its packed forms need names, each another")
+
+
+def _check_update(i: int, tensor: ProblemTensor, readers: Sequence[int]) -> None:
+    if tensor.computed:
+        _refuse(i, tensor, "only what has a home is updated, and an operator computes this")
+    if tensor.home is Home.FLASH:
+        _refuse(i, tensor, "it lies in flash, which is never written, and can't be updated")
+    if tensor.updated_by not in readers:
+        _refuse(i, tensor, f"operator {tensor.updated_by} updates it, and doesn't read it")
+    if readers[-1] > tensor.updated_by:
+        _refuse(i, tensor, f"operator {readers[-1]} reads it after operator {tensor.updated_by} has updated it")
+
+
+def _check_variants(k: int, operator: ProblemOperator, tensors: Sequence[ProblemTensor]) -> None:
+    written = (*operator.outputs, *(i for i in operator.inputs if tensors[i].updated_by == k))
+    for variant in operator.variants:
+        for key, streamed, operands in (
+            ("streamed_in", variant.streamed_in, operator.inputs),
+            ("streamed_out", variant.streamed_out, written),
+        ):
+            if list(streamed) != sorted(set(streamed) & set(operands)):
+                raise ProblemError(
+                    f'operators[{k}] ({operator.name!r}): "{key}" of a variant must be ascending places among the '
+                    "operator's own"
+                )
+
+
+def _refuse(i: int, tensor: ProblemTensor, what: str) -> NoReturn:
+    raise ProblemError(f"tensors[{i}] ({tensor.name!r}): {what}")

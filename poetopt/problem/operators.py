@@ -1,0 +1,79 @@
+"""What an operator reads, writes and costs, and the ways in which it may run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run an operator: some operands go to or come from storage chunk by chunk, never whole in RAM.
+
+    streamed_in, streamed_out
+        Indices of the operator's inputs and outputs that are streamed, ascending.
+    workspace_bytes
+        Its arena bytes while it runs, chunks included.
+    time_s, energy_j
+        Of one run, transfers of chunks included.
+    read_bytes, written_bytes
+        Bytes that one run reads from storage and writes there.
+    """
+
+    streamed_in: tuple[int, ...] = ()
+    streamed_out: tuple[int, ...] = ()
+    workspace_bytes: int = 0
+    time_s: float = 0.0
+    energy_j: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemOperator:
+    """An operator; its index is its place in the fixed order, and its stage.
+
+    inputs, outputs
+        Indices of the (non-resident) tensors that it reads and writes, ascending, without repetition. A tensor
+        that it updates is an input, and says so itself.
+    workspace_bytes
+        Bytes in the arena that are needed only while it runs: its emitted temporaries.
+    recomputable
+        Whether it may run more than once.
+    count
+        How many of the network's operators it is: what it counts for in a chain of recomputations.
+    variants
+        Ways to run it with streamed operands, beside the plain one, whose figures are the operator's own.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    time_s: float
+    energy_j: float
+    workspace_bytes: int = 0
+    recomputable: bool = True
+    backward: bool = False
+    kind: str = ""
+    count: int = 1
+    variants: tuple[Variant, ...] = ()
+
+    def renumbered(self, tensors: Mapping[int, int]) -> ProblemOperator:
+        """The same operator where tensor i has the index `tensors[i]`."""
+
+        def moved(indices: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(sorted(tensors[i] for i in indices))
+
+        return replace(
+            self,
+            inputs=moved(self.inputs),
+            outputs=moved(self.outputs),
+            variants=tuple(
+                replace(v, streamed_in=moved(v.streamed_in), streamed_out=moved(v.streamed_out)) for v in self.variants
+            ),
+        )
+
+    @property
+    def plain(self) -> Variant:
+        """The way to run it with every operand whole in RAM."""
+        return Variant(workspace_bytes=self.workspace_bytes, time_s=self.time_s, energy_j=self.energy_j)

@@ -1,0 +1,242 @@
+"""One training step on one device, and the questions that everybody asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from poetopt.printable import shown
+from poetopt.problem.check import check
+from poetopt.problem.features import Feature, features
+from poetopt.problem.home import Home
+from poetopt.problem.operators import ProblemOperator
+from poetopt.problem.tensors import ProblemTensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import TrainingGraph
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One training step on one device. Raises ProblemError where tensors and operators contradict each other.
+
+    paging
+        Whether the device has storage to page to.
+    dma
+        Whether transfers run beside the CPU on one channel.
+    alignment
+        Every buffer in the arena starts at a multiple of this many bytes.
+    reserve_bytes
+        What kernels allocate beside the arena: the most that any operator's do, reserved for the whole
+        step because the arena is one block of fixed size. Counts in every peak.
+    wake_j
+        Joules of powering the storage on and off again, for each run of transfers without a pause.
+    storage_bytes, storage_block_bytes
+        What the storage holds, or None where that is not known (then it holds anything), and the blocks that it is
+        written in. A tensor takes whole blocks from its first page-out to the end of the step; one written again
+        takes the same place.
+    resident_bytes
+        Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
+    device_ram_bytes
+        The device's RAM, or None where it is not known (a problem file without one).
+    graph
+        The training graph behind it, or None (a problem file): then the plan can't be executed.
+    model_ref, model_hash
+        How to find the model again, and the SHA-256 of its content.
+    recipe
+        What was asked of the frontend and of autodiff (`batch`, `train`, `loss`, `output`; plain JSON values): with
+        model_ref, how to make the graph again.
+    """
+
+    name: str
+    device: str
+    operators: tuple[ProblemOperator, ...]
+    tensors: tuple[ProblemTensor, ...]
+    paging: bool = True
+    dma: bool = False
+    alignment: int = 1
+    reserve_bytes: int = 0
+    wake_j: float = 0.0
+    storage_bytes: int | None = None
+    storage_block_bytes: int = 1
+    resident_bytes: int = 0
+    device_ram_bytes: int | None = None
+    graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
+    model_ref: str = ""
+    model_hash: str = ""
+    recipe: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self.operators, self.tensors)
+
+    def __repr__(self) -> str:
+        size = f"{len(self.operators)} operators, {len(self.tensors)} tensors"
+        return f"<Problem {shown(self.name)} on {shown(self.device)}: {size}>"
+
+    def __deepcopy__(self, memo: object) -> Problem:
+        """Itself, as nothing in it changes: Pyomo copies what stands on a model, and a graph is large."""
+        return self
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, the operators that read it, ascending."""
+        found: list[list[int]] = [[] for _ in self.tensors]
+        for index, operator in enumerate(self.operators):
+            for tensor in operator.inputs:
+                found[tensor].append(index)
+        return tuple(tuple(operators) for operators in found)
+
+    # Where tensors begin and end.
+
+    @cached_property
+    def at_start(self) -> tuple[int, ...]:
+        """The tensors in RAM when the step begins, ascending."""
+        return tuple(i for i, tensor in enumerate(self.tensors) if tensor.home is Home.RAM)
+
+    @cached_property
+    def given(self) -> tuple[int, ...]:
+        """The tensors that no operator computes, wherever they are when the step begins; ascending."""
+        return tuple(i for i, tensor in enumerate(self.tensors) if not tensor.computed)
+
+    @cached_property
+    def start_bytes(self) -> int:
+        """Bytes of RAM taken before the first operator: what is there, and the reserve."""
+        return self.nbytes(self.at_start) + self.reserve_bytes
+
+    @cached_property
+    def stored_at_start(self) -> tuple[int, ...]:
+        """The tensors that storage holds when the step begins, ascending."""
+        return tuple(i for i, tensor in enumerate(self.tensors) if tensor.home is Home.STORAGE)
+
+    @cached_property
+    def at_end(self) -> tuple[int, ...]:
+        """The tensors that have to be in RAM when the step ends, ascending."""
+        return tuple(
+            i for i, tensor in enumerate(self.tensors) if tensor.result or (tensor.carried and tensor.home is Home.RAM)
+        )
+
+    def outlives(self, tensor: int) -> bool:
+        """Whether the step may not end without `tensor`, wherever it lies then."""
+        return self.tensors[tensor].carried or self.tensors[tensor].result
+
+    # What may bring a tensor back.
+
+    def may_recompute(self, tensor: int) -> bool:
+        """Whether the operator that writes `tensor` may run again; never where it is there from the start."""
+        producer = self.tensors[tensor].producer
+        return producer >= 0 and self.operators[producer].recomputable
+
+    def may_page_out(self, tensor: int) -> bool:
+        """Whether `tensor` may be written to storage: not what lies in flash, nor what storage holds unchanged."""
+        held = self.tensors[tensor]
+        return self.paging and held.home is not Home.FLASH and (held.home is not Home.STORAGE or held.updated)
+
+    def written_first(self, tensor: int) -> bool:
+        """Whether `tensor` has to be written to storage before it can be read from there."""
+        return self.tensors[tensor].home in (Home.NOWHERE, Home.RAM)
+
+    def written_after(self, stage: int) -> tuple[int, ...]:
+        """The tensors that are written out right after `stage`, if they go to storage at all; -1: before the first.
+
+        Writing a tensor as soon as it is made is never worse than later: its bytes are in RAM then, and its copy stays
+        valid, so that once is enough.
+        """
+        if stage < 0:
+            return self.at_start
+        return tuple(sorted({*self.operators[stage].outputs, *self.updates[stage]}))
+
+    # What an update ends.
+
+    @cached_property
+    def updates(self) -> tuple[tuple[int, ...], ...]:
+        """For each operator, the tensors that it writes anew over themselves, ascending."""
+        found: list[list[int]] = [[] for _ in self.operators]
+        for i, tensor in enumerate(self.tensors):
+            if tensor.updated:
+                found[tensor.updated_by].append(i)
+        return tuple(tuple(tensors) for tensors in found)
+
+    @cached_property
+    def last_run(self) -> tuple[int, ...]:
+        """For each operator, the last stage that it may run in: nothing that reads a tensor runs after its update."""
+        ends = [len(self.operators) - 1] * len(self.operators)
+        for i, tensor in enumerate(self.tensors):
+            if tensor.updated:
+                for reader in self.readers[i]:
+                    ends[reader] = min(ends[reader], tensor.updated_by)
+        return tuple(ends)
+
+    # What somebody can't plan for.
+
+    @cached_property
+    def features(self) -> Mapping[Feature, str]:
+        """What the problem holds beside plain tensors, computed or in RAM: each feature, and what first has it."""
+        found: dict[Feature, str] = {}
+        for feature, who in features(self):
+            found.setdefault(feature, who)
+        return found
+
+    def beyond(self, supports: Set[Feature] = frozenset()) -> str | None:
+        """What goes beyond the features that somebody `supports`, in words; None where nothing does."""
+        return next((f"{who} {feature}" for feature, who in self.features.items() if feature not in supports), None)
+
+    # Order, and sums.
+
+    @cached_property
+    def last_forward(self) -> int:
+        """Index of the last forward operator, or -1."""
+        return max((i for i, operator in enumerate(self.operators) if not operator.backward), default=-1)
+
+    @cached_property
+    def baseline_energy_j(self) -> float:
+        """Joules of one compute of each operator."""
+        return sum(operator.energy_j for operator in self.operators)
+
+    @cached_property
+    def baseline_time_s(self) -> float:
+        """Seconds of one compute of each operator: what `1.5x` multiplies."""
+        return sum(operator.time_s for operator in self.operators)
+
+    def nbytes(self, tensors: Sequence[int]) -> int:
+        """Sum of the sizes of `tensors`."""
+        return sum(self.tensors[i].nbytes for i in tensors)
+
+    def bytes_as(self, tensor: int, form: str = "") -> int:
+        """Bytes of `tensor` in one of its packed forms, by name; plain without. Raises KeyError for another name."""
+        held = self.tensors[tensor]
+        return held.nbytes if not form else {packed.name: packed.nbytes for packed in held.forms}[form]
+
+    def blocks(self, tensor: int, form: str = "") -> int:
+        """How many blocks `tensor` takes on storage, plain or in a packed form."""
+        return -(-self.bytes_as(tensor, form) // self.storage_block_bytes)
+
+    @cached_property
+    def storage_blocks(self) -> int | None:
+        """How many whole blocks the storage holds, or None where that is not known."""
+        return None if self.storage_bytes is None else self.storage_bytes // self.storage_block_bytes
+
+    def working_set_bytes(self, operator: int) -> int:
+        """What must be in RAM while `operator` runs: inputs, outputs and workspace."""
+        op = self.operators[operator]
+        return self.nbytes(op.inputs) + self.nbytes(op.outputs) + op.workspace_bytes
+
+    @cached_property
+    def least_ram_bytes(self) -> int:
+        """A lower bound on the RAM of any schedule: the largest working set or all that is there first, the reserve."""
+        sets = (self.working_set_bytes(i) + self.reserve_bytes for i in range(len(self.operators)))
+        return max(max(sets, default=0), self.start_bytes)
+
+
+def check_problem(given: object) -> None:
+    """Raise TypeError for what isn't a Problem, and say what makes one."""
+    if isinstance(given, Problem):
+        return
+    made = {"Model": ".differentiate().cost(device)", "Training": ".cost(device)", "TrainingFile": ".cost(device)"}
+    kind = type(given).__name__
+    raise TypeError(
+        f"a Problem is needed here, not {'an' if kind[0] in 'AEIOU' else 'a'} {kind}: "
+        + (f"call its {made[kind]}" if kind in made else 'as of po.load(model).differentiate().cost("a72")')
+    )
