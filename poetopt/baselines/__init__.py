@@ -73,7 +73,9 @@ class Baseline:
     def schedule(self, problem: Problem, ram_bytes: int, settings: Settings | None = None) -> Plan:
         """The method's plan. Raises NoScheduleError or InfeasibleError where it has none at this budget."""
         from poetopt.baselines.acceptance import DEFAULTS
+        from poetopt.problem import check_supported
 
+        check_supported(problem, f"baseline '{self.name}'")
         function = cast("Callable[[Problem, int, Settings], Plan]", self._load(self.function))
         return function(problem, ram_bytes, settings or DEFAULTS)
 

@@ -27,7 +27,7 @@ from typing import NoReturn
 from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_supported
 
 VERSION = 1
 FINGERPRINT_BYTES = 4
@@ -43,6 +43,7 @@ def encode_compact(plan: Plan) -> bytes:
     The plan must be one that `simulate` passes.
     """
     problem = plan.problem
+    check_supported(problem, "the compact encoding")
     events, frees = _split(plan.instructions)
     _, default = _split(with_frees(problem, events))
     data = bytearray([VERSION]) + fingerprint(problem)

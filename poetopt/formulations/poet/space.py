@@ -8,7 +8,7 @@ from functools import cached_property
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_supported
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +68,7 @@ class PoetSpace:
 
 def poet_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> PoetSpace:
     """Algorithm 1's space. Raises FormulationError for any scope but `full`."""
+    check_supported(problem, "formulation 'poet'")
     if scope != "full":
         raise FormulationError(f"formulation 'poet' is Algorithm 1, whose scope is 'full'; it has no scope '{scope}'")
     return PoetSpace(problem=problem, limits=limits, name="full", paging=paging, remat=remat)

@@ -14,7 +14,7 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.dear import dear, replaced
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_supported
 
 Flags = NDArray[np.bool_]
 
@@ -228,6 +228,7 @@ def retention_space(
       lie outside of the space.)
     - If `lean`, a recompute that page-ins can stand for, as its operator is dear.
     """
+    check_supported(problem, "formulation 'retention'")
     costly = dear(problem, limits, paging)
     allowed, name = recomputable_stages(problem, scope, remat, costly)
     if lean:
