@@ -16,7 +16,7 @@ from poetopt.errors import PlanError
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
 from poetopt.printable import shown
-from poetopt.problem import Problem
+from poetopt.problem import Problem, Transfers
 from poetopt.report.verification import Taken
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ OF_KERNELS = "reserve for kernels"
 OF_DEVICE = "seconds and joules of operators and transfers, storage and RAM of the device"
 OF_NOTES = "notes"
 FIELDS = {
-    **dict.fromkeys(("time_s", "energy_j", "page_in_s", "page_in_j", "page_out_s", "page_out_j"), OF_DEVICE),
+    **dict.fromkeys(("time_s", "energy_j", *(entry.name for entry in fields(Transfers))), OF_DEVICE),
     **dict.fromkeys(("device", "paging", "dma", "wake_j", "storage_bytes", "storage_block_bytes"), OF_DEVICE),
     "device_ram_bytes": OF_DEVICE,
     "reserve_bytes": OF_KERNELS,
@@ -177,6 +177,9 @@ def _unlike(here: Any, there: Any) -> Iterator[tuple[str, object, object]]:
         if entry.name in APART:
             continue
         mine, theirs = getattr(here, entry.name), getattr(there, entry.name)
+        if isinstance(theirs, Transfers) and isinstance(mine, Transfers):
+            yield from _unlike(mine, theirs)
+            continue
         if isinstance(theirs, float) and isinstance(mine, float):
             same = math.isclose(mine, theirs, rel_tol=RELATIVE_TOLERANCE)
         else:
