@@ -23,7 +23,7 @@ from poetopt.autodiff.registry import nondifferentiable, registered  # noqa: E40
 from poetopt.autodiff.rules.loss import ATTACHED  # noqa: E402
 from poetopt.autodiff.rules.recurrent_activations import DEFAULTS  # noqa: E402
 from poetopt.graph import Tensor  # noqa: E402
-from poetopt.runtimes.workspace import inner_layout  # noqa: E402
+from poetopt.runtimes.onnxruntime import runtime  # noqa: E402
 from tests.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
 from tests.autodiff.random_specs import RANDOM, specs  # noqa: E402
 from tests.autodiff.specs import Spec, graph_of  # noqa: E402
@@ -145,7 +145,7 @@ def emitted(own: list[Spec]) -> tuple[str, float]:
                     if not operator.backward or not operator.name.startswith("op."):
                         continue
                     reads.update(shown(n) for n in operator.inputs if n in known and not n.startswith("const."))
-                    layout = inner_layout(operator, step.tensors)
+                    layout = runtime.workspace(operator, step.tensors)
                     workspace = max(workspace, layout.temporaries_bytes / largest)
         answers[", ".join(sorted(reads)) or "nothing"] = None
     return " or ".join(answers), workspace

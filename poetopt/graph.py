@@ -102,6 +102,10 @@ class Node:
     name: str = ""
 
 
+TOGETHER = "+"
+"""What stands between the kinds of operators that are scheduled as one because they work in place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """The unit of scheduling: one or more ONNX nodes that run as one.
@@ -130,7 +134,7 @@ class Operator:
         Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
     members
         Where several operators are scheduled as one (`poetopt.passes.in_place`, `poetopt.passes.blocks`): their
-        names, in order. `kind` is then the members' kinds with `+` between, or a block's.
+        names, in order. `kind` is then the members' kinds with `TOGETHER` between, or a block's.
     """
 
     name: str

@@ -8,6 +8,7 @@
 | `poetopt.blocks`       | what stands before `=` in `--with` | a `BlockOption`                              |
 | `poetopt.backends`     | what `--backend` calls it          | a `Backend`                                  |
 | `poetopt.baselines`    | what `--methods` calls it          | a `Baseline` of that name                    |
+| `poetopt.runtimes`     | what a device's `runtime` calls it | a `Runtime` of that name                     |
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ GROUPS = (
     "poetopt.blocks",
     "poetopt.backends",
     "poetopt.baselines",
+    "poetopt.runtimes",
 )
 
 

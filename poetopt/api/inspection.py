@@ -9,14 +9,15 @@ from poetopt.api.models import SAME_BYTES, Model, TrainingFile, load
 from poetopt.api.problems import LoadOptions
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
-from poetopt.devices.cost import resident_breakdown, type_notes
 from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.summary import summary
 from poetopt.garbage import building
 from poetopt.notes import document
+from poetopt.operators.resident import resident_breakdown
 from poetopt.problem import Problem
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import Needs, needs
+from poetopt.runtimes import runtime
 
 if TYPE_CHECKING:
     import onnx
@@ -64,10 +65,10 @@ def inspect(
     contents = summary(model.graph)
     missing = tuple(unsupported(model.graph, straight_through=straight_through))
     try:
-        training = model.differentiate(loss=loss, output=output, straight_through=straight_through)
+        training = model.differentiate(loss=loss, output=output, straight_through=straight_through).on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
-    said = [*training.graph.notes, *type_notes(training.graph)]
+    said = [*training.graph.notes, *runtime(found.runtime).notes(training.graph)]
     return Inspection(
         contents={**contents, "notes": said, "important": document(said)},
         unsupported=missing,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from poetopt.errors import ModelError, OptionError
 from poetopt.garbage import building
 from poetopt.printable import shown
+from poetopt.runtimes import DEFAULT
 
 if TYPE_CHECKING:
     import onnx
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from poetopt.problem import Problem
 
 SAME_BYTES = "a72"
-"""Bytes don't depend on the device: the one to take where only they matter."""
+"""Bytes depend on the runtime alone: the device to take where only they matter."""
 DEVICE, PROFILE = "device", "profile"
 """Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
 
@@ -49,7 +50,8 @@ class Model:
         """Attach a loss and derive the backward operators.
 
         An operator that works in place is one with the operator that writes what it writes over (see
-        `poetopt.passes.in_place`).
+        `poetopt.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost` names a
+        device with another.
 
         loss
             `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
@@ -63,19 +65,17 @@ class Model:
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
-        from poetopt.passes.blocks import GRANULARITIES, blocks
-        from poetopt.passes.in_place import in_place
+        from poetopt.passes.blocks import GRANULARITIES
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
-        with building():
-            graph = in_place(self.training_graph(loss=loss, output=output, straight_through=straight_through))
+        derived = self.training_graph(loss=loss, output=output, straight_through=straight_through)
         recipe = {**self.recipe, "loss": loss, "output": output}
         if straight_through:
             recipe["straight_through"] = True
         if granularity == "block":
-            return Training(blocks(graph), {**recipe, "granularity": granularity})
-        return Training(graph, recipe)
+            recipe["granularity"] = granularity
+        return Training(_scheduled(derived, granularity, DEFAULT), recipe, derived=derived)
 
     def training_graph(
         self, *, loss: str = "auto", output: str | None = None, straight_through: bool = False
@@ -97,13 +97,30 @@ class Model:
 
 @dataclass(frozen=True)
 class Training:
-    """One training step: forward, loss and backward. `recipe` is how it was made."""
+    """One training step: forward, loss and backward.
+
+    graph
+        The step as it is scheduled, for the runtime `runtime`.
+    recipe
+        How it was made.
+    derived
+        The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
+    """
 
     graph: TrainingGraph
     recipe: Mapping[str, object]
+    runtime: str = DEFAULT
+    derived: TrainingGraph | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return f"<Training {_described(self.graph)}, loss {self.graph.loss_kind}>"
+
+    def on(self, runtime: str) -> Training:
+        """The step as it is scheduled for another runtime: what works in place there. Raises DeviceError."""
+        if self.derived is None or runtime == self.runtime:
+            return self
+        granularity = str(self.recipe.get("granularity", "operator"))
+        return replace(self, graph=_scheduled(self.derived, granularity, runtime), runtime=runtime)
 
     def cost(
         self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
@@ -117,10 +134,13 @@ class Training:
         """
         from poetopt.devices import device as device_of
         from poetopt.devices.cost import cost
+        from poetopt.devices.sanity import check_usable
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
+        check_usable(found)
+        graph = self.on(found.runtime).graph
         with building():
-            problem = cost(self.graph, found)
+            problem = cost(graph, found)
         recipe = {**self.recipe, **_of_file(device)}
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
         if profile is None:
@@ -271,6 +291,18 @@ def _is_device(name: str) -> bool:
     from poetopt.devices.loading import canonical
 
     return canonical(name) is not None
+
+
+def _scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:
+    """The graph that is scheduled on the runtime `name`: what works in place joined, and blocks where asked for."""
+    from poetopt.passes.blocks import blocks
+    from poetopt.passes.in_place import in_place
+    from poetopt.runtimes import runtime
+
+    takes = runtime(name)
+    with building():
+        graph = in_place(derived, takes)
+    return blocks(graph, takes) if granularity == "block" else graph
 
 
 def _described(graph: Graph) -> str:

@@ -1,8 +1,9 @@
 """Devices, and what operators cost on them."""
 
-from poetopt.devices.cost import cost, resident_breakdown
+from poetopt.devices.cost import cost
 from poetopt.devices.loading import device, names
 from poetopt.devices.model import Device, Figure, Kind, Storage
+from poetopt.operators.resident import resident_breakdown
 from poetopt.operators.work import Work
 
 __all__ = ["Device", "Figure", "Kind", "Storage", "Work", "cost", "device", "names", "resident_breakdown"]

@@ -12,6 +12,7 @@ from enum import StrEnum
 from poetopt.operators.work import Work
 from poetopt.printable import shown
 from poetopt.problem import Transfers
+from poetopt.runtimes import DEFAULT
 
 
 class Kind(StrEnum):
@@ -98,6 +99,8 @@ class Device:
         What it pages to, or None: then schedules can only recompute.
     dma
         Whether a transfer runs beside the CPU.
+    runtime
+        What runs the operators: whose workspaces and reserve count. See `poetopt.runtimes`.
     aliases
         Other names that it is found by, where it is in the catalogue.
     """
@@ -114,6 +117,7 @@ class Device:
     figures: tuple[Figure, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    runtime: str = DEFAULT
 
     def __repr__(self) -> str:
         return f"<Device {shown(self.name)}: {shown(self.description)}>"

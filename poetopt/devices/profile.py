@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from poetopt.devices.cost import reserve_bytes, storage_notes
+from poetopt.devices.cost import storage_notes
 from poetopt.devices.model import Device, Storage
 from poetopt.errors import DeviceError
 from poetopt.files import write_atomically
 from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
 from poetopt.operators.signature import signature
 from poetopt.problem import Problem, ProblemOperator
-from poetopt.runtimes.workspace import inner_layout
+from poetopt.runtimes import runtime
 
 VERSION = 1
 SHOWN = 8
@@ -183,6 +183,7 @@ def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:
     scheduled = [operator for operator in graph.operators if not operator.view]
     operators: list[ProblemOperator] = []
     missing: list[str] = []
+    takes = runtime(device.runtime)
     kernels = 0
     for entry, operator in zip(problem.operators, scheduled, strict=True):
         found = profile.operators.get(signature(operator, graph))
@@ -194,9 +195,9 @@ def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:
         if found is not None and found.workspace_bytes is not None:
             kernels = max(kernels, found.workspace_bytes)
         else:
-            kernels = max((kernels, *inner_layout(operator, graph.tensors, problem.alignment).kernel_bytes))
+            kernels = max((kernels, *takes.workspace(operator, graph.tensors).kernel_bytes))
         operators.append(entry)
-    costed = replace(problem, operators=tuple(operators), reserve_bytes=reserve_bytes(kernels))
+    costed = replace(problem, operators=tuple(operators), reserve_bytes=takes.reserve_bytes(kernels))
     costed = _with_storage(costed, device, profile)
     return replace(costed, notes=(*costed.notes, *_notes(profile, len(operators), missing, power_w)))
 

@@ -15,6 +15,8 @@ from fractions import Fraction
 from numbers import Real
 
 from poetopt.devices.model import Device, Figure, Kind
+from poetopt.errors import DeviceError
+from poetopt.runtimes import unknown
 
 DISAGREEMENT = 2.0
 """Energy by power x time and energy by FLOPs a joule may differ by this factor."""
@@ -75,10 +77,20 @@ def out_of_range(name: str, value: Fraction, unit: str) -> str | None:
     return f"{name}: {_short(value)} {unit} is {beyond} than any device has ({limit:.4g} {unit}); check the unit"
 
 
+def check_usable(device: Device) -> None:
+    """Raises DeviceError where `unusable` has something to say."""
+    wrong = unusable(device)
+    if wrong is not None:
+        raise DeviceError(wrong)
+
+
 def unusable(device: Device) -> str | None:
     """Why nothing can be costed on a device that was made in Python; None where it can. Files are checked as read."""
     if device.active_power_w is None and device.flop_per_j is None:
         return f"device '{device.name}': the energy of computing is missing: give active_power_w or flop_per_j"
+    wrong = unknown(device.runtime)
+    if wrong is not None:
+        return f"device '{device.name}': {wrong}"
     figures: dict[str, object] = {
         "ram_bytes": device.ram_bytes,
         "flop_per_s": device.flop_per_s,

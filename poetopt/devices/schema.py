@@ -6,11 +6,21 @@ import re
 from fractions import Fraction
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from poetopt.devices.model import Device, Figure, Kind, Storage
 from poetopt.devices.sanity import contradictions, out_of_range
 from poetopt.printable import unshown
+from poetopt.runtimes import DEFAULT, unknown
 
 PREFIXES = {
     "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
@@ -148,8 +158,17 @@ class DeviceTable(_Table):
     description: Text
     aliases: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
+    runtime: Text = DEFAULT
     dma: SwitchTable
     figures: FiguresTable
+
+    @field_validator("runtime")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        wrong = unknown(name)
+        if wrong is not None:
+            raise ValueError(wrong)
+        return name
 
     @model_validator(mode="after")
     def _something_to_move(self) -> DeviceTable:
@@ -188,6 +207,7 @@ class DeviceTable(_Table):
             storage=storage,
             figures=(*figures, Figure("dma", self.dma.value, "", self.dma.kind, self.dma.source)),
             aliases=self.aliases,
+            runtime=self.runtime,
             notes=(*self.notes, *contradictions({figure.name: figure for figure in figures})[1]),
         )
 

@@ -17,6 +17,8 @@ def toml_text(table: Mapping[str, Any]) -> str:
     """The table as TOML; `poetopt.devices.loading.device` reads the same device from it."""
     lines = [HEAD.format(name=table["name"])]
     lines += [f"{key} = {_value(table[key])}" for key in ("name", "description")]
+    if "runtime" in table:
+        lines.append(f"runtime = {_value(table['runtime'])}")
     if table.get("notes"):
         lines += ["notes = [", *(f"    {_value(note)}," for note in table["notes"]), "]"]
     lines += _section("dma", table["dma"])

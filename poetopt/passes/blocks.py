@@ -3,7 +3,7 @@
 A block is a set of operators that ends in one of them: whatever the others write is read within the block alone,
 directly or through views, but for what is resident and for small side outputs (a batch's statistics). Its nodes run
 one after another in the order that they had, so results don't change by a bit; what the members passed to one another
-is the block's workspace, packed like any operator's temporaries (`inner_layout`). The schedule can no longer keep,
+is the block's workspace, packed like any operator's temporaries (`Runtime.workspace`). The schedule can no longer keep,
 page or free such a tensor on its own, and recomputes all of a block or nothing: that is what a shorter problem costs.
 
 Cheap is what takes about as long as reading and writing its tensors: element-wise ops, views, copies, sums over axes,
@@ -21,6 +21,7 @@ from poetopt.graph import Operator, TrainingGraph
 from poetopt.operators.work import work
 from poetopt.passes.joining import SIDE, joined, kept_tensors, working_set_bytes
 from poetopt.passes.order import low_memory_order
+from poetopt.runtimes.contract import Runtime
 
 GRANULARITIES = ("operator", "block")
 """One scheduled operator for each ONNX op or gradient, or chains of cheap ones together."""
@@ -40,9 +41,9 @@ LONGEST = 32
 """Operators that one block may have: recomputing any of it is recomputing all of it."""
 
 
-def blocks(graph: TrainingGraph) -> TrainingGraph:
+def blocks(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     """`graph` with chains of cheap operators joined; each block has the name and the place of its last operator."""
-    joiner = _Joiner(graph)
+    joiner = _Joiner(graph, runtime)
     sinks = joiner.run()
     operators: list[Operator] = []
     members: dict[int, list[Operator]] = {}
@@ -71,14 +72,15 @@ def _block(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str]) ->
 class _Joiner:
     """Which operators go together: backwards through the graph, each operator joins the block of all its readers."""
 
-    def __init__(self, graph: TrainingGraph) -> None:
+    def __init__(self, graph: TrainingGraph, runtime: Runtime) -> None:
         self.graph = graph
+        self.runtime = runtime
         self.operators = graph.operators
         self.place = {operator.name: k for k, operator in enumerate(graph.operators)}
         self.block = list(range(len(graph.operators)))
         self.members: dict[int, list[int]] = {k: [k] for k in self.block}
         self.kept = kept_tensors(graph)
-        own = (working_set_bytes(operator, graph) for operator in graph.operators if not operator.view)
+        own = (working_set_bytes(operator, graph, runtime) for operator in graph.operators if not operator.view)
         self.room = max(own, default=0)
 
     def run(self) -> list[int]:
@@ -124,7 +126,8 @@ class _Joiner:
 
     def _fits(self, k: int, sink: int) -> bool:
         members = [self.operators[m] for m in sorted((*self.members[sink], k))]
-        return working_set_bytes(_block(members, self.graph, self.kept), self.graph) <= self.room
+        block = _block(members, self.graph, self.kept)
+        return working_set_bytes(block, self.graph, self.runtime) <= self.room
 
     def _drop_leading_views(self) -> None:
         """Views of what a block reads stay outside: there they share its bytes with all their readers."""

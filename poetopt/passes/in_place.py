@@ -1,7 +1,7 @@
 """Operators that work in place: each joins the operator that writes what it writes over.
 
 Where f is element-wise and nobody but f reads its operand a, f can write its output over a. Then f and the operator P
-that writes a become one scheduled operator: P's nodes, then f's. `poetopt.runtimes.workspace` lets f's node write over
+that writes a become one scheduled operator: P's nodes, then f's. The runtime's workspace lets f's node write over
 a inside it, so a lies where f's output does and takes no room of its own; as two operators, both were in RAM while f
 ran. Nodes and their order stay, and so do all results.
 
@@ -20,15 +20,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poetopt.graph import Operator, TrainingGraph
-from poetopt.passes.joining import SIDE, TOGETHER, joined, kept_tensors, working_set_bytes
-from poetopt.runtimes.workspace import inner_layout, workspace_bytes
+from poetopt.graph import TOGETHER, Operator, TrainingGraph
+from poetopt.passes.joining import SIDE, joined, kept_tensors, working_set_bytes
+from poetopt.runtimes.contract import Runtime
 
 CRUMBS = 32
 """Bytes that are let pass: one such part of the operand. BatchNormalization's temporaries are some hundred bytes."""
 
 
-def in_place(graph: TrainingGraph) -> TrainingGraph:
+def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     """`graph` with every operator that works in place as one with the operator before it, under its own name.
 
     Chains join as well: of BatchNormalization, Add and Relu one operator is left. Its `kind` is theirs with `+`
@@ -36,7 +36,7 @@ def in_place(graph: TrainingGraph) -> TrainingGraph:
 
     Raises `ModelError` where a node names a tensor that the graph lacks.
     """
-    found = _Search(graph)
+    found = _Search(graph, runtime)
     groups: list[list[Operator]] = []
     views: list[Operator] = []
     for operator in graph.operators:
@@ -61,14 +61,15 @@ def in_place(graph: TrainingGraph) -> TrainingGraph:
 class _Search:
     """Which operator joins the group of operators before it."""
 
-    def __init__(self, graph: TrainingGraph) -> None:
+    def __init__(self, graph: TrainingGraph, runtime: Runtime) -> None:
         self.graph = graph
+        self.runtime = runtime
         self.kept = kept_tensors(graph)
         self.readers: dict[str, list[Operator]] = {}
         for operator in graph.operators:
             for name in dict.fromkeys(map(graph.root, operator.inputs)):
                 self.readers.setdefault(name, []).append(operator)
-        own = (working_set_bytes(operator, graph) for operator in graph.operators if not operator.view)
+        own = (working_set_bytes(operator, graph, runtime) for operator in graph.operators if not operator.view)
         self.room = max(own, default=0)
 
     def one(self, group: Sequence[Operator]) -> Operator:
@@ -97,13 +98,13 @@ class _Search:
 
     def _fits(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator, name: str) -> bool:
         """Whether the joined operator has `name` where its output is, and needs no more than its parts."""
-        graph, tensors = self.graph, self.graph.tensors
+        graph, tensors, runtime = self.graph, self.graph.tensors, self.runtime
         writer, both = self.one(group), self.one([*group, *views, operator])
-        layout = inner_layout(both, tensors)
+        layout = runtime.workspace(both, tensors)
         written = layout.storage.get(name, "")
         if written not in operator.outputs or tensors[written].nbytes != tensors[name].nbytes:
             return False
-        if layout.temporaries_bytes > max(workspace_bytes(writer, tensors), workspace_bytes(operator, tensors)):
+        if layout.temporaries_bytes > max(runtime.workspace(o, tensors).temporaries_bytes for o in (writer, operator)):
             return False
         if operator.backward and self._roots(operator) - {name} - self._roots(writer):
             return False
@@ -111,8 +112,8 @@ class _Search:
         if any(tensors[n].nbytes * SIDE > tensors[name].nbytes for n in beside):
             return False
         meanwhile = sum(tensors[n].nbytes for n in beside if n not in operator.outputs)
-        apart = max(working_set_bytes(writer, graph), working_set_bytes(operator, graph) + meanwhile)
-        return working_set_bytes(both, graph) <= min(apart + tensors[name].nbytes // CRUMBS, self.room)
+        apart = max(working_set_bytes(writer, graph, runtime), working_set_bytes(operator, graph, runtime) + meanwhile)
+        return working_set_bytes(both, graph, runtime) <= min(apart + tensors[name].nbytes // CRUMBS, self.room)
 
     def _roots(self, operator: Operator) -> set[str]:
         """What an operator reads that is not resident."""

@@ -6,10 +6,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from poetopt.graph import Operator, TrainingGraph
-from poetopt.runtimes.workspace import inner_layout
-
-TOGETHER = "+"
-"""What stands between the kinds of operators that work in place and of the one that they join."""
+from poetopt.runtimes.contract import Runtime
 
 SIDE = 8
 """A side output has at most one such part of the bytes of the largest tensor that its operator reads or writes."""
@@ -52,8 +49,8 @@ def kept_tensors(graph: TrainingGraph) -> frozenset[str]:
     return frozenset({graph.root(name) for name in kept} | kept)
 
 
-def working_set_bytes(operator: Operator, graph: TrainingGraph) -> int:
+def working_set_bytes(operator: Operator, graph: TrainingGraph, runtime: Runtime) -> int:
     """What an operator needs in RAM while it runs: inputs, outputs and temporaries, without what is resident."""
     roots = {graph.root(name) for name in (*operator.inputs, *operator.outputs)}
     held = sum(graph.tensors[root].nbytes for root in roots if not graph.tensors[root].resident)
-    return held + inner_layout(operator, graph.tensors).temporaries_bytes
+    return held + runtime.workspace(operator, graph.tensors).temporaries_bytes

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from poetopt.devices import Device, Figure
 from poetopt.report.layout import columns
+from poetopt.runtimes import DEFAULT
 from poetopt.units import show_bytes
 
 
@@ -17,6 +18,7 @@ def device_document(device: Device) -> dict[str, object]:
         "name": device.name,
         "description": device.description,
         "aliases": list(device.aliases),
+        "runtime": device.runtime,
         "ram_bytes": device.ram_bytes,
         "dma": device.dma,
         "storage": device.storage is not None,
@@ -49,6 +51,7 @@ def device_lines(device: Device) -> list[str]:
         value = str(figure.value).lower() if isinstance(figure.value, bool) else f"{figure.value:.5g}"
         rows.append((f"  {figure.name}", f"{value} {figure.unit}", str(figure.kind), figure.source))
     lines = [f"{device.name}: {device.description}", *(columns(rows) if rows else [])]
+    lines += [f"  runtime: {device.runtime}"] if device.runtime != DEFAULT else []
     lines += [f"  also called: {', '.join(device.aliases)}"] if device.aliases else []
     return [*lines, *(f"  note: {note}" for note in device.notes)]
 

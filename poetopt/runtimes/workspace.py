@@ -1,11 +1,12 @@
-"""What an operator needs while it runs beyond its inputs and outputs.
+"""The workspace of an operator whose nodes a runtime runs one after another.
 
 Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
 each lives from the node that writes it to the last that reads it, and they are packed like any other
-buffers. An element-wise node writes over an operand that nobody reads after it (`IN_PLACE`), so that a chain of
-them needs one buffer: the operator's output, where it ends in one. What a node's kernel allocates itself, while that
-node runs, comes beside the arena (`Problem.reserve_bytes` is the most that any operator's kernels do); the layout
-says also where in a larger workspace it would fit, for a runtime that can be told.
+buffers. Where the runtime allows it (`Runtime.in_place`), a node writes over an operand that nobody reads after it: a
+chain of element-wise nodes needs one buffer, the operator's output where it ends in one. What a node's kernel
+allocates itself (`Runtime.kernel_bytes`), while that node runs, comes beside the arena (`Problem.reserve_bytes` is the
+most that any operator's kernels do); the layout says also where in a larger workspace it would fit, for a runtime that
+can be told.
 """
 
 from __future__ import annotations
@@ -13,70 +14,38 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from poetopt.arena import pack
 from poetopt.graph import Operator, Tensor, inner_storage
 from poetopt.operators.nodes import find, is_inner_view
-from poetopt.runtimes.onnxruntime.kernels import kernel_bytes
-
-ALIGNMENT = 64
-"""Bytes that every buffer starts at a multiple of: a cache line, and the widest vector register."""
+from poetopt.runtimes.contract import InnerLayout, Runtime
 
 
-_FIRST, _EITHER = (0,), (0, 1)
-IN_PLACE: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _EITHER),
-    **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Erf", "Relu", "Clip"), _FIRST),
-    **dict.fromkeys(("Sigmoid", "Tanh", "HardSigmoid", "Softplus", "BatchNormalization"), _FIRST),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), _FIRST),
-}
-"""Ops whose kernel gives the same bits where its output lies on an operand of the same size, and which operands."""
+def node_by_node(
+    runtime: Runtime, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+) -> InnerLayout:
+    """Where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
 
-
-@dataclass(frozen=True, slots=True)
-class InnerLayout:
-    """An operator's workspace in detail.
-
-    storage
-        Which tensor names the storage of each that shares another's: see `shared_storage`.
-    offsets
-        Where each temporary starts in the workspace. Temporaries that share storage share the offset; those that
-        share an output's or an input's storage are not here.
-    temporaries_bytes
-        Size of the workspace: the end of the last temporary.
-    kernel_bytes
-        For each node, the most that its kernel allocates.
-    kernel_offsets, total_bytes
-        Were the kernels to allocate in the workspace too: where, beside the temporaries alive, and the end of it all.
-    """
-
-    storage: Mapping[str, str]
-    offsets: Mapping[str, int]
-    temporaries_bytes: int
-    kernel_bytes: tuple[int, ...]
-    kernel_offsets: tuple[int, ...]
-    total_bytes: int
-
-
-def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> InnerLayout:
-    """Where the temporaries and the kernels' memory of an operator lie in its workspace.
-
+    runtime
+        Whose kernels run the nodes: what they allocate and what they write over are its answers.
     tensors
         All tensors of the graph by name, the operator's temporaries among them.
     alignment
-        Every offset is a multiple of it.
+        Every offset is a multiple of it; the runtime's own by default.
 
     Raises `ModelError` where a node names a tensor that `tensors` lacks.
     """
+    alignment = runtime.alignment if alignment is None else alignment
     if len(operator.nodes) == 1 and {*operator.nodes[0].outputs} <= {*operator.outputs}:
         (node,) = operator.nodes  # most operators: nothing is temporary
         read = [find(operator, node, name, tensors) if name else None for name in node.inputs]
         need = (
-            0 if operator.view else kernel_bytes(node, read, [find(operator, node, n, tensors) for n in node.outputs])
+            0
+            if operator.view
+            else runtime.kernel_bytes(node, read, [find(operator, node, n, tensors) for n in node.outputs])
         )
         return InnerLayout({}, {}, 0, (need,), (0,), need)
-    group = shared_storage(operator, tensors)
+    group = shared_storage(runtime, operator, tensors)
     outside = {*operator.inputs, *operator.outputs}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -90,7 +59,7 @@ def inner_layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: i
                 first.setdefault(root, k)
                 last[root] = k
         still = operator.view or is_inner_view(node, group)
-        kernels.append(0 if still else kernel_bytes(node, inputs, outputs))
+        kernels.append(0 if still else runtime.kernel_bytes(node, inputs, outputs))
     names = tuple(first)
     offsets, size = _packed(
         tuple(tensors[name].nbytes for name in names),
@@ -137,7 +106,7 @@ def _packed(
     return pack(sizes, starts, ends, alignment)
 
 
-def shared_storage(operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+def shared_storage(runtime: Runtime, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
     """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
 
     The result maps a tensor to the one that names its storage: an output or an input of the operator where the
@@ -163,13 +132,14 @@ def shared_storage(operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping
             first.setdefault(root, k)
             last[root] = k
     for k, node in enumerate(operator.nodes):
-        if node.domain or len(node.outputs) != 1 or node.op_type not in IN_PLACE:
+        over = runtime.in_place(node) if len(node.outputs) == 1 else ()
+        if not over:
             continue
         written = root_of(node.outputs[0])
         if written in read or first[written] != k:
             continue
         size = find(operator, node, node.outputs[0], tensors).nbytes
-        for index in IN_PLACE[node.op_type]:
+        for index in over:
             name = node.inputs[index] if index < len(node.inputs) else ""
             root = root_of(name)
             if not name or root in outside or last[root] != k or root == written:
@@ -188,8 +158,3 @@ def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
             break
         place = max(place, -(-end // alignment) * alignment)
     return place
-
-
-def workspace_bytes(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> int:
-    """Bytes of the arena that an operator needs while it runs, beside its inputs and outputs: its temporaries."""
-    return inner_layout(operator, tensors, alignment).temporaries_bytes

@@ -25,7 +25,7 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
 from poetopt.operators.work import flops
-from poetopt.runtimes.workspace import inner_layout
+from poetopt.runtimes.onnxruntime import runtime
 from tests.autodiff.specs import Spec, graph_of, normal
 from tests.autodiff.table import ROWS
 from tests.frontends.support import model_of
@@ -78,7 +78,7 @@ def emitted(spec: Spec) -> Emitted:
     read = {name for o in backward for name in o.inputs}
     return Emitted(
         sum(v.nbytes for name, v in step.values.items() if name in read and name not in graph.values),
-        sum(inner_layout(o, step.tensors).temporaries_bytes for o in backward if not o.view),
+        sum(runtime.workspace(o, step.tensors).temporaries_bytes for o in backward if not o.view),
         sum(flops(o, step.tensors) for o in backward),
         sum(step.tensors[name].nbytes for name in {*forward.inputs, *forward.outputs}),
         flops(forward, step.tensors),

@@ -10,14 +10,14 @@ from poetopt.autodiff import differentiate
 from poetopt.frontends import load
 from poetopt.graph import Graph, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.passes.order import low_memory_order
-from poetopt.runtimes.workspace import inner_layout
+from poetopt.runtimes.onnxruntime import runtime
 
 
 def working_set(step: TrainingGraph, operator: Operator) -> int:
     """Bytes while one operator runs: what it reads, writes, and its workspace."""
     held = dict.fromkeys(step.root(name) for name in (*operator.inputs, *operator.outputs))
     outside = sum(step.tensors[name].nbytes for name in held if not step.tensors[name].resident)
-    return outside + inner_layout(operator, step.tensors).total_bytes
+    return outside + runtime.workspace(operator, step.tensors).total_bytes
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import poetopt as po
 from poetopt.devices import Device, Storage, device
-from poetopt.devices.cost import PAGE, cost, resident_breakdown
+from poetopt.devices.cost import cost
 from poetopt.devices.loading import CATALOGUE
 from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.operators.resident import resident_breakdown
 from poetopt.operators.work import work
-from poetopt.runtimes.workspace import workspace_bytes
+from poetopt.runtimes.onnxruntime import PAGE, runtime
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -199,7 +200,7 @@ def test_costs_are_the_device_s() -> None:
         nodes = work(operator, found.tensors)
         assert costed.time_s == A72.compute_s(nodes) > 0
         assert costed.energy_j == A72.compute_j(nodes) > 0
-        assert costed.workspace_bytes == workspace_bytes(operator, found.tensors)
+        assert costed.workspace_bytes == runtime.workspace(operator, found.tensors).temporaries_bytes
         assert (costed.recomputable, costed.kind) == (operator.recomputable, operator.kind)
     for moved in problem.tensors:
         assert moved.nbytes == found.tensors[moved.name].nbytes

@@ -20,7 +20,7 @@ from poetopt.graph import Graph, Operator, TrainingGraph
 from poetopt.operators.signature import signatures
 from poetopt.passes.in_place import in_place
 from poetopt.passes.joining import working_set_bytes
-from poetopt.runtimes.workspace import inner_layout
+from poetopt.runtimes.onnxruntime import runtime
 from tests.autodiff.build import graph as graph_of
 from tests.backends.support import dropout
 
@@ -47,7 +47,7 @@ def convolutions(lines: str, *, channels: int = 8, size: int = 16, outputs: Sequ
 
 def joined(graph: TrainingGraph, *, backward: bool = False) -> list[tuple[str, ...]]:
     """The kinds of what is scheduled as one."""
-    found = [operator for operator in in_place(graph).operators if operator.members]
+    found = [operator for operator in in_place(graph, runtime).operators if operator.members]
     return [tuple(operator.kind.split("+")) for operator in found if operator.backward == backward]
 
 
@@ -59,7 +59,7 @@ def test_a_chain_joins_what_it_writes_over() -> None:
     lines = f"a = {CONV}(x, w)\nb, m, n = {NORM}(a, scale, bias, mean, var)\nc = Relu(b)\nd = {CONV}(c, v)\ny = Relu(d)"
     graph = convolutions(lines)
     assert joined(graph) == [("BatchNormalization", "Relu"), ("Conv", "Relu")]
-    operator = next(operator for operator in in_place(graph).operators if operator.members)
+    operator = next(operator for operator in in_place(graph, runtime).operators if operator.members)
     assert operator.name == operator.members[-1]
     assert [_of(graph, member).kind for member in operator.members] == ["BatchNormalization", "Relu"]
     assert {"b", "c"}.intersection(operator.outputs) == {"c"}
@@ -110,36 +110,36 @@ def test_what_may_run_only_once_stays() -> None:
     assert any(not operator.recomputable for operator in step.operators)
     assert all(
         operator.recomputable == all(_of(step, name).recomputable for name in operator.members or (operator.name,))
-        for operator in in_place(step).operators
+        for operator in in_place(step, runtime).operators
     )
-    assert not any("Dropout" in operator.kind for operator in in_place(step).operators if operator.members)
+    assert not any("Dropout" in operator.kind for operator in in_place(step, runtime).operators if operator.members)
 
 
 def test_a_graph_in_which_nothing_joins_is_itself() -> None:
     graph = convolutions(f"y = {CONV}(x, w)")
-    assert in_place(graph) is graph
+    assert in_place(graph, runtime) is graph
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_joins_works_in_place_and_needs_no_more(name: str) -> None:
     step, found = both(name)
     assert [node for o in step.operators for node in o.nodes] == [node for o in found.operators for node in o.nodes]
-    assert in_place(found).operators == found.operators
-    room = max(working_set_bytes(operator, step) for operator in step.operators if not operator.view)
+    assert in_place(found, runtime).operators == found.operators
+    room = max(working_set_bytes(operator, step, runtime) for operator in step.operators if not operator.view)
     count = 0
     for operator in found.operators:
         members = [_of(step, member) for member in operator.members]
         if not members:
             continue
         count += 1
-        layout = inner_layout(operator, step.tensors)
+        layout = runtime.workspace(operator, step.tensors)
         inside = {n for member in members[:-1] for n in member.outputs} - {*operator.outputs}
         large = [n for n in inside if layout.storage.get(n) in members[-1].outputs]
         assert len(large) >= len(members) - 1, "what is written over lies where the output does"
         assert layout.temporaries_bytes <= max(
-            inner_layout(member, step.tensors).temporaries_bytes for member in members
+            runtime.workspace(member, step.tensors).temporaries_bytes for member in members
         )
-        assert working_set_bytes(operator, step) <= room
+        assert working_set_bytes(operator, step, runtime) <= room
         assert {member.backward for member in members} == {operator.backward}
     assert count
     apart, together = cost(step, A72), cost(found, A72)
@@ -191,7 +191,7 @@ def test_the_optimum_is_never_above_that_of_single_operators(scope: str) -> None
     for seed in range(24):
         rng = random.Random(seed)
         step = differentiate(random_network(rng), loss="mse")
-        found = in_place(step)
+        found = in_place(step, runtime)
         apart, together = (cost(graph, device(("a72", "m4")[seed % 2])) for graph in (step, found))
         least, most = apart.least_ram_bytes, po.store_all_peak_bytes(apart)
         assert together.least_ram_bytes <= least

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from poetopt.errors import ModelError
 from poetopt.graph import Node, Operator, Role, Tensor
 from poetopt.operators.nodes import is_inner_view
+from poetopt.runtimes.onnxruntime import runtime
 from poetopt.runtimes.onnxruntime.kernels import kernel_bytes
-from poetopt.runtimes.workspace import inner_layout, workspace_bytes
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:
@@ -30,7 +30,7 @@ def node(op: str, inputs: str, outputs: str, **attributes: object) -> Node:
 
 def test_one_plain_node_needs_nothing() -> None:
     relu = operator([node("Relu", "x", "y")], "x", "y")
-    layout = inner_layout(relu, tensors(x=(100,), y=(100,)))
+    layout = runtime.workspace(relu, tensors(x=(100,), y=(100,)))
     assert (layout.offsets, layout.kernel_bytes, layout.total_bytes) == ({}, (0,), 0)
 
 
@@ -39,7 +39,7 @@ def test_temporaries_live_from_writer_to_last_reader() -> None:
     chain = operator(
         [node("Gelu", "x", "a"), node("Gelu", "a", "b"), node("Sign", "b", "c"), node("Mod", "b c", "y")], "x", "y"
     )
-    layout = inner_layout(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
+    layout = runtime.workspace(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
     assert layout.total_bytes == layout.temporaries_bytes == 2 * 256
     assert layout.offsets["a"] == layout.offsets["c"] != layout.offsets["b"]
 
@@ -49,7 +49,7 @@ def test_views_share_their_temporary() -> None:
     views = operator(
         [node("Relu", "x", "a"), node("Reshape", "a", "b"), node("Sign", "b", "c"), node("Reshape", "c", "y")], "x", "y"
     )
-    layout = inner_layout(views, found)
+    layout = runtime.workspace(views, found)
     # c is the output's storage, so only a (and b with it) is in the workspace
     assert set(layout.offsets) == {"a", "b"}
     assert layout.offsets["a"] == layout.offsets["b"]
@@ -61,7 +61,7 @@ def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
     chain = operator(
         [node("Relu", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "c"), node("Mul", "b c", "y")], "x", "y"
     )
-    layout = inner_layout(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
+    layout = runtime.workspace(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
     assert (layout.storage["a"], layout.storage["b"]) == ("y", "y")
     assert set(layout.offsets) == {"c"}
     assert layout.temporaries_bytes == 256
@@ -70,18 +70,18 @@ def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
 def test_what_is_not_written_over() -> None:
     """An input; an operand that is broadcast; one of several outputs; an op that reads ahead."""
     found = tensors(x=(8, 8), a=(1, 8), b=(8, 8), c=(8, 8), y=(8, 8), z=(8, 8))
-    assert inner_layout(operator([node("Relu", "x", "y")], "x", "y"), found).storage == {}
+    assert runtime.workspace(operator([node("Relu", "x", "y")], "x", "y"), found).storage == {}
     row = operator([node("Neg", "a", "a2"), node("Add", "a2 x", "y")], "a x", "y")
-    assert inner_layout(row, {**found, **tensors(a2=(1, 8))}).storage == {}
+    assert runtime.workspace(row, {**found, **tensors(a2=(1, 8))}).storage == {}
     both = operator([node("Relu", "x", "y"), node("Exp", "y", "z")], "x", "y z")
-    assert inner_layout(both, found).storage == {}
+    assert runtime.workspace(both, found).storage == {}
     ahead = operator([node("Relu", "x", "b"), node("CumSum", "b a", "y")], "x a", "y")
-    assert inner_layout(ahead, found).storage == {}
+    assert runtime.workspace(ahead, found).storage == {}
 
 
 def test_an_output_that_nobody_wants_is_a_temporary() -> None:
     split = operator([node("Split", "x", "y junk")], "x", "y")
-    layout = inner_layout(split, tensors(x=(32,), y=(16,), junk=(16,)))
+    layout = runtime.workspace(split, tensors(x=(32,), y=(16,), junk=(16,)))
     assert set(layout.offsets) == {"junk"}
     assert layout.total_bytes == 64
 
@@ -89,7 +89,7 @@ def test_an_output_that_nobody_wants_is_a_temporary() -> None:
 def test_a_kernel_s_memory_lies_beside_what_lives_with_it() -> None:
     """The softmax over the first axis transposes twice while its temporary input lives."""
     soft = operator([node("Relu", "x", "a"), node("Softmax", "a", "y", axis=0)], "x", "y")
-    layout = inner_layout(soft, tensors(x=(8, 16), a=(8, 16), y=(8, 16)))
+    layout = runtime.workspace(soft, tensors(x=(8, 16), a=(8, 16), y=(8, 16)))
     assert layout.kernel_bytes == (0, 2 * 512)
     assert (layout.temporaries_bytes, layout.total_bytes) == (512, 3 * 512)
     start = layout.kernel_offsets[1]
@@ -98,13 +98,13 @@ def test_a_kernel_s_memory_lies_beside_what_lives_with_it() -> None:
 
 def test_an_absent_input_is_no_tensor() -> None:
     clip = operator([Node("Clip", ("x", "", "hi"), ("y",))], "x hi", "y")
-    assert workspace_bytes(clip, tensors(x=(4,), hi=(), y=(4,))) == 0
+    assert runtime.workspace(clip, tensors(x=(4,), hi=(), y=(4,))).temporaries_bytes == 0
 
 
 def test_a_missing_temporary_is_named() -> None:
     chain = operator([node("Relu", "x", "a"), node("Relu", "a", "y")], "x", "y")
     with pytest.raises(ModelError, match=r"operator 'o', node 'Relu' .*: the tensor 'a' is not in the graph"):
-        workspace_bytes(chain, tensors(x=(4,), y=(4,)))
+        runtime.workspace(chain, tensors(x=(4,), y=(4,)))
 
 
 @st.composite
@@ -133,7 +133,7 @@ def operators(draw: st.DrawFn) -> tuple[Operator, dict[str, Tensor]]:
 @given(case=operators(), alignment=st.sampled_from([1, 16, 64]))
 def test_what_lives_together_never_overlaps(case: tuple[Operator, dict[str, Tensor]], alignment: int) -> None:
     found, known = case
-    layout = inner_layout(found, known, alignment)
+    layout = runtime.workspace(found, known, alignment)
     group = layout.storage
     outside = {*found.inputs, *found.outputs}
     inside = {n for part in found.nodes for n in part.outputs if group.get(n, n) not in outside}
@@ -159,14 +159,14 @@ def test_what_lives_together_never_overlaps(case: tuple[Operator, dict[str, Tens
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert all(start % alignment == 0 and end <= layout.total_bytes for start, end in spans)
         assert all(end <= layout.temporaries_bytes for _, end in alive.values())
-    assert workspace_bytes(found, known, alignment) == layout.temporaries_bytes
+    assert runtime.workspace(found, known, alignment).temporaries_bytes == layout.temporaries_bytes
 
 
 @given(case=operators())
 def test_nothing_is_written_over_before_it_is_read(case: tuple[Operator, dict[str, Tensor]]) -> None:
     """Walk the nodes with memory that remembers whose value it holds."""
     found, known = case
-    group = inner_layout(found, known).storage
+    group = runtime.workspace(found, known).storage
     memory = {name: name for name in found.inputs}
     value = dict(memory)
     for part in found.nodes:
@@ -182,7 +182,7 @@ def test_nothing_is_written_over_before_it_is_read(case: tuple[Operator, dict[st
 @given(case=operators(), alignment=st.sampled_from([1, 16, 64]))
 def test_a_kernel_lies_as_low_as_it_can(case: tuple[Operator, dict[str, Tensor]], alignment: int) -> None:
     found, known = case
-    layout = inner_layout(found, known, alignment)
+    layout = runtime.workspace(found, known, alignment)
     users: dict[str, list[int]] = {}
     for k, part in enumerate(found.nodes):
         for name in (*part.inputs, *part.outputs):
@@ -206,7 +206,7 @@ def test_a_long_chain_has_one_buffer() -> None:
     found = tensors(x=(16,), **{f"t{k}": (16,) for k in range(count)}, y=(8,))
     nodes = [node("Neg", f"t{k - 1}" if k else "x", f"t{k}") for k in range(count)]
     chain = operator([*nodes, node("Slice", f"t{count - 1}", "y")], "x", "y")
-    layout = inner_layout(chain, found)
+    layout = runtime.workspace(chain, found)
     assert set(layout.storage.values()) == {f"t{count - 1}"}
     assert len(layout.storage) == count - 1
     assert set(layout.offsets.values()) == {0}

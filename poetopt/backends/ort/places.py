@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.backends.ort.memory import Block, aligned_copy, pack_apart
-from poetopt.devices.cost import reserve_bytes, resident_storages
 from poetopt.errors import PlanError
 from poetopt.graph import Operator, Tensor, TrainingGraph
+from poetopt.operators.resident import resident_storages
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
 from poetopt.problem import Problem
-from poetopt.runtimes.workspace import InnerLayout, inner_layout
+from poetopt.runtimes.contract import InnerLayout
+from poetopt.runtimes.onnxruntime import runtime
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -118,7 +119,7 @@ class Addresses:
     def inner(self, operator: Operator) -> InnerLayout:
         """Which tensors of an operator share storage, the offsets of its temporaries, and what its kernels take."""
         if operator.name not in self._inner:
-            self._inner[operator.name] = inner_layout(operator, self.graph.tensors, self.problem.alignment)
+            self._inner[operator.name] = runtime.workspace(operator, self.graph.tensors, self.problem.alignment)
         return self._inner[operator.name]
 
     def of(self, name: str, operator: Operator, moment: Moment) -> int:
@@ -149,15 +150,15 @@ def check_belongs(graph: TrainingGraph, problem: Problem, shown: str) -> None:
                 "solve the model again"
             )
     for operator, costed in zip(scheduled, problem.operators, strict=True):
-        needed = inner_layout(operator, graph.tensors, problem.alignment).temporaries_bytes
+        needed = runtime.workspace(operator, graph.tensors, problem.alignment).temporaries_bytes
         if needed > costed.workspace_bytes:
             raise PlanError(
                 f"{shown}: the plan gives {operator.name!r} {costed.workspace_bytes} B of workspace, it needs "
                 f"{needed}; solve the model again"
             )
     # How much kernels allocate is known by measurement only, during the step; that they may is known.
-    if problem.reserve_bytes < reserve_bytes(0):
+    if problem.reserve_bytes < runtime.reserve_bytes(0):
         raise PlanError(
             f"{shown}: the plan sets {problem.reserve_bytes} B aside for what kernels allocate, and none may set less "
-            f"than {reserve_bytes(0)}; solve the model again"
+            f"than {runtime.reserve_bytes(0)}; solve the model again"
         )

@@ -20,12 +20,12 @@ from poetopt.backends.ort.memory import POISON, Block, numpy_dtype
 from poetopt.backends.ort.places import Addresses, Moment, Region, input_offsets, moments
 from poetopt.backends.ort.sessions import NodeSession, Sessions, first_line, is_random, runtime_errors
 from poetopt.backends.ort.storage import PageFile
-from poetopt.devices.cost import reserve_bytes
 from poetopt.errors import ExecutionError
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.operators.nodes import is_inner_view
 from poetopt.plan.instructions import Action, Plan
+from poetopt.runtimes.onnxruntime import runtime
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Program:
         self._given_up: dict[int, list[tuple[int, int]]] = {}
         self._taken = 0
         """What kernels took since memory was given back, in bytes."""
-        self._room = plan.problem.reserve_bytes - reserve_bytes(0)
+        self._room = plan.problem.reserve_bytes - runtime.reserve_bytes(0)
         for moment in moments(plan):
             told(f"preparing kernels: instruction {moment.number:,} of {len(plan.instructions):,}")
             self._prepare(moment)

@@ -1,1 +1,56 @@
-"""onnxruntime on the CPU: what its kernels allocate, and what they may write over."""
+"""onnxruntime on the CPU: what its kernels take of RAM, what they write over, and what it has none for.
+
+Its figures were measured: `poetopt.runtimes.onnxruntime.kernels` says how. The library itself is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from poetopt.graph import Node, Operator, Tensor, TrainingGraph
+from poetopt.runtimes.contract import InnerLayout, Operands, Variant
+from poetopt.runtimes.onnxruntime.in_place import in_place
+from poetopt.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
+from poetopt.runtimes.onnxruntime.types import type_notes
+from poetopt.runtimes.workspace import node_by_node
+
+PAGE = 4096
+"""Bytes of a page of memory."""
+
+
+class OnnxRuntime:
+    """onnxruntime's CPU provider with one thread and graph optimisations off: each node runs by itself."""
+
+    name = "onnxruntime"
+    version = MEASURED
+    alignment = 64
+    """A cache line, and the widest vector register."""
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        """See `Runtime.in_place`."""
+        return in_place(node)
+
+    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+        """See `Runtime.kernel_bytes`."""
+        return kernel_bytes(node, inputs, outputs)
+
+    def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
+        """The temporaries that the nodes pass to one another."""
+        return node_by_node(self, operator, tensors, alignment)
+
+    def variants(
+        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+    ) -> tuple[Variant, ...]:
+        """One: a kernel reads and writes whole tensors."""
+        return (Variant("plain", self.workspace(operator, tensors, alignment)),)
+
+    def reserve_bytes(self, kernels: int) -> int:
+        """Whole pages, cut at both ends: a block of the heap that starts and ends within a page takes both."""
+        return (-(-kernels // PAGE) + 2) * PAGE
+
+    def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
+        """Which operators compute in a type that few kernels are there for."""
+        return type_notes(graph)
+
+
+runtime = OnnxRuntime()

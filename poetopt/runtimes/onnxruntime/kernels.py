@@ -37,6 +37,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from poetopt.graph import Node, Tensor
+from poetopt.runtimes.contract import Operands
+
+MEASURED = "1.31"
+"""The version of onnxruntime that the rules were measured on."""
 
 BLOCK = 64
 """What each of a kernel's blocks is rounded up to."""
@@ -46,8 +50,6 @@ CONV_SLICE = 128 * 128 * 4
 
 PLANNED = 256
 """What the temporaries of an op that onnxruntime expands into others are rounded up to."""
-
-Operands = Sequence[Tensor | None]
 
 
 def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:

@@ -1,0 +1,43 @@
+"""The resident region of a training step: parameters, their gradients, constants, statistics, the loss.
+
+A tensor of the region is never paged or recomputed. A storage is resident as soon as one of the tensors that share it
+is: the gradient of a weight that is reshaped last is written straight into the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from poetopt.graph import Role, TrainingGraph
+
+PARTS: Mapping[Role, str] = {
+    Role.PARAMETER: "parameters",
+    Role.PARAMETER_GRADIENT: "gradients",
+    Role.CONSTANT: "constants",
+    Role.STATE: "states",
+    Role.LOSS: "loss",
+}
+"""What the resident region consists of, by the role of the tensors."""
+
+
+def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
+    """The storages (root tensors) of the resident region, each with the role that makes it resident.
+
+    In the order of `graph.tensors`. What only lives inside an operator is not here, whatever its role.
+    """
+    found: dict[str, Role] = {}
+    for name, tensor in graph.tensors.items():
+        given = tensor.role in (Role.PARAMETER, Role.CONSTANT)
+        if tensor.resident and (given or name in graph.producers):
+            root = graph.tensors[graph.root(name)]
+            # a constant whose view is somebody's gradient stays a constant
+            found.setdefault(root.name, root.role if root.resident else tensor.role)
+    return found
+
+
+def resident_breakdown(graph: TrainingGraph) -> Mapping[str, int]:
+    """Bytes of the resident region by what they are: the values of `PARTS`, each storage counted once."""
+    sums = dict.fromkeys(PARTS.values(), 0)
+    for root, role in resident_storages(graph).items():
+        sums[PARTS[role]] += graph.tensors[root].nbytes
+    return sums
