@@ -115,6 +115,18 @@ def test_a_baseline() -> None:
     assert plans
 
 
+def test_a_runtime() -> None:
+    from poetopt.devices import cost
+
+    bare = run("A runtime")["runtime"]
+    assert po.testing.check_runtime(bare).in_place
+    step = po.load("lenet").differentiate()
+    assert isinstance(step, po.Training)
+    assert step.derived is not None
+    problem = cost(step.derived, po.device("m4"), bare)
+    assert (problem.alignment, problem.reserve_bytes) == (8, 0)
+
+
 def test_a_device(tmp_path: Path) -> None:
     (text,) = blocks("A device", "toml")
     path = tmp_path / "board.toml"
@@ -126,7 +138,7 @@ def test_a_device(tmp_path: Path) -> None:
     assert not problem.dma
 
 
-@pytest.mark.parametrize("section", ["An operator", "A frontend", "A block", "A backend", "A baseline"])
+@pytest.mark.parametrize("section", ["An operator", "A frontend", "A block", "A backend", "A baseline", "A runtime"])
 def test_entry_points_are_those_that_are_looked_up(section: str) -> None:
     (text,) = blocks(section, "toml")
     (group,) = tomllib.loads(text)["project"]["entry-points"]

@@ -22,6 +22,7 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, choose, steps_ns
 from poetopt.autodiff.rules.geometry import Window, transposed
 from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.runtimes.onnxruntime.kernels import CONV_SLICE
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
 
@@ -67,7 +68,7 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
             single = window.taps == 1
             inputs = w.shape[1] // parts
             unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
-            slices = unfolded if inputs > math.prod(window.size) else 0 if single else 2**16
+            slices = unfolded if inputs > math.prod(window.size) else 0 if single else CONV_SLICE
             copies = (1 if single else 2) + (1 if parts > 1 else 0)
             yield Candidate(
                 f"flipped/{parts}",
