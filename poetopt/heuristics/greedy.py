@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from poetopt.heuristics.work import Work
+from poetopt.plan.instructions import Action
+from poetopt.plan.machine import Machine, effects
 from poetopt.problem import Problem, ProblemOperator
 from poetopt.schedule import Schedule
 
@@ -55,13 +57,9 @@ class Replay:
     pause: Callable[[], None] = no_pause
     work: Work = field(default_factory=Work)
     unit: int = 1
-    resident: set[int] = field(default_factory=set)
-    live: int = 0
     stage: int = 0
     recomputes: set[tuple[int, int]] = field(default_factory=set)
     page_ins: set[tuple[int, int]] = field(default_factory=set)
-    promised: set[int] = field(default_factory=set)
-    promised_blocks: int = 0
     unneeded: set[int] = field(default_factory=set)
     """What came back for another's sake, and nothing reads later."""
     known: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -71,6 +69,12 @@ class Replay:
         # Lists by index: a replay looks figures up by the hundred thousand.
         problem, second_j = self.problem, self.second_j
         self._nbytes = [-(-tensor.nbytes // self.unit) * self.unit for tensor in problem.tensors]
+        self.machine = Machine(problem, self._nbytes)
+        self.resident = self.machine.resident
+        table = effects(problem)
+        self._computes, self._fetches = table[Action.COMPUTE], table[Action.PAGE_IN]
+        self._most = self.ram_bytes + problem.reserve_bytes
+        """Of live bytes: the reserve, which the machine counts, isn't part of `ram_bytes`."""
         self._producer = [tensor.producer for tensor in problem.tensors]
         self._compute_j = [operator.energy_j + second_j * operator.time_s for operator in problem.operators]
         self._in_j = [tensor.page_in_j + second_j * tensor.page_in_s for tensor in problem.tensors]
@@ -97,7 +101,7 @@ class Replay:
     def _through(self) -> Schedule:
         problem = self.problem
         for i in problem.at_start:
-            self._admit(i)
+            self._came(i)
         for stage, operator in enumerate(problem.operators):
             self.stage = stage
             self.pause()
@@ -114,10 +118,12 @@ class Replay:
         for i in sorted(missing, key=lambda i: -self._producer[i]):
             if i not in resident:  # it may have come with another one
                 self._restore(i, held)
-        fresh = [i for i in op.outputs if i not in resident]
-        self._make_room(sum(self._nbytes[i] for i in fresh) + op.workspace_bytes, held)
+        effect = self._computes[operator]
+        fresh = self.machine.fresh(effect)
+        self._make_room(sum([self._nbytes[i] for i in fresh]) + op.workspace_bytes, held)
+        self.machine.apply(effect)
         for i in fresh:
-            self._admit(i)
+            self._came(i)
         if not first:
             self.recomputes.add((self.stage, operator))
 
@@ -131,9 +137,10 @@ class Replay:
             self._make_room(self._nbytes[i], locked)
             if not self._fits_storage(i):  # what made room for it has taken the last blocks
                 raise _StuckError
-            self._promise(i)
+            self.machine.store(i)  # the plan writes it out as soon as it is made
             self._page_j[i] = self._in_j[i]
-            self._admit(i)
+            self.machine.apply(self._fetches[i])
+            self._came(i)
             self.page_ins.add((self.stage, i))
         elif self._may_recompute(self._producer[i]):
             held = locked.union((i,))
@@ -146,15 +153,9 @@ class Replay:
         return producer in self.recomputable and self.stage > self.problem.last_forward
 
     def _fits_storage(self, i: int) -> bool:
-        capacity = self._capacity
-        return capacity is None or i in self.promised or self.promised_blocks + self.problem.blocks(i) <= capacity
-
-    def _promise(self, i: int) -> None:
-        """Set blocks of the storage aside for tensor i, where they may become short."""
-        if self._capacity is not None and i not in self.promised:
-            self.promised.add(i)
-            self.promised_blocks += self.problem.blocks(i)
-            self.known.clear()
+        if self._capacity is None or i in self.machine.stored:
+            return True
+        return self.machine.blocks + self.problem.blocks(i) <= self._capacity
 
     def _page_cost(self, i: int) -> float:
         """What bringing tensor i back from storage costs; infinite where it can't have been there."""
@@ -183,22 +184,19 @@ class Replay:
             cost = min(cost, self._recompute_cost(i))
         return cost
 
-    def _admit(self, i: int) -> None:
-        self.resident.add(i)
-        self.live += self._nbytes[i]
+    def _came(self, i: int) -> None:
         self.known.clear()
         if self._next_read[i] < 0:
             self.unneeded.add(i)
 
     def _evict(self, i: int) -> None:
-        self.resident.discard(i)
+        self.machine.free(i)
         self.unneeded.discard(i)
-        self.live -= self._nbytes[i]
         self.known.clear()
 
     def _make_room(self, nbytes: int, locked: frozenset[int]) -> None:
         self._drop_unneeded(locked)
-        if self.live + nbytes <= self.ram_bytes:
+        if self.machine.live + nbytes <= self._most:
             return
         self.work.spend(len(self.resident))
         able = [i for i in self.resident if i not in locked and self._nbytes[i]]
@@ -209,7 +207,7 @@ class Replay:
                 if self._capacity is not None and not self._comes_back(i):
                     continue
                 self._evict(i)
-                if self.live + nbytes <= self.ram_bytes:
+                if self.machine.live + nbytes <= self._most:
                     return
         raise _StuckError
 
@@ -228,7 +226,8 @@ class Replay:
         if pages == math.inf:
             return self._return_cost(i) < math.inf
         if pages <= self._return_cost(i):
-            self._promise(i)
+            self.machine.store(i)
+            self.known.clear()
         return True
 
     def _drop_unneeded(self, locked: frozenset[int]) -> None:

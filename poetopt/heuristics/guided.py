@@ -19,7 +19,7 @@ import numpy as np
 
 from poetopt.heuristics.greedy import Replay, may_run_again, no_pause
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.instructions import Action
+from poetopt.plan.machine import effects
 from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 
@@ -75,16 +75,13 @@ def guided(
 def leaning_of(problem: Problem, schedule: Schedule) -> Leaning:
     """What a schedule leans to that takes more than the budget: itself, to be followed as far as there is room."""
     kept = np.zeros((len(problem.tensors), len(problem.operators) + 1))
-    resident = np.zeros(len(problem.tensors), dtype=bool)
-    resident[list(problem.at_start)] = True
+    resident = set(problem.at_start)
     stage, noted = 0, 0
-    for step in plan_of(problem, schedule).instructions:
-        if step.action in (Action.COMPUTE, Action.PAGE_IN) and noted < stage:
-            kept[:, stage - 1] = resident  # what the stage before has left
+    for effect in effects(problem).each(plan_of(problem, schedule).instructions):
+        if noted < stage and (effect.operator >= 0 or effect.fetches):
+            kept[list(resident), stage - 1] = 1.0  # what the stage before has left
             noted = stage
-        if step.action is Action.COMPUTE:
-            resident[list(problem.operators[step.target].outputs)] = True
-            stage += step.target == stage
-        elif step.action is not Action.PAGE_OUT:
-            resident[step.target] = step.action is Action.PAGE_IN
+        resident.update(effect.makes)
+        resident.difference_update(effect.frees)
+        stage += effect.operator == stage
     return Leaning(kept, dict.fromkeys(schedule.recomputes, 1.0), dict.fromkeys(schedule.page_ins, 1.0))

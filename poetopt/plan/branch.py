@@ -1,6 +1,6 @@
 """The best order of a plan's events by branch and bound, within a number of nodes.
 
-A node is a moment of the `Clock`. What is left takes at least the computes that are left and the transfers that are
+A node is a moment of the `Queueing`. What is left takes at least the computes that are left and the transfers that are
 left, and for each compute k: the page-ins that are still due by k, one after the other, and then all from k on.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poetopt.plan.clock import Clock
 from poetopt.plan.instructions import Action
+from poetopt.plan.queueing import Queueing
 from poetopt.plan.stays import Moves
 
 TOLERANCE = 1e-12
@@ -32,10 +32,10 @@ class Branching:
         self._left = nodes
         self._seen: dict[tuple[int, frozenset[int], tuple[int, ...]], list[tuple[float, ...]]] = {}
         self._due = _due(moves)
-        start = Clock(moves, ram_bytes)
+        start = Queueing(moves, ram_bytes)
         self.bound_s = self.bound(start)
         # An explicit stack of (moment, events so far): plans are longer than Python's recursion.
-        stack: list[tuple[Clock, tuple[int, ...]]] = [(start, ())] if self._promising(start) else []
+        stack: list[tuple[Queueing, tuple[int, ...]]] = [(start, ())] if self._promising(start) else []
         while stack and self._left > 0:
             self._left -= 1
             clock, path = stack.pop()
@@ -57,16 +57,16 @@ class Branching:
     @staticmethod
     def least_s(moves: Moves, ram_bytes: int) -> float:
         """No order of the events is over earlier."""
-        return _bound(moves, _due(moves), Clock(moves, ram_bytes))
+        return _bound(moves, _due(moves), Queueing(moves, ram_bytes))
 
-    def bound(self, clock: Clock) -> float:
+    def bound(self, clock: Queueing) -> float:
         """No way to go on from `clock` is over earlier."""
         return _bound(self.moves, self._due, clock)
 
-    def _promising(self, clock: Clock) -> bool:
+    def _promising(self, clock: Queueing) -> bool:
         return self.bound(clock) < self.makespan_s * (1 - TOLERANCE)
 
-    def _next(self, clock: Clock) -> list[int]:
+    def _next(self, clock: Queueing) -> list[int]:
         """The events that may come now."""
         moves = self.moves
         found = []
@@ -82,7 +82,7 @@ class Branching:
         found.sort(key=lambda event: moves.transfers[event - moves.count].action is Action.PAGE_IN)
         return [clock.done, *found] if blocked < moves.count else found
 
-    def _dominated(self, clock: Clock) -> bool:
+    def _dominated(self, clock: Queueing) -> bool:
         """Whether a moment like this one was seen no later in any respect; else remember it."""
         held = tuple(index for index in clock.resident if index >= 0)
         times = (clock.cpu, clock.channel, *clock.arrived, *clock.settled)
@@ -100,7 +100,7 @@ def _due(moves: Moves) -> list[tuple[int, int]]:
     return sorted((moves.first_use(event), event) for event in moves.page_ins())
 
 
-def _bound(moves: Moves, due_by: list[tuple[int, int]], clock: Clock) -> float:
+def _bound(moves: Moves, due_by: list[tuple[int, int]], clock: Queueing) -> float:
     queued = clock.queued
     left = sum(
         transfer.seconds for event, transfer in enumerate(moves.transfers, start=moves.count) if event not in queued

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from poetopt.plan.branch import TOLERANCE, Branching
-from poetopt.plan.clock import Clock
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.normalize import normalize
+from poetopt.plan.queueing import Queueing
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.stays import Moves
 
@@ -157,9 +157,9 @@ class _Search:
         self.makespan_s = float("inf") if clock is None else clock.makespan_s
         self.least_s = moves.tail_s[0]
 
-    def run(self, order: Sequence[int], *, written: bool = False) -> Clock | None:
+    def run(self, order: Sequence[int], *, written: bool = False) -> Queueing | None:
         """The clock after all events, or None where they don't fit in RAM."""
-        clock = Clock(self.moves, self.ram_bytes, written=written)
+        clock = Queueing(self.moves, self.ram_bytes, written=written)
         for event in order:
             if not clock.step(event):
                 return None
