@@ -1,6 +1,5 @@
-# make demo, make test, make lint, make bench, make docs. The first of them makes .venv, from the first Python >= 3.11
-# that is found;
-# `make PYTHON=/path/to/python3 ...` names one.
+# make demo, make test, make guard, make lint, make bench, make docs. The first of them makes .venv, from the first
+# Python >= 3.11 that is found; `make PYTHON=/path/to/python3 ...` names one.
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python
 BIN     := .venv/bin
@@ -11,7 +10,7 @@ PYTEST_FLAGS ?= -n auto --dist worksteal
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test lint bench docs rendered lowest tour extension types clean
+.PHONY: demo test guard lint bench docs rendered lowest tour extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -22,12 +21,18 @@ demo: $(READY)
 test: $(TESTED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# Twelve small cells of the solver, held to their optima and gaps: a minute.
+guard: $(TESTED)
+	$(BIN)/python -m benchmarks.guard
+
 lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy poetopt tests benchmarks docs
 
+# All random cases of every suite (make test goes through a hundred of each), then the solver's table.
 bench: $(TESTED)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) --seeds all
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
 
 # The pages in build/docs, with every notebook executed anew; a warning is an error. Nothing is fetched.

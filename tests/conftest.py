@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 
-def pytest_configure() -> None:
+from tests import seeds
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--seeds`: random cases by the hundred at each change, by all that a suite has in `make bench`."""
+    parser.addoption(
+        "--seeds",
+        choices=("few", "all"),
+        default="few",
+        help=f"random cases of a suite: at most {seeds.AT_EACH_CHANGE} (few), or all that it has (all)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Hear interrupts also where the shell that began the tests had them ignored (`make test &` in a script).
 
     Programs that tests start, and interrupt, would have inherited that.
     """
+    seeds.run_all(config.getoption("--seeds") == "all")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

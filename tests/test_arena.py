@@ -16,6 +16,7 @@ from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance, _compared, _swept
 from poetopt.arena.repair import repair
 from poetopt.arena.stream import MOST_PAIRS, pairs, stream
+from tests.seeds import examples
 
 Buffers = tuple[list[int], list[int], list[int]]
 
@@ -31,7 +32,7 @@ def together(case: Buffers, a: int, b: int) -> bool:
     return starts[a] < ends[b] and starts[b] < ends[a]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(buffers(), st.sampled_from([1, 4, 64]), st.booleans(), st.booleans())
 def test_placements_are_sound(case: Buffers, alignment: int, with_target: bool, quick: bool) -> None:
     sizes, starts, ends = case
@@ -83,7 +84,7 @@ def exhaustive(case: Buffers, alignment: int) -> int:
     return best
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(buffers(largest=9, count=6), st.sampled_from([1, 4]))
 def test_small_cases_are_optimal(case: Buffers, alignment: int) -> None:
     assert pack(*case, alignment)[1] == exhaustive(case, alignment)
@@ -185,7 +186,7 @@ def test_neighbours_are_the_same_by_sweeping(case: Buffers) -> None:
         assert compared.tolist() == swept.tolist()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(buffers(), st.sampled_from([1, 4, 64]))
 def test_placements_in_the_order_of_time_are_sound(case: Buffers, alignment: int) -> None:
     kept = [k for k, size in enumerate(case[0]) if size]

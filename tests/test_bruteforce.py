@@ -18,9 +18,10 @@ from tests.bruteforce import (
     stage_optimum,
     store_all,
 )
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_optima_are_valid_and_nested(seed: int) -> None:
     rng = random.Random(seed)
     if seed % 4:

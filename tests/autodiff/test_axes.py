@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from poetopt.autodiff.axes import Axes, order_behind, own_axes, place_of, reshaped, transposed
+from tests.seeds import seeds
 
 
 def numbers(axes: Axes, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -43,7 +44,7 @@ def primes(number: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", seeds(300))
 def test_elements_lie_where_axes_say(seed: int) -> None:
     rng = random.Random(seed)
     shape = tuple(rng.choice([1, 2, 3, 4, 6]) for _ in range(rng.randrange(1, 5)))

@@ -22,12 +22,23 @@ from tests.autodiff.classics import classics  # noqa: E402
 from tests.autodiff.exported import Chunks, export, export_newer, networks  # noqa: E402
 from tests.autodiff.folding import pulled_back  # noqa: E402
 from tests.autodiff.newcomers import newcomers  # noqa: E402
+from tests.seeds import turns  # noqa: E402
 
 CASES = {
     "squeeze-excite": (11, 17), "unet": (11, 20), "lstm": (11, 17), "gru": (14,), "encoder": (14, 17, 20),
     "decoder": (14, 18), "mixed": (11, 18),
     "sampled": (), "spectral": (),  # the older exporter has no `include_self=False`, and no complex numbers
 }  # fmt: skip
+COMPUTED = ("squeeze-excite", "mixed", "lstm", "gru")
+"""The optimizing exporter computes with weights of these."""
+WAYS = ((False, False), (False, True), (True, False), (True, True))
+"""Of the newer exporter: whether it optimizes, whether the batch is open."""
+NEWER = [
+    (name, *way)
+    for place, name in enumerate((*CASES, "chunks"))
+    for way in turns(place, [way for way in WAYS if not (way[0] and name in COMPUTED)])
+]
+LATER = ("convnext", "mobile", "t5", "speech", "swin")
 
 
 @pytest.mark.parametrize(("name", "opset"), [(name, opset) for name, opsets in CASES.items() for opset in opsets])
@@ -37,13 +48,9 @@ def test_gradients_equal_torchs(name: str, opset: int) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("optimize", [False, True])
-@pytest.mark.parametrize("name", [*CASES, "chunks"])
+@pytest.mark.parametrize(("name", "optimize", "dynamic"), NEWER)
 def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynamic: bool) -> None:
     module, x = (Chunks(), torch.randn(2, 5, 16)) if name == "chunks" else networks()[name]
-    if optimize and name in {"squeeze-excite", "mixed", "lstm", "gru"}:
-        pytest.skip("the exporter computes with these weights: see the next test")
     scatter(module, 0.05)
     model = export_newer(module.eval(), x, optimize=optimize, dynamic=dynamic and x.shape[0] > 1)
     graph = differentiate(load_onnx(model, batch=x.shape[0]))
@@ -51,7 +58,7 @@ def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynam
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
-@pytest.mark.parametrize("name", ["squeeze-excite", "mixed", "lstm", "gru"])
+@pytest.mark.parametrize("name", COMPUTED)
 def test_gradients_of_weights_that_the_exporter_computed(name: str) -> None:
     module, x = networks()[name]
     scatter(module, 0.1)
@@ -73,8 +80,7 @@ def test_gradients_of_convolutional_networks(name: str, opset: int) -> None:
     compare(module.train(name == "resnet50"), x, differentiate(load_onnx(model)), {})
 
 
-@pytest.mark.parametrize("opset", [12, 20])
-@pytest.mark.parametrize("name", ["convnext", "mobile", "t5", "speech", "swin"])
+@pytest.mark.parametrize(("name", "opset"), [(name, k) for n, name in enumerate(LATER) for k in turns(n, (12, 20))])
 def test_gradients_of_later_networks(name: str, opset: int) -> None:
     module, x = newcomers()[name]
     scatter(module, 0.05)
@@ -83,8 +89,9 @@ def test_gradients_of_later_networks(name: str, opset: int) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", ["convnext", "mobile", "t5", "speech", "swin"])
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [(name, k) for n, name in enumerate(LATER) for k in turns(n, (True, False))]
+)
 def test_gradients_of_later_networks_from_the_newer_exporter(name: str, dynamic: bool) -> None:
     module, x = newcomers()[name]
     scatter(module, 0.05)

@@ -14,12 +14,13 @@ from poetopt.heuristics.greedy import greedy
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.testing.problems import tight
+from tests.seeds import seeds
 
 
 def test_a_quick_offer_that_has_no_layout_says_nothing_of_a_schedule() -> None:
     """It is taken once there is time for its layout, and none of it counts towards what the search tightens by."""
     placed = later = 0
-    for seed in range(150):
+    for seed in seeds(150):
         problem, ram_bytes = tight(random.Random(seed), forward=20)
         schedule = greedy(problem, ram_bytes, paging=True, remat=True)
         if schedule is None:
@@ -36,7 +37,7 @@ def test_a_quick_offer_that_has_no_layout_says_nothing_of_a_schedule() -> None:
         assert incumbent.arena_excess is None
         assert not incumbent.offer(schedule, quick=True)
         later += incumbent.offer(schedule)
-    assert placed > 100
+    assert placed > 2 / 3 * len(seeds(150))
     assert later > 0
 
 

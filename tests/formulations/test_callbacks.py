@@ -22,7 +22,7 @@ RETENTION = po.formulations.formulation("retention")
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return po.load("vgg16-cifar").differentiate().cost("m4")
+    return po.load("lenet").differentiate().cost("m4")
 
 
 def nothing(block: PyomoBlock) -> None:
@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_what_is_wrong_is_told_by_name(case: str, problem: Problem, caplog: pytest.LogCaptureFixture) -> None:
     block, complaint = WRONG[case]
     with pytest.raises(FormulationError, match=complaint) as told:
-        po.solve(problem, ram="70%", blocks=[block], time_limit=20)
+        po.solve(problem, ram="97%", blocks=[block], time_limit=20)
     assert "failed: ZeroDivisionError" not in complaint or isinstance(told.value.__cause__, ZeroDivisionError)
     # what Pyomo logs of an error goes to stderr
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -18,6 +18,7 @@ from poetopt.schedule import Schedule
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.transfers_bruteforce import least_makespan
 from tests.problems import random_plan, random_problem
+from tests.seeds import seeds
 
 RETENTION = formulation("retention")
 
@@ -39,7 +40,7 @@ def paging_schedules(rng: random.Random, problem: Problem, count: int) -> list[t
     return sorted(found.items(), key=lambda entry: repr(entry[0]))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_no_plan_in_time_is_cut_off(seed: int) -> None:
     """Makespans are the planner's: of real plans within the budget, so each bounds what the rows may claim."""
     rng = random.Random(seed)
@@ -79,7 +80,7 @@ def test_no_plan_in_time_is_cut_off(seed: int) -> None:
 
 def test_schedules_that_no_order_saves_are_caught() -> None:
     late = caught = 0
-    for seed in range(340):
+    for seed in seeds(340):
         rng = random.Random(seed)
         problem = random_problem(rng, operators=rng.randint(4, 7), training=True, dma=True)
         for schedule, plan in paging_schedules(rng, problem, 8):
@@ -103,5 +104,5 @@ def test_schedules_that_no_order_saves_are_caught() -> None:
             late += 1
             rows = RETENTION.separate(model, FakePoint(values, integral=True))
             caught += any(row.kind == "hiding" and activity(row, by_item(values)) > row.upper for row in rows)
-    assert late > 50
+    assert late > 0.15 * len(seeds(340))
     assert caught > 0.2 * late, (late, caught)

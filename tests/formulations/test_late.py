@@ -2,7 +2,6 @@
 
 import math
 import random
-from typing import Any
 
 import pytest
 
@@ -12,20 +11,15 @@ from poetopt.formulations import formulation
 from poetopt.formulations.language import Limits
 from poetopt.formulations.retention.late import gives_up, writes_again
 from poetopt.formulations.retention.space import retention_space
-from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.testing.exhaustive import decisions, valid
+from tests.formulations.points import activity, by_item
 from tests.problems import random_tight
 
 MOST = 9
 """Decisions of a problem, at most: all their subsets are tried."""
-
-
-def _value(row: Row, values: list[tuple[Any, Any]]) -> float:
-    known = {id(one): x for variable, array in values for one, x in zip(variable.values(), array, strict=True)}
-    return float(sum(known[id(one)] * c for one, c in zip(row.variables, row.coefficients, strict=True)))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -50,6 +44,7 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
         deadline_s = times[len(times) // 4] * (1 + 1e-9)
         model = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
         values = {schedule: retention.start(model, schedule) for _, schedule, _ in found}
+        points = {schedule: by_item(kept) for schedule, kept in values.items() if kept is not None}
         for makespan, schedule, plan in found:
             own = values[schedule]
             if own is None or makespan <= deadline_s or writes_again(problem, schedule):
@@ -59,10 +54,10 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
                 continue
             rows += 1
             row = gives_up(model, schedule, own, late=True)
-            assert _value(row, own) < row.lower
+            assert activity(row, points[schedule]) < row.lower
             for other, in_time, _ in found:
-                kept = values[in_time]
-                assert other > deadline_s or kept is None or _value(row, kept) >= row.lower
+                kept = points.get(in_time)
+                assert other > deadline_s or kept is None or activity(row, kept) >= row.lower
         if rows > 40:
             break
     assert 0 < rows <= late
@@ -81,9 +76,10 @@ def test_a_schedule_without_a_layout_is_left_out_alone(paging: bool) -> None:
             continue
         starts = {schedule: retention.start(model, schedule) for schedule, _, _ in valid(space, budget)}
         values = {schedule: kept for schedule, kept in starts.items() if kept is not None}
+        points = {schedule: by_item(kept) for schedule, kept in values.items()}
         for schedule, own in values.items():
             row = gives_up(model, schedule, own, late=False)
-            satisfied = {other for other, kept in values.items() if _value(row, kept) >= row.lower}
+            satisfied = {other for other, kept in points.items() if activity(row, kept) >= row.lower}
             assert satisfied == values.keys() - {schedule}
             pairs += len(satisfied)
     assert pairs > 10

@@ -18,8 +18,8 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from tests.bruteforce import StageRules, plan_optimum, stage_optimum
 from tests.problems import random_budget, random_problem, random_tight, store_all
+from tests.seeds import seeds
 
-SEEDS = range(500)
 TOLERANCE = 1e-6
 
 
@@ -55,7 +55,7 @@ def overhead(found: object) -> float:
     return math.inf if found is None else float(found.overhead_j)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(500))
 def test_spaces_are_nested_and_poet_is_algorithm_1(seed: int) -> None:
     problem, ram_bytes = case(seed)
     if simulate(store_all(problem)).peak_bytes <= ram_bytes:

@@ -24,6 +24,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Leaning, Schedule
 from poetopt.testing.problems import tight
 from tests.formulations.points import FakePoint
+from tests.seeds import seeds
 
 RETENTION = formulation("retention")
 
@@ -47,7 +48,7 @@ def overhead(problem: Problem, ram_bytes: int, schedule: Schedule | None) -> flo
 def test_an_optimum_leads_back_to_itself() -> None:
     """What the best schedule keeps, computes again and pages in: followed, it nearly always comes out again."""
     same = better = told = 0
-    for seed in range(120):
+    for seed in seeds(120):
         problem, ram_bytes = tight(random.Random(seed), forward=5)
         solution = solve(problem, Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1))
         if solution.plan is None or solution.simulation is None:
@@ -62,7 +63,7 @@ def test_an_optimum_leads_back_to_itself() -> None:
         assert found is None or solution.overhead_bound_j is None or found >= solution.overhead_bound_j - 1e-9
         same += found is not None and found <= best + 1e-9
         better += found is not None and (plain is None or found < plain - 1e-9)
-    assert told > 80
+    assert told > 2 / 3 * len(seeds(120))
     assert same > 0.8 * told
     assert better > 0.2 * told
 

@@ -29,6 +29,7 @@ from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from tests.problems import random_plan, random_problem, store_all
+from tests.seeds import examples
 
 seeds = st.integers(0, 2**32 - 1)
 Json = dict[str, Any]
@@ -178,7 +179,7 @@ def test_no_damage_gets_through(seed: int) -> None:
     simulate(found.plan)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(seeds, st.booleans())
 def test_compact_comes_back_equal(seed: int, clean: bool) -> None:
     plan = some_plan(seed)

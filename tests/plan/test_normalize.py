@@ -15,9 +15,10 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import plan_optimum, random_tight
 from tests.problems import random_plan, random_problem, store_all
+from tests.seeds import examples
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=examples(250))
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_never_raises_anything(seed: int, dma: bool) -> None:
     rng = random.Random(seed)

@@ -15,6 +15,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.plan.reference import InvalidError, reference
 from tests.problems import random_plan, random_problem, store_all
+from tests.seeds import examples
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -130,7 +131,7 @@ def test_refuses_a_second_run_of_what_must_run_once() -> None:
         simulate(once, [step("compute 0"), step("compute 0")])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(seeds, st.booleans(), st.booleans())
 def test_agrees_with_the_reference_on_valid_plans(seed: int, dma: bool, paging: bool) -> None:
     rng = random.Random(seed)
@@ -147,7 +148,7 @@ def test_agrees_with_the_reference_on_valid_plans(seed: int, dma: bool, paging: 
             simulate(plan, ram_bytes=result.peak_bytes - 1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(seeds)
 def test_agrees_with_the_reference_on_what_is_invalid(seed: int) -> None:
     rng = random.Random(seed)
