@@ -14,6 +14,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from poetopt.version import __version__
+
 if TYPE_CHECKING:
     from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report, testing
     from poetopt.api import (
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.sweeps.run import sweep
 
-__version__ = "0.1.0"
-
 # onnxruntime reads it when it is imported; without, it leaves a file of its own in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -65,6 +65,7 @@ __all__ = [
     "Training",
     "TrainingFile",
     "TrainingGraph",
+    "__version__",
     "add_late_rows",
     "autodiff",
     "backends",

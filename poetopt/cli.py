@@ -25,6 +25,7 @@ from poetopt.commands.solve import solve
 from poetopt.commands.sweep import sweep
 from poetopt.console import complain, guarded, own_the_process, say
 from poetopt.errors import OptionError
+from poetopt.version import __version__
 
 app = typer.Typer(
     name="poetopt",
@@ -54,8 +55,6 @@ app.command(short_help="List the built-in networks, or write one.")(zoo)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from poetopt import __version__
-
         say(f"poetopt {__version__}")
         raise typer.Exit
 

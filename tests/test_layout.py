@@ -21,6 +21,7 @@ LINKS = ("formulations", "frontends", "backends")
 LAYERS = (
     # The vocabulary, which everybody shares.
     (
+        "version",
         "errors",
         "clock",
         "closest",
@@ -55,8 +56,9 @@ LAYERS = (
     ("baselines",),
     ("comparison", "testing"),
     ("report",),
-    ("api", "__init__"),
+    ("api",),
     ("sweeps",),
+    ("__init__",),
     ("console", "commands", "cli", "__main__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""
@@ -116,10 +118,20 @@ def test_imports_go_upstream(path: Path) -> None:
         top, _, rest = name.partition(".")
         assert top not in LINKS, f"{path} imports through the link {top}"
         if top == "poetopt" and rest:
+            # a name that is no part is one of the package's root
             imported = rest.partition(".")[0]
-            if imported == "__version__":
-                continue
+            imported = imported if imported in RANK else "__init__"
             assert RANK[imported] <= RANK[part], f"{path} imports {name}, which is downstream of {part}"
+
+
+def test_what_the_root_hands_on_is_upstream_of_it() -> None:
+    """Its public names are imported when they are first named, from modules that it knows by their names."""
+    import poetopt
+
+    homes = {**poetopt._MODULES, **poetopt._HOMES}
+    assert set(poetopt.__all__) - {"__version__"} == set(homes)
+    for name, home in homes.items():
+        assert RANK[home.split(".")[1]] < RANK["__init__"], name
 
 
 def test_who_solves_many_times_has_no_half_answers() -> None:

@@ -11,10 +11,11 @@ The command line stands on it.
 from __future__ import annotations
 
 from poetopt.api.exchange import add_late_rows, export, import_solution, plan_of
-from poetopt.api.models import SAME_BYTES, Model, Training, TrainingFile, device, load
+from poetopt.api.models import Model, device, load
 from poetopt.api.options import store_all_peak_bytes
 from poetopt.api.plans import execute, load_plan, simulate, train
 from poetopt.api.solving import solve
+from poetopt.api.training import SAME_BYTES, Training, TrainingFile
 
 __all__ = [
     "SAME_BYTES",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import DEVICE, PROFILE, TrainingFile, differentiated, read
+from poetopt.api.models import differentiated, read
+from poetopt.api.training import DEVICE, PROFILE, TrainingFile
 from poetopt.errors import PoetError
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Unpack
 
-from poetopt.api.models import SAME_BYTES, Model, TrainingFile, load
+from poetopt.api.models import Model, load
 from poetopt.api.problems import LoadOptions
+from poetopt.api.training import SAME_BYTES, TrainingFile
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
 from poetopt.errors import ModelError, OptionError

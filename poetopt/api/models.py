@@ -1,32 +1,23 @@
-"""A model, its training step, and what the step costs: `load`, `differentiate`, `cost`."""
+"""A model: `load` reads it, `differentiate` makes a training step of it."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetopt.api.training import Training, TrainingFile, described, scheduled
 from poetopt.errors import ModelError, OptionError
 from poetopt.garbage import building
-from poetopt.printable import shown
 from poetopt.runtimes import DEFAULT
 
 if TYPE_CHECKING:
     import onnx
 
     from poetopt.devices import Device
-    from poetopt.devices.profile import Profile
-    from poetopt.frontends.problem_file import ProblemFile
     from poetopt.frontends.reading import ReadOptions
     from poetopt.graph import Graph, TrainingGraph
-    from poetopt.problem import Problem
-
-SAME_BYTES = "a72"
-"""Bytes depend on the runtime alone: the device to take where only they matter."""
-DEVICE, PROFILE = "device", "profile"
-"""Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class Model:
     recipe: Mapping[str, object]
 
     def __repr__(self) -> str:
-        return f"<Model {_described(self.graph)}>"
+        return f"<Model {described(self.graph)}>"
 
     def differentiate(
         self,
@@ -75,7 +66,7 @@ class Model:
             recipe["straight_through"] = True
         if granularity == "block":
             recipe["granularity"] = granularity
-        return Training(_scheduled(derived, granularity, DEFAULT), recipe, derived=derived)
+        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived)
 
     def training_graph(
         self, *, loss: str = "auto", output: str | None = None, straight_through: bool = False
@@ -93,119 +84,6 @@ class Model:
             if self.graph.source in str(error):
                 raise
             raise type(error)(f"{self.graph.source}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Training:
-    """One training step: forward, loss and backward.
-
-    graph
-        The step as it is scheduled, for the runtime `runtime`.
-    recipe
-        How it was made.
-    derived
-        The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
-    """
-
-    graph: TrainingGraph
-    recipe: Mapping[str, object]
-    runtime: str = DEFAULT
-    derived: TrainingGraph | None = field(default=None, repr=False)
-
-    def __repr__(self) -> str:
-        return f"<Training {_described(self.graph)}, loss {self.graph.loss_kind}>"
-
-    def on(self, runtime: str) -> Training:
-        """The step as it is scheduled for another runtime: what works in place there. Raises DeviceError."""
-        if self.derived is None or runtime == self.runtime:
-            return self
-        granularity = str(self.recipe.get("granularity", "operator"))
-        return replace(self, graph=_scheduled(self.derived, granularity, runtime), runtime=runtime)
-
-    def cost(
-        self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
-    ) -> Problem:
-        """What the step costs on `device`: a `Device`, its name, or the path of its TOML file.
-
-        profile
-            Measured costs, or their file (`poetopt profile`): they count wherever there are any.
-
-        Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
-        """
-        from poetopt.devices import device as device_of
-        from poetopt.devices.cost import cost
-        from poetopt.devices.sanity import check_usable
-
-        found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
-        check_usable(found)
-        graph = self.on(found.runtime).graph
-        with building():
-            problem = cost(graph, found)
-        recipe = {**self.recipe, **_of_file(device)}
-        problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
-        if profile is None:
-            return problem
-        from poetopt.devices.profile import Profile, load_profile, with_profile
-
-        measured = profile if isinstance(profile, Profile) else load_profile(profile)
-        problem = replace(problem, recipe={**recipe, PROFILE: measured.content_hash})
-        return with_profile(problem, found, measured)
-
-    def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
-        """Measure this machine with this step: operators on onnxruntime, storage by files, energy where it is counted.
-
-        power_w
-            Watts of computing over idling, for where no energy counter can be read.
-        workdir
-            The folder whose storage is measured; by default the system's temporary one.
-
-        Raises ExecutionError where a kernel or the storage fails.
-        """
-        from poetopt.backends.ort.profiling import profile
-
-        return profile(self.graph, power_w=power_w, workdir=workdir)
-
-
-@dataclass(frozen=True)
-class TrainingFile:
-    """A problem file: a training step already, with costs of its own. It can't be executed."""
-
-    file: ProblemFile
-
-    def __repr__(self) -> str:
-        return f"<TrainingFile {shown(self.file.source)}, costs for {shown(', '.join(self.file.costs))}>"
-
-    def differentiate(
-        self,
-        *,
-        loss: str = "auto",
-        output: str | None = None,
-        granularity: str = "operator",
-        straight_through: bool = False,
-    ) -> TrainingFile:
-        """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        if loss != "auto" or output is not None or granularity != "operator" or straight_through:
-            raise OptionError(
-                f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--granularity and --straight-through"
-            )
-        return self
-
-    def cost(
-        self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
-    ) -> Problem:
-        """The problem under the file's own costs for the device of that name.
-
-        Raises DeviceError for a device that it has no costs for, OptionError where a profile is given.
-        """
-        if profile is not None:
-            raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
-        name = os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name
-        if name not in self.file.costs:
-            from poetopt.devices.loading import canonical
-
-            name = canonical(name) or name
-        return self.file.cost(name)
 
 
 def load(
@@ -291,35 +169,3 @@ def _is_device(name: str) -> bool:
     from poetopt.devices.loading import canonical
 
     return canonical(name) is not None
-
-
-def _scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:
-    """The graph that is scheduled on the runtime `name`: what works in place joined, and blocks where asked for."""
-    from poetopt.passes.blocks import blocks
-    from poetopt.passes.in_place import in_place
-    from poetopt.runtimes import runtime
-
-    takes = runtime(name)
-    with building():
-        graph = in_place(derived, takes)
-    return blocks(graph, takes) if granularity == "block" else graph
-
-
-def _described(graph: Graph) -> str:
-    size = f"{len(graph.operators)} operators, {len(graph.trained)} trained tensors"
-    return f"{shown(graph.source or graph.name)}: {size}"
-
-
-def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
-    """What a recipe says of a device that has a file of its own."""
-    from poetopt.devices.loading import is_path
-
-    return {DEVICE: os.fspath(device)} if isinstance(device, (str, os.PathLike)) and is_path(device) else {}
-
-
-def _pedigree(device: Device) -> str:
-    """How the figures behind every second and joule are known."""
-    kinds = Counter(str(figure.kind) for figure in device.figures)
-    known = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    kinds_known = f" ({known})" if known else ""
-    return f"seconds and joules are the cost model's, from {device.name}'s figures{kinds_known}"

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import SAME_BYTES, Training, TrainingFile, differentiated, read
+from poetopt.api.models import differentiated, read
+from poetopt.api.training import SAME_BYTES, Training, TrainingFile
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.inputs import is_special
 from poetopt.telling import telling

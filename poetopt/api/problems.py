@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from poetopt.api.models import Model, Training, TrainingFile, load
+from poetopt.api.models import Model, load
+from poetopt.api.training import Training, TrainingFile
 from poetopt.errors import OptionError
 from poetopt.problem import Problem, check_problem
 

@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from poetopt import notes
-from poetopt.api.models import DEVICE, PROFILE, SAME_BYTES
 from poetopt.api.plans import again, beside, model_place
+from poetopt.api.training import DEVICE, PROFILE, SAME_BYTES
 from poetopt.errors import PlanError
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
@@ -20,7 +20,7 @@ from poetopt.problem import Problem, Transfers
 from poetopt.report.verification import Taken
 
 if TYPE_CHECKING:
-    from poetopt.api.models import Training, TrainingFile
+    from poetopt.api.training import Training, TrainingFile
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
 

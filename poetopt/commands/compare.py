@@ -30,7 +30,6 @@ from poetopt.commands.options import (
     TrainOption,
     ValueOption,
     reading,
-    training_of,
 )
 from poetopt.console import check_outputs, say, write_json, write_text
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
@@ -86,6 +85,7 @@ def compare(
 ) -> int:
     """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
     import poetopt as po
+    from poetopt.api.models import read
     from poetopt.files import check_folder
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
@@ -101,7 +101,8 @@ def compare(
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         check_folder(plans)
     with _told() as told:
-        problem = training_of(model, options, loss=loss, output=output, straight_through=straight_through).cost(device)
+        training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
+        problem = training.cost(device)
         found = po.compare(
             problem,
             ram=ram,
@@ -161,6 +162,7 @@ def pareto(
 ) -> int:
     """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
     import poetopt as po
+    from poetopt.api.models import read
     from poetopt.comparison.deadlines import DeadlineFront
     from poetopt.comparison.interface import point_words
 
@@ -174,7 +176,8 @@ def pareto(
         check_picture(out)
 
     with _told() as told:
-        problem = training_of(model, options, loss=loss, output=output, straight_through=straight_through).cost(device)
+        training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
+        problem = training.cost(device)
         try:
             front = po.pareto(
                 problem,

@@ -37,7 +37,6 @@ from poetopt.commands.options import (
     WithOption,
     asked_blocks,
     reading,
-    training_of,
 )
 from poetopt.console import check_outputs, say, write_json, write_text
 
@@ -101,11 +100,12 @@ def export(
 ) -> int:
     """Write the model of a schedule as an MPS, LP or NL file, for a solver of your own."""
     import poetopt as po
+    from poetopt.api.models import read
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, profile, *(also or [])], {**_files(out), "--json": json})
-    training = training_of(
-        model, options, loss=loss, output=output, straight_through=straight_through, granularity=granularity
+    training = read(model, options).differentiate(
+        loss=loss, output=output, straight_through=straight_through, granularity=granularity
     )
     written = po.export(
         training.cost(device, profile=profile),
@@ -164,11 +164,12 @@ def import_solution(
 ) -> int:
     """Read a solver's solution of an exported model back as a simulated plan; give the options of the export."""
     import poetopt as po
+    from poetopt.api.models import read
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model, solution, profile], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    training = training_of(
-        model, options, loss=loss, output=output, straight_through=straight_through, granularity=granularity
+    training = read(model, options).differentiate(
+        loss=loss, output=output, straight_through=straight_through, granularity=granularity
     )
     report = po.import_solution(
         training.cost(device, profile=profile),

@@ -11,7 +11,6 @@ from poetopt.commands.completion import choices
 from poetopt.errors import OptionError
 
 if TYPE_CHECKING:
-    from poetopt.api import Training, TrainingFile
     from poetopt.frontends.reading import ReadOptions
 
 ModelArgument = Annotated[
@@ -232,20 +231,3 @@ def pairs(options: list[str] | None) -> dict[str, str]:
             raise OptionError(f"--solver-option {text}: {key.strip()} is given twice")
         found[key.strip()] = value.strip()
     return found
-
-
-def training_of(
-    model: str,
-    options: ReadOptions,
-    *,
-    loss: str,
-    output: str | None,
-    granularity: str = "operator",
-    straight_through: bool = False,
-) -> Training | TrainingFile:
-    """The training step of MODEL with the options that say what is trained."""
-    from poetopt.api.models import read
-
-    return read(model, options).differentiate(
-        loss=loss, output=output, granularity=granularity, straight_through=straight_through
-    )

@@ -20,7 +20,6 @@ from poetopt.commands.options import (
     TrainOption,
     ValueOption,
     reading,
-    training_of,
 )
 from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ModelError, OptionError
@@ -61,6 +60,7 @@ def profile(
 ) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy."""
     import poetopt as po
+    from poetopt.api.models import read
     from poetopt.devices.profile import load_profile
     from poetopt.devices.profile_csv import from_csv as read_csv
     from poetopt.devices.profile_csv import template as empty_csv
@@ -78,7 +78,7 @@ def profile(
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
         texts=("-o", "--template", "--json"),
     )
-    training = training_of(model, options, loss=loss, output=output, straight_through=straight_through)
+    training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:

@@ -42,7 +42,6 @@ from poetopt.commands.options import (
     asked_blocks,
     pairs,
     reading,
-    training_of,
 )
 from poetopt.commands.sensitivity import (
     SensitivityOption,
@@ -113,6 +112,7 @@ def solve(
     begin = time.monotonic()
     import poetopt as po
     from poetopt import interrupts
+    from poetopt.api.models import read
 
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
@@ -120,8 +120,8 @@ def solve(
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
     with live_progress() as listener:
-        training = training_of(
-            model, options, loss=loss, output=output, straight_through=straight_through, granularity=granularity
+        training = read(model, options).differentiate(
+            loss=loss, output=output, straight_through=straight_through, granularity=granularity
         )
         problem = training.cost(device, profile=profile)
         if sensitivity or sensitivity_plot is not None:

@@ -27,6 +27,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
+from poetopt.version import __version__
 
 STARTS = 6
 """How many of the best plans are offered to a solve."""
@@ -62,8 +63,6 @@ class Comparison:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt compare --json`."""
-        from poetopt import __version__
-
         problem = self.problem
         return {
             "model": problem.name,

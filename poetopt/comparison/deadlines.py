@@ -19,6 +19,7 @@ from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
+from poetopt.version import __version__
 
 CLOSE = 2e-3
 """The search of the shortest deadline ends where it is known to this part of itself."""
@@ -55,8 +56,6 @@ class DeadlineFront:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt pareto --against deadline --json`."""
-        from poetopt import __version__
-
         problem = self.problem
         return {
             "model": problem.name,

@@ -18,6 +18,7 @@ from poetopt.errors import InfeasibleError
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.units import show_limit
+from poetopt.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,6 @@ class Front:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt pareto --json`."""
-        from poetopt import __version__
-
         problem = self.problem
         return {
             "model": problem.name,

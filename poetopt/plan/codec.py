@@ -35,6 +35,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.version import __version__
 
 __all__ = [
     "PlanFile",
@@ -89,7 +90,7 @@ def to_json(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "written_by": _version(),
+        "written_by": __version__,
         "model": {
             "name": problem.name,
             "reference": problem.model_ref,
@@ -378,9 +379,3 @@ def _dumped(value: object) -> str:
         return json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise PlanError(f"the plan can't be written as JSON: {error}") from error
-
-
-def _version() -> str:
-    from poetopt import __version__
-
-    return __version__

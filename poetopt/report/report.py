@@ -23,6 +23,7 @@ from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.words import hiding_words, order_fields, order_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.report.view import View
@@ -112,7 +113,6 @@ class Report:
         problem, solution, options = self.problem, self.solution, self.solution.options
         simulation, bound = solution.simulation, solution.overhead_bound_j
         baseline = problem.baseline_energy_j
-        from poetopt import __version__
         from poetopt.passes.blocks import is_block
 
         return {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.errors import BackendUnavailableError, OptionError
 from poetopt.scratch import scratch_folder
+from poetopt.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -131,8 +132,6 @@ def _client_of(scheduler: str) -> Iterator[Client]:
 
 
 def _check_workers(client: Client, scheduler: str) -> None:
-    from poetopt import __version__
-
     try:
         client.wait_for_workers(1, timeout=CONNECT_S)
     except TimeoutError as error:
@@ -149,6 +148,4 @@ def _check_workers(client: Client, scheduler: str) -> None:
 
 def installed_version() -> str:
     """Of poetopt, on the worker that is asked."""
-    from poetopt import __version__
-
     return __version__

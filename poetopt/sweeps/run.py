@@ -15,6 +15,7 @@ from poetopt.sweeps.cluster import check_dask, connected
 from poetopt.sweeps.evaluate import Value, evaluate
 from poetopt.sweeps.points import Point, read_sweep
 from poetopt.sweeps.store import Store, opened
+from poetopt.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -76,8 +77,6 @@ class Swept:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt sweep --json`."""
-        from poetopt import __version__
-
         return {
             "points": self.total,
             "rows": list(self.rows),

@@ -19,6 +19,7 @@ from poetopt.errors import OptionError, OutputError
 from poetopt.files import check_writable
 from poetopt.sweeps.evaluate import Value
 from poetopt.sweeps.points import Point
+from poetopt.version import __version__
 
 POINT = ("point", "model", "device", "method", "ram", "deadline")
 RESULT = (
@@ -144,8 +145,6 @@ def _alone(shown: str) -> Iterator[None]:
 
 
 def _prepare(connection: sqlite3.Connection, shown: str, keys: set[str]) -> None:
-    from poetopt import __version__
-
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if not tables:
         _create(connection, __version__)
