@@ -28,13 +28,13 @@ from poetopt.backends.ort import allocator
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.executor import graph_of, paged_bytes
 from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.memory import Block
-from poetopt.backends.ort.places import Region
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.storage import PageFile
 from poetopt.errors import InfeasibleError
 from poetopt.plan.layout import arena_bytes
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 from poetopt.units import show_bytes
 
 HEADER = """| network | budget | arena | live | high-water | arena + it, of the budget | VmHWM | nothing given back |

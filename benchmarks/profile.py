@@ -19,16 +19,16 @@ from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.clock import Clock, told
 from poetopt.backends.ort.executor import paged_bytes, transfer_seconds
 from poetopt.backends.ort.measure import alternate
-from poetopt.backends.ort.memory import Block
-from poetopt.backends.ort.places import Region
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.storage import PageFile
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.schedule import Schedule
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 
 RUNS = 9
 

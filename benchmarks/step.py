@@ -26,15 +26,15 @@ from benchmarks.torch_networks import NETWORKS
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.executor import paged_bytes
 from poetopt.backends.ort.measure import alternate
-from poetopt.backends.ort.memory import Block
-from poetopt.backends.ort.places import Region
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.reference import Fused
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.storage import PageFile
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.schedule import Schedule
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = "| network | batch | nodes | torch ms | session | wanted | arena | arena of session | wanted | verdict |"

@@ -48,6 +48,7 @@ LAYERS = (
     ("autodiff",),
     ("devices",),
     ("formulations", "plan"),
+    ("step",),
     ("backends",),
     ("heuristics", "branching"),
     ("engine",),

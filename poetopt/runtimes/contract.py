@@ -51,14 +51,15 @@ class Variant:
         What reports call it.
     workspace
         What it takes of RAM beside what is in RAM while it runs.
-    streamed
-        Tensors of the operator that it reads from storage, or writes there, chunk by chunk: they are never whole in
+    streamed_in, streamed_out
+        Inputs and outputs of the operator that go between storage and kernel chunk by chunk, and are never whole in
         RAM.
     """
 
     name: str
     workspace: InnerLayout
-    streamed: tuple[str, ...] = ()
+    streamed_in: tuple[str, ...] = ()
+    streamed_out: tuple[str, ...] = ()
 
 
 class Runtime(Protocol):

@@ -122,13 +122,13 @@ def _operator(runtime: Runtime, operator: Operator, tensors: Mapping[str, Tensor
     require(layout == runtime.workspace(operator, tensors), f"{where}: asked again, it has another workspace")
     variants = runtime.variants(operator, tensors)
     require(variants, f"{where}: there is no variant of it")
-    require(not variants[0].streamed, f"{where}: the first variant streams {', '.join(variants[0].streamed)}")
+    streamed = (*variants[0].streamed_in, *variants[0].streamed_out)
+    require(not streamed, f"{where}: the first variant streams {', '.join(streamed)}")
     require(variants[0].workspace == layout, f"{where}: the first variant has another workspace than the operator")
     require(len({variant.name for variant in variants}) == len(variants), f"{where}: two variants have one name")
-    outside = {*operator.inputs, *operator.outputs}
     for variant in variants:
-        strange = [name for name in variant.streamed if name not in outside]
-        require(not strange, f"{where}: the variant {variant.name} streams {', '.join(strange)}, which stays inside")
+        strange = {*variant.streamed_in} - {*operator.inputs} | {*variant.streamed_out} - {*operator.outputs}
+        require(not strange, f"{where}: the variant {variant.name} streams {', '.join(strange)}, which isn't its own")
         _fits(operator, tensors, variant.workspace, runtime.alignment, where)
     wide = 2 * runtime.alignment
     _fits(operator, tensors, runtime.workspace(operator, tensors, wide), wide, where)

@@ -15,12 +15,8 @@ import poetopt as po
 from poetopt.backends.ort import Execution, allocator, execute, random_batch, save_results
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.executor import paged_bytes, store_all_program
-from poetopt.backends.ort.memory import Block
-from poetopt.backends.ort.places import Region
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.storage import PageFile
 from poetopt.errors import ModelError, OptionError, OutputError, PlanError
 from poetopt.frontends import load
 from poetopt.plan.assemble import plan_of
@@ -29,6 +25,10 @@ from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.schedule import Schedule
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.backends.ort.archive import Archive, Header, opened
-from poetopt.backends.ort.memory import aligned_copy, numpy_dtype
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
+from poetopt.step.memory import aligned_copy, numpy_dtype
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -22,18 +22,19 @@ from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import Comparison, compare
 from poetopt.backends.ort.execution import Execution
 from poetopt.backends.ort.measure import alternate, held_bytes, high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.memory import Block
-from poetopt.backends.ort.places import Region, check_belongs
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.reference import Fused, NodeByNode
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
-from poetopt.backends.ort.storage import PageFile
 from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
+from poetopt.step.belongs import check_belongs
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def execute(
         raise OptionError(f"--threads {threads}: must be at least 1")
     chosen = graph_of(plan, graph)
     problem = plan.problem
-    check_belongs(chosen, problem, problem.name)
+    check_belongs(chosen, problem, Sessions.runtime, problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
     batch = _batch(chosen, data, seed)
@@ -110,7 +111,7 @@ def execute(
         program.run()
         comparison = comparison.joined(compare(results(), theirs, names))
         mine = {name: array.copy() for name, array in results().items()}
-        times, waited, fused_same = _race(chosen, program, batch, names, mine, told)
+        times, waited, fused_same = _race(program, sessions, batch, names, mine, told)
         told("timing transfers")
         with Clock() as clock:
             transfer_s = transfer_seconds(program, batch, clock)
@@ -168,12 +169,12 @@ def store_all_program(program: Program) -> Program:
     schedule. (Node by node in memory of the runtime's, a step takes a fifth to a half longer.)
     """
     plan = lay_out(store_all(program.plan.problem))
-    return Program(plan, program.graph, Block(arena_bytes(plan)), program.region, program.sessions, program.pages)
+    return Program(plan, program.graph, Block(arena_bytes(plan)), program.region, program.kernels, program.pages)
 
 
 def _race(
-    graph: TrainingGraph,
     program: Program,
+    sessions: Sessions,
     batch: Batch,
     names: tuple[str, ...],
     mine: Mapping[str, Array],
@@ -193,7 +194,7 @@ def _race(
         return prepare
 
     told("the step as one session")
-    fused = Fused(graph, program.sessions, program.region.given, names)
+    fused = Fused(program.graph, sessions, program.region.given, names)
     same = compare(mine, fused.run(batch), names).identical
 
     def whole() -> Callable[[], object]:

@@ -22,11 +22,7 @@ from poetopt.backends.ort.clock import Clock, told
 from poetopt.backends.ort.energy_counter import Counter
 from poetopt.backends.ort.machine import machine
 from poetopt.backends.ort.measure import beside_each_bytes
-from poetopt.backends.ort.memory import Block
-from poetopt.backends.ort.places import Region
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
-from poetopt.backends.ort.storage import PageFile
 from poetopt.backends.ort.storage_speed import storage
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
@@ -37,6 +33,10 @@ from poetopt.operators.signature import signatures
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.schedule import Schedule
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 
 SAME_BYTES = "a72"
 """Bytes don't depend on the device, and of the problem only bytes are used here."""

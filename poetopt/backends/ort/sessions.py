@@ -11,16 +11,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import onnx
 from onnx import helper, numpy_helper
 
+from poetopt.backends.ort import allocator
 from poetopt.errors import BackendUnavailableError, ExecutionError
 from poetopt.frontends.proto import elem_type, node_proto
-from poetopt.graph import Graph, Node, Role
+from poetopt.graph import Graph, Node, Role, Tensor
+from poetopt.runtimes.onnxruntime import runtime
+from poetopt.step.kernels import Act
+from poetopt.step.memory import numpy_dtype
 
 RANDOM_OPS = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -73,7 +77,12 @@ class NodeSession:
 
 
 class Sessions:
-    """The sessions of a graph's nodes, made on first use and shared by all nodes that are alike."""
+    """The sessions of a graph's nodes, made on first use and shared by all nodes that are alike.
+
+    They are the kernels of a step (`poetopt.step.kernels.Kernels`).
+    """
+
+    runtime = runtime
 
     def __init__(self, graph: Graph, threads: int = 1) -> None:
         self.graph = graph
@@ -98,6 +107,32 @@ class Sessions:
         if model not in self._made:
             self._made[model] = self._create(node, model)
         return NodeSession(self._made[model], bound, outputs)
+
+    def bound(self, node: Node, addresses: Mapping[str, int]) -> Act:
+        """Running `node` with everything bound to its address. Raises as `get`."""
+        prepared, tensors = self.get(node), self.graph.tensors
+        binding: Any = prepared.session.io_binding()
+        for key, name in prepared.inputs:
+            binding.bind_input(key, "cpu", 0, *_type(tensors[name]), addresses[name])
+        for key, name in prepared.outputs:
+            binding.bind_output(key, "cpu", 0, *_type(tensors[name]), addresses[name])
+        return partial(prepared.session.run_with_iobinding, binding)
+
+    def draws(self, node: Node) -> bool:
+        """See `is_random`."""
+        return is_random(node)
+
+    def give_back(self) -> Act | None:
+        """See `allocator.give_back`: kernels take their scratch memory from the C library."""
+        return allocator.give_back()
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """See `runtime_errors`."""
+        return runtime_errors()
+
+    def reason(self, error: BaseException) -> str:
+        """See `first_line`."""
+        return first_line(error)
 
     def embeds(self, name: str) -> bool:
         """Whether the tensor `name` is part of each session that reads it."""
@@ -148,6 +183,12 @@ class Sessions:
             f"({node.domain or 'ai.onnx'}.{node.op_type}, opset {self.graph.opset})",
             lambda: onnxruntime().InferenceSession(model, options, providers=["CPUExecutionProvider"]),
         )
+
+
+def _type(tensor: Tensor) -> tuple[object, list[int]]:
+    """Element type and shape as a binding takes them: onnx's number where numpy has no such type of its own."""
+    dtype = numpy_dtype(tensor.dtype)
+    return elem_type(tensor.dtype) if dtype.kind == "V" else dtype.type, list(tensor.shape)
 
 
 def is_random(node: Node) -> bool:

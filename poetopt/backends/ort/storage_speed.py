@@ -17,9 +17,9 @@ from statistics import median
 import numpy as np
 
 from poetopt.backends.ort.clock import Clock
-from poetopt.backends.ort.storage import PageFile
 from poetopt.devices.profile import StorageProfile
 from poetopt.devices.profile_csv import fit
+from poetopt.step.storage import PageFile
 
 SIZES = (4096, 65536, 524288, 2097152, 8388608)
 """Sizes of the transfers that the storage is measured with."""

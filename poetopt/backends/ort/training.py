@@ -26,17 +26,18 @@ from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.backends.ort.executor import graph_of, paged_bytes, taken_bytes
 from poetopt.backends.ort.measure import held_bytes, high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.memory import Block, writable_copy
-from poetopt.backends.ort.places import Region, check_belongs
-from poetopt.backends.ort.program import Program
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.storage import PageFile
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
+from poetopt.step.belongs import check_belongs
+from poetopt.step.memory import Block, writable_copy
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
 from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def train(
     """
     _check_options(steps, lr, momentum)
     chosen = graph_of(plan, graph)
-    check_belongs(chosen, plan.problem, plan.problem.name)
+    check_belongs(chosen, plan.problem, Sessions.runtime, plan.problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - plan.problem.reserve_bytes)
     batches = _batches(chosen, data, seed)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poetopt.backends.ort.storage import SLOT_ALIGNMENT, PageFile
 from poetopt.errors import ExecutionError
+from poetopt.step.storage import SLOT_ALIGNMENT, PageFile
 
 
 def some_bytes(count: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -67,7 +67,7 @@ def test_exit_code() -> None:
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from poetopt.backends.ort.storage import PageFile
+from poetopt.step.storage import PageFile
 from poetopt.errors import ExecutionError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

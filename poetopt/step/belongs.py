@@ -1,0 +1,39 @@
+"""Whether a plan is of the graph that it is to be run with."""
+
+from __future__ import annotations
+
+from poetopt.errors import PlanError
+from poetopt.graph import Tensor, TrainingGraph
+from poetopt.problem import Problem
+from poetopt.runtimes.contract import Runtime
+
+
+def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, shown: str) -> None:
+    """Refuse a graph that is not the one that `problem` was made of, or not for this runtime. Raises `PlanError`."""
+    scheduled = [operator for operator in graph.operators if not operator.view]
+    names = [operator.name for operator in problem.operators]
+    if names != [operator.name for operator in scheduled]:
+        raise PlanError(
+            f"{shown}: the plan has {len(names)} operators that are not the {len(scheduled)} of the model "
+            f"{graph.name!r}; solve the model again"
+        )
+    for tensor in problem.tensors:
+        known: Tensor | None = graph.tensors.get(tensor.name)
+        if known is None or known.nbytes != tensor.nbytes:
+            raise PlanError(
+                f"{shown}: the plan's tensor {tensor.name!r} of {tensor.nbytes} B is not in the model; "
+                "solve the model again"
+            )
+    for operator, costed in zip(scheduled, problem.operators, strict=True):
+        needed = runtime.workspace(operator, graph.tensors, problem.alignment).temporaries_bytes
+        if needed > costed.workspace_bytes:
+            raise PlanError(
+                f"{shown}: the plan gives {operator.name!r} {costed.workspace_bytes} B of workspace, it needs "
+                f"{needed}; solve the model again"
+            )
+    # How much kernels allocate is known by measurement only, during the step; that they may is known.
+    if problem.reserve_bytes < runtime.reserve_bytes(0):
+        raise PlanError(
+            f"{shown}: the plan sets {problem.reserve_bytes} B aside for what kernels allocate, and none may set less "
+            f"than {runtime.reserve_bytes(0)}; solve the model again"
+        )

@@ -1,0 +1,97 @@
+"""Where every tensor of a step lies: in the arena by the plan's offsets, or in the resident region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from poetopt.graph import Operator, TrainingGraph
+from poetopt.operators.resident import resident_storages
+from poetopt.plan.instructions import Instruction, Plan
+from poetopt.plan.layout import Buffer, buffers
+from poetopt.problem import Problem
+from poetopt.runtimes.contract import InnerLayout, Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor starts: `offset` bytes into the arena or, with a `root`, where that resident storage starts."""
+
+    offset: int
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One instruction with the places that hold while it runs.
+
+    number
+        Its index in the plan.
+    at
+        Offset in the arena of each tensor in RAM, by the tensor's index in the problem.
+    made
+        What the instruction allocates, a workspace last.
+    """
+
+    number: int
+    instruction: Instruction
+    at: Mapping[int, int]
+    made: tuple[Buffer, ...]
+
+    @property
+    def workspace(self) -> int:
+        """Offset of the workspace of a COMPUTE."""
+        return self.made[-1].offset
+
+
+def moments(plan: Plan) -> Iterator[Moment]:
+    """Walk a laid-out plan. `at` is one mapping that changes from moment to moment."""
+    waiting = list(buffers(plan))  # in the order of allocation
+    at: dict[int, int] = {}
+    ends: dict[int, list[int]] = {}
+    place = 0
+    for number in range(-1, len(plan.instructions)):
+        made: list[Buffer] = []
+        while place < len(waiting) and waiting[place].first == number:
+            made.append(waiting[place])
+            place += 1
+        for buffer in made:
+            if not buffer.workspace:
+                at[buffer.index] = buffer.offset
+                ends.setdefault(buffer.last, []).append(buffer.index)
+        if number >= 0:
+            yield Moment(number, plan.instructions[number], at, tuple(made))
+            for index in ends.pop(number, ()):
+                del at[index]
+
+
+def input_offsets(plan: Plan) -> Mapping[int, int]:
+    """Where the graph inputs lie before the first instruction, by index in the problem."""
+    return {buffer.index: buffer.offset for buffer in buffers(plan) if buffer.first < 0 and not buffer.workspace}
+
+
+class Places:
+    """Where everything lies that the nodes of an operator read and write."""
+
+    def __init__(self, graph: TrainingGraph, problem: Problem, runtime: Runtime) -> None:
+        self.graph = graph
+        self.problem = problem
+        self.runtime = runtime
+        self.resident = resident_storages(graph)
+        self.index = {tensor.name: i for i, tensor in enumerate(problem.tensors)}
+        self.operators = {operator.name: operator for operator in graph.operators}
+        self._inner: dict[str, InnerLayout] = {}
+
+    def inner(self, operator: Operator) -> InnerLayout:
+        """Which tensors of an operator share storage, the offsets of its temporaries, and what its kernels take."""
+        if operator.name not in self._inner:
+            self._inner[operator.name] = self.runtime.workspace(operator, self.graph.tensors, self.problem.alignment)
+        return self._inner[operator.name]
+
+    def of(self, name: str, operator: Operator, moment: Moment) -> Place:
+        """Where the tensor `name`, as the nodes of `operator` know it, lies at `moment`."""
+        inner = self.inner(operator)
+        if name in inner.offsets:
+            return Place(moment.workspace + inner.offsets[name])
+        root = self.graph.root(inner.storage.get(name, name))
+        return Place(0, root) if root in self.resident else Place(moment.at[self.index[root]])

@@ -1,0 +1,165 @@
+"""A plan made ready to run: every binding and every transfer prepared, so that a step is one tight loop.
+
+Inputs, outputs and temporaries of every node are bound to their addresses in the arena beforehand, once
+for each COMPUTE of the plan. Nothing of a tensor's size is allocated while the step runs, but what kernels take for
+themselves, and that goes back to the system as the step goes on (`GiveBack`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.errors import ExecutionError
+from poetopt.graph import Node, TrainingGraph
+from poetopt.plan.instructions import Action, Plan
+from poetopt.step.kernels import Act, Kernels
+from poetopt.step.memory import POISON, Block
+from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
+from poetopt.step.places import Place, Places, input_offsets
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
+from poetopt.telling import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+    Batch = Mapping[str, Array]
+    """Arrays by the names of the graph's inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One act of the step: running a node, copying or moving a tensor, giving memory back.
+
+    what
+        For error messages.
+    number
+        The plan's instruction that it belongs to.
+    """
+
+    what: str
+    number: int
+    act: Act
+
+
+class Program:
+    """A plan bound to an arena, a resident region and a paging file.
+
+    run
+        The step, as fast as it goes.
+    run_checked
+        The step, with every byte that the plan has given up overwritten at once: who reads what is freed, or was never
+        written, computes nonsense instead of passing by luck.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        graph: TrainingGraph,
+        arena: Block,
+        region: Region,
+        kernels: Kernels,
+        pages: PageFile,
+        told: Told = silent,
+    ) -> None:
+        self.plan = plan
+        self.graph = graph
+        self.arena = arena
+        self.region = region
+        self.kernels = kernels
+        self.pages = pages
+        self.places = Places(graph, plan.problem, kernels.runtime)
+        self.calls: list[Call] = []
+        self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
+        self._given_up: dict[int, tuple[tuple[int, int], ...]] = {}
+        for found in instructed(plan, self.places):
+            told(f"preparing kernels: instruction {found.number:,} of {len(plan.instructions):,}")
+            self._prepare(found)
+        self._inputs = {name: self._input(name) for name in graph.inputs}
+
+    def load(self, batch: Batch, *, redraw: bool = True) -> None:
+        """Put a batch where the step expects it, and (with `redraw`) let random nodes draw from the beginning again."""
+        for name, array in self._inputs.items():
+            if array is not None:
+                np.copyto(array, batch[name])
+        for place, node, addresses in self._redraws if redraw else ():
+            call = self.calls[place]
+            self.calls[place] = Call(call.what, call.number, self.kernels.bound(node, addresses))
+
+    @property
+    def acts(self) -> list[Act]:
+        """The step, act by act."""
+        return [call.act for call in self.calls]
+
+    def run(self) -> None:
+        """One step. Raises `ExecutionError` where a kernel or the storage fails."""
+        acts = self.acts
+        done = 0
+        try:
+            for done, act in enumerate(acts):  # noqa: B007 - read where an act fails
+                act()
+        except self.kernels.errors() as error:
+            raise self._failure(done, error) from error
+
+    def run_checked(self, batch: Batch) -> None:
+        """Load `batch` and run one step with freed bytes poisoned."""
+        self.arena.bytes.fill(POISON)
+        self.region.block.bytes.fill(POISON)
+        self.load(batch)
+        done = 0
+        try:
+            for done, call in enumerate(self.calls):
+                call.act()
+                last = done + 1 == len(self.calls) or self.calls[done + 1].number != call.number
+                following = self.calls[done + 1].number if done + 1 < len(self.calls) else len(self.plan.instructions)
+                for number in range(call.number, following) if last else ():
+                    for offset, nbytes in self._given_up.get(number, ()):
+                        self.arena.span(offset, nbytes).fill(POISON)
+        except self.kernels.errors() as error:
+            raise self._failure(done, error) from error
+
+    def result(self, name: str) -> Array:
+        """A resident tensor as the last step left it, without a copy."""
+        return self.region.value(self.graph, name)
+
+    def _input(self, name: str) -> Array | None:
+        """Where a graph input lies at the start; None where the plan has it nowhere (nothing reads it)."""
+        tensor = self.graph.tensors[name]
+        if name in self.region.written:
+            return self.region.written[name]
+        index = self.places.index.get(name)
+        return None if index is None else self.arena.view(input_offsets(self.plan)[index], tensor)
+
+    def _prepare(self, found: Instructed) -> None:
+        """Bind the parts of one instruction."""
+        for part in found.parts:
+            match part:
+                case RunNode(node, operator, places):
+                    addresses = {name: self._address(place) for name, place in places.items()}
+                    what = f"node {node.name or node.op_type!r} ({node.op_type}) of operator {operator.name!r}"
+                    if self.kernels.draws(node):
+                        self._redraws.append((len(self.calls), node, addresses))
+                    self.calls.append(Call(what, found.number, self.kernels.bound(node, addresses)))
+                case Transfer(action, tensor, offset):
+                    move = self.pages.write if action is Action.PAGE_OUT else self.pages.read
+                    what = f"{action.replace('_', ' ')} of {tensor.name!r}"
+                    act = partial(move, tensor.name, self.arena.span(offset, tensor.nbytes))
+                    self.calls.append(Call(what, found.number, act))
+                case GiveBack():
+                    give_back = self.kernels.give_back()
+                    if give_back is not None:
+                        self.calls.append(Call("giving memory back", found.number, give_back))
+        if found.given_up:
+            self._given_up[found.number] = found.given_up
+
+    def _address(self, place: Place) -> int:
+        return self.region.address(place.root) if place.root else self.arena.address + place.offset
+
+    def _failure(self, place: int, error: BaseException) -> ExecutionError:
+        call = self.calls[place]
+        return ExecutionError(f"instruction {call.number}: {call.what} failed: {self.kernels.reason(error)}")
