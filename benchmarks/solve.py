@@ -107,9 +107,13 @@ def cells() -> Iterator[Cell]:
             yield Cell("deep", f"deep:{network}", device, 0.15, "auto", 5e-2, 180)
 
 
-def measure(cell: Cell, limit_s: float) -> dict[str, object]:
-    """Solve one cell in this process."""
+def measure(cell: Cell, limit_s: float, without: Sequence[str] = ()) -> dict[str, object]:
+    """Solve one cell in this process, `without` some mechanisms (see `benchmarks.ablation`)."""
     begin = time.perf_counter()
+    from benchmarks.ablation import MECHANISMS
+
+    for name in without:
+        MECHANISMS[name]()
     from poetopt.diagnosis.solve import solve
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.plan.storeall import store_all_bytes
@@ -166,6 +170,7 @@ def measure(cell: Cell, limit_s: float) -> dict[str, object]:
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
         "reason": solution.reason,
         "improvements": improvements,
+        "timing": dict(solution.timing),
     }
 
 
@@ -257,10 +262,13 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
     parser.add_argument("--limit", type=float, default=0.0, help="time limit of each solve in seconds")
     parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
+    parser.add_argument("--without", action="append", default=[], help="leave out a mechanism (benchmarks/ablation.py)")
+    parser.add_argument("--scope", help="solve every cell in this scope instead: auto, for the default")
+    parser.add_argument("--json", type=Path, help="append every row here, a line each")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cell:
-        print(json.dumps(measure(Cell(**json.loads(arguments.cell)), arguments.limit)))
+        print(json.dumps(measure(Cell(**json.loads(arguments.cell)), arguments.limit, arguments.without)))
         return
     lines = [HEADING, "|---" * HEADING.count("| ") + "|"]
     print("\n".join(lines), flush=True)
@@ -269,10 +277,15 @@ def main() -> None:
         name = f"{cell.group} {cell.problem} {cell.device} {cell.ram} {cell.scope} {cell.formulation}"
         if arguments.only and not any(wanted in name for wanted in arguments.only):
             continue
+        cell = replace(cell, scope=arguments.scope or cell.scope)
         command = [sys.executable, "-m", "benchmarks.solve", "--cell", json.dumps(asdict(cell))]
-        command += ["--limit", str(arguments.limit)]
+        command += ["--limit", str(arguments.limit), *(f"--without={one}" for one in arguments.without)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         row = json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.strip().splitlines()[-1]}
+        if arguments.json:
+            told = {"name": name, "without": arguments.without, "cell": asdict(cell), **row}
+            with arguments.json.open("a") as file:
+                file.write(json.dumps({**told, "verdict": verdict(cell, row)}) + "\n")
         if "error" not in row:
             rows.append((cell, row))
         lines.append(line(cell, row))

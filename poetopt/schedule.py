@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-WHOLE = 1e-6
-"""Shares this near to 0 and 1 are decided."""
+    from poetopt.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -32,24 +31,32 @@ class Schedule:
     recomputes: frozenset[tuple[int, int]] = frozenset()
     page_ins: frozenset[tuple[int, int]] = frozenset()
 
+    @cached_property
+    def first_page_ins(self) -> Mapping[int, int]:
+        """Tensor -> the stage of its first page-in."""
+        return {i: stage for stage, i in sorted(self.page_ins, reverse=True)}
+
+    def writes_again(self, problem: Problem) -> bool:
+        """Whether a paged tensor is recomputed before its first page-in, so that either copy may be written out."""
+        return any(
+            stage <= self.first_page_ins.get(i, -1)
+            for stage, operator in self.recomputes
+            for i in problem.operators[operator].outputs
+        )
+
 
 @dataclass(frozen=True, eq=False)
-class Leaning:
-    """What a relaxation's point leans to, which is no schedule: each figure is a share between 0 and 1.
+class FractionalSchedule:
+    """The shares of a relaxation's point: each decision between 0 and 1.
 
     kept
         (n_tensors, n_stages): how much of a tensor stays from a stage to the next.
     recomputes
-        (stage, operator) -> how much of it runs again there; pairs without any are left out.
+        (stage, operator) -> how much of the operator runs again there; pairs without any are left out.
     page_ins
-        (stage, tensor) -> how much of it comes back from storage there; pairs without any are left out.
+        (stage, tensor) -> how much of the tensor comes back from storage there; pairs without any are left out.
     """
 
     kept: NDArray[np.float64]
     recomputes: Mapping[tuple[int, int], float]
     page_ins: Mapping[tuple[int, int], float]
-
-    @cached_property
-    def undecided(self) -> tuple[NDArray[np.intp], ...]:
-        """Where `kept` is neither 0 nor 1: (m,) tensors, and (m,) stages."""
-        return ((self.kept > WHOLE) & (self.kept < 1 - WHOLE)).nonzero()

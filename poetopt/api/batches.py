@@ -77,9 +77,9 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
 
 def _fits(problem: Problem, options: Options) -> bool:
     """Whether heuristics find a schedule. They count their work, so that the answer is the same each time."""
+    from poetopt.engine.constructive import WORK, greedy_schedules
     from poetopt.engine.incumbent import Incumbent
     from poetopt.engine.limits import impossible
-    from poetopt.engine.starts import WORK, greedy_schedules
     from poetopt.formulations import formulation
     from poetopt.heuristics.work import Work
     from poetopt.schedule import Schedule

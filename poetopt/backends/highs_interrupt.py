@@ -14,7 +14,6 @@ from typing import Any
 import highspy
 
 SIMPLEX = highspy.cb.HighsCallbackType.kCallbackSimplexInterrupt
-SEARCH = highspy.cb.HighsCallbackType.kCallbackMipInterrupt
 
 
 class Interrupt:
@@ -22,17 +21,16 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._wanted = False
-        self._attached: list[tuple[weakref.ref[highspy.Highs], Any]] = []
+        self._attached: list[weakref.ref[highspy.Highs]] = []
         self._guard = threading.Lock()
 
-    def attach(self, solver: highspy.Highs, kind: Any = SIMPLEX) -> None:
-        """Have it end the simplex method of `solver`, or a SEARCH that has no such callback of its own."""
-        descriptor = solver.cbMipInterrupt if kind is SEARCH else solver.cbSimplexInterrupt
-        descriptor.subscribe(_end)
+    def attach(self, solver: highspy.Highs) -> None:
+        """Have it end the simplex method of `solver`."""
+        solver.cbSimplexInterrupt.subscribe(_end)
         with self._guard:
-            self._attached = [pair for pair in self._attached if pair[0]() is not None]
-            self._attached.append((weakref.ref(solver), kind))
-            self._switch(solver, kind)
+            self._attached = [reference for reference in self._attached if reference() is not None]
+            self._attached.append(weakref.ref(solver))
+            self._switch(solver)
 
     def is_set(self) -> bool:
         return self._wanted
@@ -50,17 +48,17 @@ class Interrupt:
             if wanted == self._wanted:
                 return
             self._wanted = wanted
-            for reference, kind in self._attached:
+            for reference in self._attached:
                 solver = reference()
                 if solver is not None:
-                    self._switch(solver, kind)
+                    self._switch(solver)
 
-    def _switch(self, solver: highspy.Highs, kind: Any) -> None:
+    def _switch(self, solver: highspy.Highs) -> None:
         """Also while it runs: HiGHS has a flag for each kind, and looks at it before each call."""
         if self._wanted:
-            solver.startCallback(kind)
+            solver.startCallback(SIMPLEX)
         else:
-            solver.stopCallback(kind)
+            solver.stopCallback(SIMPLEX)
 
 
 def _end(event: Any) -> None:

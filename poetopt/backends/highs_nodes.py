@@ -11,7 +11,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.highs_interrupt import SEARCH, Interrupt
+from poetopt.backends.highs_interrupt import Interrupt
 from poetopt.backends.highs_pool import Places, RowPool
 from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import HighsRows, compressed
@@ -31,8 +31,6 @@ PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
 _NO_LIMIT = 2**31 - 1
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
-_SEARCHED = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
-"""How a search ends that has a bound."""
 
 
 def pass_integers(solver: highspy.Highs, integer: NDArray[np.bool_]) -> None:
@@ -224,51 +222,6 @@ class HighsNodes:
             return math.inf, True
         # at its limit the method may have moved the costs a little: a figure to go by, and no bound
         return objective, status == highspy.HighsModelStatus.kOptimal
-
-    def search(self, cutoff: float, seconds: float, on_point: Callable[[Point], None]) -> tuple[float, bool]:
-        """HiGHS's search of this node, from presolve on: where little is open, it closes what a tree takes long for.
-
-        It may notice `stop` late: presolve and its first relaxation don't look.
-        """
-        self._append()
-        solver, stop = self._fresh(self._stop), self._stop
-        solver.setOptionValue("output_flag", False)
-        solver.passModel(self._lp.getLp())
-        outside = self._rows.pool.core()
-        outside[self._rows.numbers] = False
-        self._rows.pool.rows(np.flatnonzero(outside)).append_to(solver)
-        pass_integers(solver, self.integer)
-        solver.setOptionValue("time_limit", seconds)
-        solver.setOptionValue("mip_rel_gap", 0.0)
-        solver.setOptionValue("objective_bound", self._scaled(cutoff))
-
-        best = cutoff
-
-        def told(value: float, values: Floats) -> None:
-            nonlocal best
-            if value < best and not stop.is_set():
-                best = value
-                on_point(Point(values, self._matrix.columns.of, True))
-
-        def improving(event: Any) -> None:
-            data = event.data_out
-            told(self._unscaled(data.objective_function_value), np.array(data.mip_solution))
-
-        solver.cbMipImprovingSolution += improving
-        stop.attach(solver, SEARCH)
-        run(solver)
-        if stop.is_set():
-            raise StoppedError
-        info, status = solver.getInfo(), solver.getModelStatus()
-        if status in _NOTHING and info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusNone:
-            return cutoff, True
-        if status not in _SEARCHED:  # as where a point was found that breaks a row by a little
-            return -math.inf, False
-        if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
-            told(self._unscaled(info.objective_function_value), np.array(solver.getSolution().col_value))
-        proven = self._unscaled(info.mip_dual_bound)
-        ended = status == highspy.HighsModelStatus.kOptimal
-        return (min(proven, cutoff) if math.isfinite(proven) else -math.inf), ended
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""

@@ -40,12 +40,11 @@ class _Part:
     lower: Floats
     upper: Floats
     slack: Floats
-    core: NDArray[np.bool_]
 
     def only(self, places: Sequence[int]) -> _Part:
         """Some of them."""
         x = np.array(places, dtype=np.int64)
-        return _Part(self.rows[x], self.lower[x], self.upper[x], self.slack[x], self.core[x])
+        return _Part(self.rows[x], self.lower[x], self.upper[x], self.slack[x])
 
 
 class RowPool:
@@ -109,10 +108,6 @@ class RowPool:
         found[: len(active)] &= ~active
         return np.flatnonzero(found)
 
-    def core(self) -> NDArray[np.bool_]:
-        """(m,) which rows are the model's own."""
-        return np.concatenate([part.core for part in self._all()])
-
     def rows(self, places: Places) -> HighsRows:
         """Those of these numbers, in this order."""
         parts = self._all()
@@ -134,7 +129,7 @@ class RowPool:
 
 def _part(rows: csr_matrix, lower: Floats, upper: Floats, core: NDArray[np.bool_]) -> _Part:
     size = largest(rows)
-    return _Part(rows, lower, upper, np.where(core, BROKEN * np.maximum(size, 1.0), BROKEN_CUT * size), core)
+    return _Part(rows, lower, upper, np.where(core, BROKEN * np.maximum(size, 1.0), BROKEN_CUT * size))
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
@@ -143,7 +138,6 @@ def _joined(parts: Sequence[_Part]) -> _Part:
         np.concatenate([part.lower for part in parts]),
         np.concatenate([part.upper for part in parts]),
         np.concatenate([part.slack for part in parts]),
-        np.concatenate([part.core for part in parts]),
     )
 
 

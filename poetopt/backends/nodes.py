@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -97,16 +97,6 @@ class Nodes(Protocol):
 
         A bound is never above what `solve` would come to; it may be below, where rows of the model were left out. inf,
         as a bound, where nothing under `cutoff` is left. The node is as before afterwards.
-
-        Raises StoppedError once `stop` was called.
-        """
-        ...
-
-    def search(self, cutoff: float, seconds: float, on_point: Callable[[Point], None]) -> tuple[float, bool]:
-        """The solver's own integer search of this node: what is proven of it, and whether it came to its end.
-
-        The bound is at most `cutoff`: there is nothing below it then. At its end, the best of the points below the
-        cutoff that it told `on_point` is the optimum.
 
         Raises StoppedError once `stop` was called.
         """

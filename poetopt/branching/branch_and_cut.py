@@ -83,14 +83,10 @@ class BranchAndCut:
         self._separate, self._judge, self._follow = separate, judge, follow
         self._reliable = RELIABLE if tree.quick else 1
 
-    def run(self, leaves: Callable[[], bool] = lambda: False) -> None:
-        """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do.
-
-        leaves
-            Whether this one is to leave the tree to the others.
-        """
+    def run(self) -> None:
+        """Explore until nothing is open or what is proven is enough. Raises StoppedError where the nodes do."""
         try:
-            while not leaves() and (node := self._tree.take()) is not None:
+            while (node := self._tree.take()) is not None:
                 self._tree.put(self._children(node))
         except BaseException:
             self._tree.give_up()  # nobody is to wait for this one's children
@@ -110,9 +106,7 @@ class BranchAndCut:
             return []
         self._follow(nodes.point(vertex, False))
         lower, upper = self._fixed(vertex, lower, upper, tree.limit())
-        bound = self._searched(vertex, max(node.bound, vertex.objective), lower, upper)
-        if bound >= tree.limit():
-            return []
+        bound = max(node.bound, vertex.objective)
         seconds = tree.time_to_dive()
         if seconds:
             begin = time.monotonic()
@@ -120,34 +114,6 @@ class BranchAndCut:
             tree.dived(time.monotonic() - begin)
         nodes.enter(lower, upper)
         return self._branch(vertex, open_, lower, upper, bound)
-
-    def _searched(self, vertex: Vertex, bound: float, lower: Floats, upper: Floats) -> float:
-        """What the solver's own search proves of a node of `bound`, if it is its turn; inf where it leaves nothing.
-
-        Where the limit is too far for it, it looks for what is better than an aim, which is the most that it proves.
-
-        Its points may break rows that come late: these are added, and it begins again.
-        """
-        tree, rows = self._tree, list[Row]()
-        aim = tree.aim(vertex.objective)
-        seconds = tree.time_to_search(bound, aim)
-        if not seconds:
-            return bound
-        begin, way = time.monotonic(), aim - vertex.objective
-        ended = False
-        self._nodes.enter(*self._fixed(vertex, lower, upper, aim))
-        while bound < (aim := min(aim, tree.limit())) and (left := begin + seconds - time.monotonic()) > 0:
-            rows.clear()
-            proven, ended = self._nodes.search(aim, left, lambda point: rows.extend(self._judge(point)))
-            bound = max(bound, proven)
-            if not rows:
-                break
-            self._nodes.add(rows)
-            ended = False
-        tree.searched(way, 0.0 if ended else aim - bound, time.monotonic() - begin)
-        if ended and bound < aim:
-            tree.whole(bound)
-        return math.inf if ended and (bound < aim or aim >= tree.limit()) else bound
 
     def _dive(self, vertex: Vertex, lower: Floats, upper: Floats, until: float) -> None:
         """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time.

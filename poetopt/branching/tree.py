@@ -22,25 +22,8 @@ MOST_OPEN = 20_000
 """A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
 QUICK = 8_000
 """A tree of at most so many columns gets through hundreds of nodes in a minute."""
-WIDE = (100, 0.5)
-"""A tree is wide that has explored so many nodes, and has more open than this share of them."""
 DIVE_SHARE, DIVE_S = 0.25, 2.0
 """Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
-SEARCH_NODES, SEARCH_S = 8, (1.0, 3.5, 5.0)
-"""A solver's search of one node may take as long as so many others took: seconds at least, at most in the beginning,
-and at most once such searches have come to their end (CLOSED times as long after each)."""
-PRESOLVE_NODES = 3
-"""It begins only where more than so many nodes' time is left: its presolve doesn't look at the clock."""
-SEARCH_SHARE = 0.3
-"""Share of a tree's time beyond which no such search begins, those not counted that left little of their way."""
-LITTLE = 0.5
-"""Little is this share of it."""
-REACH, FAILED, CLOSED, PASSED = 0.33, 0.7, 1.5, 1.05
-"""How far a search is to come. At first it is REACH, as a share of what is open at the root; after a search it is what
-that had to go, times CLOSED, or FAILED where more than a little is left, and it grows by PASSED with each node that is
-passed over."""
-WORTH = 0.25
-"""Nodes are passed over where that is less than such a share of what is open there."""
 PROBE_S, PROBE_SHARE = (2.0, 0.5), 0.1
 """Probing may take so many seconds at least, at the root and at others; at the root, this share of what is left."""
 TURN_S = 0.1
@@ -124,8 +107,6 @@ class Tree:
         self._over = False
         self._change = threading.Condition()
         self._next_dive, self._dived_s = 1, 0.0
-        self._root, self._reach, self._longest_s = -math.inf, math.inf, SEARCH_S[1]
-        self._searched_s = self._fruitless_s = 0.0
 
     def open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> Open:
         """A node with these bounds, (n,) each."""
@@ -158,11 +139,6 @@ class Tree:
     def quick(self) -> bool:
         """Whether its nodes take little."""
         return len(self.lower) <= QUICK
-
-    @property
-    def wide(self) -> bool:
-        """Whether more nodes stay open than are closed: branching doesn't get on with this model."""
-        return self.explored >= WIDE[0] and len(self._queue) > WIDE[1] * self.explored
 
     def give_up(self) -> None:
         """Nobody is given a node any more."""
@@ -204,48 +180,6 @@ class Tree:
             return True
         return len(self._queue) >= MOST_OPEN or not (self._queue or self._at_work)
 
-    def aim(self, objective: float) -> float:
-        """How far a solver's search of a node is to come whose relaxation has `objective`.
-
-        That is to the limit, or as far as searches are likely to come.
-        """
-        limit = self.limit()
-        with self._change:
-            if math.isinf(self._root):
-                self._root = objective
-            if math.isinf(self._reach) and math.isfinite(limit):
-                self._reach = REACH * max(limit - self._root, 0.0)
-            return min(limit, objective + self._reach)
-
-    def time_to_search(self, bound: float, aim: float) -> float:
-        """Seconds that a solver's search of a node of `bound` for its `aim` may take; 0 where it is to be branched."""
-        limit = self.limit()
-        with self._change:
-            if self.explored == 1 or math.isinf(limit) or aim <= bound:
-                return 0.0
-            if aim - bound < WORTH * (limit - bound):
-                self._reach *= PASSED
-                return 0.0
-            left_s = self._remaining_s()
-            node_s = self._node_s
-            if left_s < max(SEARCH_S[0] if self.quick else SEARCH_S[1], PRESOLVE_NODES * node_s):
-                return 0.0  # it would begin with a presolve that nothing interrupts, of seconds in a large model
-            seconds = min(max(SEARCH_NODES * node_s, SEARCH_S[0]), self._longest_s, left_s)
-            # Where nodes are dear, schedules are found by early searches alone.
-            ahead_s = seconds if self.quick else 0.0
-            return seconds if self._fruitless_s + ahead_s <= SEARCH_SHARE * (self._spent_s + ahead_s) else 0.0
-
-    def searched(self, way: float, left: float, seconds: float) -> None:
-        """What such a search took that had a `way` to go from a relaxation to its aim, and how much of it is `left`."""
-        with self._change:
-            self._searched_s += seconds
-            if left <= 0:
-                self._reach = max(self._reach, CLOSED * way)
-                self._longest_s = min(CLOSED * self._longest_s, SEARCH_S[2])
-            elif left > LITTLE * way:
-                self._reach = min(self._reach, FAILED * way)
-                self._fruitless_s += seconds
-
     def time_to_probe(self) -> float:
         """Seconds that probing may take at the node at hand: at the root a share of the rest, else a node's time."""
         with self._change:
@@ -255,8 +189,8 @@ class Tree:
 
     @property
     def _node_s(self) -> float:
-        """What a node took, without dives and searches, in the mean."""
-        return (self._spent_s - self._dived_s - self._searched_s) / self.explored
+        """What a node took, without dives, in the mean."""
+        return (self._spent_s - self._dived_s) / self.explored
 
     @property
     def _spent_s(self) -> float:

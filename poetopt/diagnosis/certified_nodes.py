@@ -2,7 +2,7 @@
 
 The tree is that of `poetopt.branching.branch_and_cut`; only what the relaxations of its nodes say is another thing. A
 node's objective is the exact bound of its multipliers over its own box, its reduced costs are the exact ones, and the
-node is empty only where a ray proves that. What the solver merely probes or searches counts for nothing.
+node is empty only where a ray proves that. What the solver merely probes counts for nothing.
 """
 
 from __future__ import annotations
@@ -102,10 +102,6 @@ class CertifiedNodes:
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
         """A figure to go by, and no bound."""
         return self._nodes.probe(column, lower, upper, basis, cutoff)[0], False
-
-    def search(self, cutoff: float, seconds: float, on_point: Callable[[Point], None]) -> tuple[float, bool]:
-        """Nothing: a solver's search has no proof."""
-        return -math.inf, False
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows once they are derived again."""

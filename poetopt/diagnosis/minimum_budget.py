@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
+from poetopt.engine.constructive import WORK, greedy_schedules
 from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.limits import hardest_step, placed_bytes, taken_bytes
 from poetopt.engine.solution import DeadlineModel, Options, Solution
-from poetopt.engine.starts import WORK, greedy_schedules
 from poetopt.formulations import formulation
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.storeall import store_all_bytes
@@ -36,7 +36,7 @@ RESOLUTION = 500
 
 
 Seen = Callable[[Candidate], None]
-"""Is shown each plan that the heuristics find; may raise to end it all."""
+"""Is shown each plan that the heuristics find."""
 
 
 class Remedies(TypedDict, total=False):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from poetopt.diagnosis.infeasibility import SECONDS as WHY_S
 from poetopt.diagnosis.infeasibility import explain
-from poetopt.diagnosis.lookout import Lookout, Sighting
+from poetopt.diagnosis.late_answer import LateAnswer
 from poetopt.diagnosis.minimum_budget import SEARCH_S, remedies
 from poetopt.engine.incumbent import Candidate
 from poetopt.engine.limits import impossible
@@ -47,25 +47,23 @@ def solve(
         return solution
     try:
         return _helped(problem, options, solution, begin)
-    except Sighting as sighting:
-        return sighting.solution
     except KeyboardInterrupt:  # what is proven stands
         return replace(solution, interrupted=True)
 
 
 def _helped(problem: Problem, options: Options, solution: Solution, begin: float) -> Solution:
-    """`solution`, which has no plan, with what would help. Raises Sighting where a plan that fits comes up."""
-    lookout = Lookout(problem, options, solution)
+    """`solution`, which has no plan, with what would help; or a plan that fits, where one comes up."""
+    answer = LateAnswer(problem, options, solution)
 
     def seen(candidate: Candidate) -> None:
-        lookout.see(candidate.plan, candidate.simulation, candidate.arena_bytes)
+        answer.see(candidate.plan, candidate.simulation, candidate.arena_bytes)
 
     def watched(problem: Problem, trial: Options) -> Solution:
         found = search(problem, trial)
         if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
             # Rules that are stricter than a plan's hold for a smaller budget alike, but not for other moves or blocks.
             alike = replace(trial, ram_bytes=options.ram_bytes, time_limit_s=options.time_limit_s, gap=options.gap)
-            lookout.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)
+            answer.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)
         return found
 
     # What would help is worth a few seconds, but not the limit that was asked for. Where a block limits something, more
@@ -79,9 +77,11 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
     limited = any(block.limits is not None for block in chosen.blocks)
     for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
     helped = replace(solution, **remedies(problem, options, trials, for_ram, seen))
-    if helped.interrupted:
-        return helped
+    if helped.interrupted or answer.solution is not None:
+        return answer.solution or helped
     why = explain(problem, options, helped, trials, min(WHY_S, max(0.0, latest - time.monotonic())))
+    if answer.solution is not None:
+        return answer.solution
     return replace(
         helped,
         why=why.says,

@@ -7,7 +7,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +61,6 @@ def cut(
     on_bound: Callable[[float], bool],
     on_point: Callable[[PointLike], object] | None = None,
     on_rows: Callable[[Sequence[Row]], object] | None = None,
-    solving: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Cutting:
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 
@@ -77,8 +75,6 @@ def cut(
         Told the relaxation's point after each round.
     on_rows
         Told the rows of each round before they are added.
-    solving
-        A context for each solve.
     """
     latest = until if latest is None else latest
     stalled = 0
@@ -88,8 +84,7 @@ def cut(
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     whole_s, near = 0.0, False
     for _ in rounds:
-        with solving():
-            relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
+        relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
         if not whole_s:
             whole_s = time.monotonic() - begin
             until = latest if ANEW * whole_s > latest - until else until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,6 @@ from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
-from poetopt.formulations.retention.late import writes_again
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Plan
@@ -70,6 +70,8 @@ class Incumbent:
     makespan_excess_s: float | None = None
     hidden_share: float = 1.0
     until: float = math.inf
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held while what is found is noted, never while a schedule is judged, which may take seconds of layout."""
     _seen: dict[Schedule, Refusal | None] = field(default_factory=dict)
     """Schedules that were offered, and whether layout or clock refused them."""
     _unplaced: set[Schedule] = field(default_factory=set)
@@ -90,41 +92,49 @@ class Incumbent:
         quick
             Whether one of many: seconds aren't spent on a layout, and where it has none at once, nothing is said of it.
         """
-        if schedule in self._seen:
-            self._note(self._seen[schedule])
-            return False
-        if quick and schedule in self._unplaced:
-            return False
-        self._seen[schedule] = None
+        with self.lock:
+            if schedule in self._seen:
+                self._note(self._seen[schedule])
+                return False
+            if quick and schedule in self._unplaced:
+                return False
+            self._seen[schedule] = None
+            worst = math.inf if self.best is None else self.best.value
+        found = self._judged(schedule, worst, quick)
+        with self.lock:
+            if isinstance(found, Refusal) and quick and found.arena_excess:
+                del self._seen[schedule]
+                self._unplaced.add(schedule)
+            elif isinstance(found, Refusal):
+                self.refuse(schedule, found)
+            elif found is not None and (self.best is None or found.value < self.best.value):
+                self.best = found
+                self.forget()
+                return True
+        return False
+
+    def _judged(self, schedule: Schedule, worst: float, quick: bool) -> Candidate | Refusal | None:
+        """The plan of a schedule that is worth less than `worst`, or why layout or clock refuse it."""
         trial = self._trial(schedule)
         if trial is None:
-            return False
+            return None
         value = self._judge.goal.value(trial)
-        if self.best is not None and value >= self.best.value:
-            return False
-        if self._judge.refusal(trial) is not None:
-            return False
+        if value >= worst or self._judge.refusal(trial) is not None:
+            return None
         plan, simulation = self._hurried(trial.plan, trial.simulation)
         late = self._lateness(simulation)
         if late is not None:
-            return self._refuse(schedule, late)
+            return late
         laid_out = self._laid_out(plan, quick)
         arena = arena_bytes(laid_out)
-        if arena > self.room_bytes and quick:
-            del self._seen[schedule]
-            self._unplaced.add(schedule)
-            return False
         if arena > self.room_bytes:
-            return self._refuse(schedule, Refusal(arena_excess=arena - self.room_bytes))
-        self.best = Candidate(schedule, laid_out, simulation, arena, value)
-        self.forget()
-        return True
+            return Refusal(arena_excess=arena - self.room_bytes)
+        return Candidate(schedule, laid_out, simulation, arena, value)
 
-    def _refuse(self, schedule: Schedule, refusal: Refusal) -> bool:
-        """Remember why; False, which is what an offer then comes to."""
+    def refuse(self, schedule: Schedule, refusal: Refusal) -> None:
+        """Remember why a schedule was refused."""
         self._seen[schedule] = refusal
         self._note(refusal)
-        return False
 
     def weigh(self, schedule: Schedule) -> float:
         """What its plan is worth, inf where it breaks the budget, or the deadline in whatever order transfers are.
@@ -172,7 +182,7 @@ class Incumbent:
     def hopeless(self, schedule: Schedule) -> bool:
         """Whether no plan of a schedule that was refused as late is in time, by proof."""
         limit = self.options.deadline_s
-        if limit is None or self.options.deadline_model is DeadlineModel.PAPER or writes_again(self.problem, schedule):
+        if limit is None or self.options.deadline_model is DeadlineModel.PAPER or schedule.writes_again(self.problem):
             return False
         plan = plan_of(self.problem, schedule)
         return out_of_reach(plan, self._ram_bytes, limit * (1 + RELATIVE_TOLERANCE))

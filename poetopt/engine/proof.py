@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
-NEARLY = 0.005
-"""Where no more than this is open, a deeper scope is worth more than the rest of the proof."""
-
-
-BEYOND = 1e-6
-"""A plan is better than anything in a scope where it is below its bound by this share of it."""
+BETTER = 1e-6
+"""A plan is better than anything in a scope where it is below the scope's bound by this share of it."""
 
 
 def outdone(value: float, bound: float) -> bool:
     """Whether no schedule of a scope with this bound is as good as a plan of this value."""
-    return value < bound * (1 - BEYOND)
+    return value < bound * (1 - BETTER)
 
 
 class Ending(Enum):
@@ -38,13 +35,15 @@ class Proof:
     value
         The best plan's, or None.
     closed
-        Whether that is within the gap of the bound.
+        Whether the value is within the gap of the bound.
     finished
-        Whether the model was solved to the end: what is open then is the layout's or the clock's doing.
+        Whether the model was solved to the end: what is open then is open because of the layout or the clock.
     note
-        What a deeper scope left open, if any.
+        What a wider scope left open, if any.
     sources
-        The blocks whose late rows the bound may rest on.
+        The blocks whose lazy constraints the bound may rest on.
+    binding
+        The cuts that were tight at the end, by block and key: a wider scope starts with them.
     """
 
     asked: str
@@ -56,6 +55,7 @@ class Proof:
     finished: bool = False
     note: str = ""
     sources: frozenset[str] = frozenset()
+    binding: tuple[tuple[str, Hashable], ...] = ()
 
     @property
     def outdone(self) -> bool:
@@ -68,16 +68,16 @@ class Proof:
         return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0
 
     def within(self, share: float) -> bool:
-        """Whether there is a plan, of which no more than that `share` is open."""
+        """Whether there is a plan, and no more than that `share` of it is open."""
         return self.value is not None and self.gap <= share
 
     @property
     def settled(self) -> bool:
-        """Whether a deeper scope need not search this one again."""
+        """Whether a wider scope need not search this one again."""
         return self.closed or self.infeasible
 
     def pays(self, before: float | None, gap: float) -> bool:
-        """Whether a scope that began with a plan of `before` has found enough for a deeper one to be worth it."""
+        """Whether a scope that began with a plan of `before` has found enough for a wider one to be worth it."""
         if before is None or self.value is None:
             return False
         return self.outdone or before - self.value > gap * max(self.value, 1e-300)

@@ -1,4 +1,4 @@
-"""The state of one solve: the clock, the incumbent, and what has been proven in the scope at hand."""
+"""The state of one solve: the clock, the incumbent, and what is proven of the scope at hand."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from poetopt import interrupts
+from poetopt.engine.budget import NEARLY, Budget
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.proof import NEARLY
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import PointLike, Row
-from poetopt.heuristics.problem_space import ProblemSpace
+from poetopt.formulations.scope import scope_name
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -25,13 +25,41 @@ ENDING_SHARE = 0.1
 """At most this share of the time limit is set aside for what comes after the search."""
 ENDING_S = 1e-5
 """Seconds of it for each pair of operators: 2 where there are 457 of them, and 10 where there are 1,000."""
-LEAST_S = 0.5
-"""Seconds left for which it is worth beginning once more."""
+PACE_S = 5.0
+"""Seconds of a search after which its pace tells something."""
+
+
+@dataclass
+class Proving:
+    """What is proven of one scope so far.
+
+    scope
+        As options spell it.
+    bound
+        No schedule of the scope costs less.
+    ceiling
+        The bound of an inner scope, where only what lies beyond that scope is searched: no bound is above it.
+    """
+
+    scope: str
+    bound: float = 0.0
+    ceiling: float = math.inf
+    root: tuple[float, float] | None = None
+    """When the search began that followed the root's cuts, and the bound then."""
+
+    def in_reach(self, value: float, budget: Budget) -> bool:
+        """Whether `value` is proven within the budget's gap in time, if the bound rises as it did since the root."""
+        if self.root is None:
+            return True
+        begin, bound = self.root
+        taken_s = time.monotonic() - begin
+        open_ = value * (1 - budget.gap) - self.bound
+        return taken_s < PACE_S or open_ * taken_s <= (self.bound - bound) * budget.remaining_s
 
 
 @dataclass
 class Run:
-    """One call of `solve`: the clock, the incumbent and what has been proven."""
+    """One call of `search`."""
 
     problem: Problem
     options: Options
@@ -39,62 +67,62 @@ class Run:
     begin: float = field(default_factory=time.monotonic)
     timing: dict[str, float] = field(default_factory=dict)
     """Seconds by phase, in the order in which the phases first began."""
-    scope: str = ""
-    bound: float = 0.0
+    proving: Proving = field(default_factory=lambda: Proving("store-all"))
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
-    pool: list[tuple[str, Hashable]] = field(default_factory=list)
-    """Cuts that were tight in the last scope, by block and key: the next one starts with them."""
-    ceiling: float = math.inf
-    """The bound of an inner scope, where only what lies beyond that is searched: no bound is above it."""
-    sources: frozenset[str] = frozenset()
-    """The blocks whose late rows the bound may rest on."""
-    above: Run | None = None
-    """The run of a problem of which this one's is a relaxation, where what is proven here is to be proven there."""
-    gap: float = field(init=False)
-    """What the scope at hand is searched to."""
-    soon: float = math.inf
-    """The moment at which a scope that is proven but for `NEARLY` is left for a deeper one."""
     interrupted: bool = False
-    guard: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever changes any of this, or the blocks' separators: two searches may be at work."""
-    offering: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a schedule is judged, which may take seconds of layout; never wanted by one who holds the guard."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held by whoever changes any of this, or asks the blocks' separators: two searches may be at work. Nobody holds it
+    while a schedule is laid out or a solver computes."""
 
     def __post_init__(self) -> None:
-        self.incumbent = Incumbent(self.problem, self.options, until=self.latest)
         self.chosen = formulation(self.options.formulation)
-        self.gap = self.options.gap
-        self.until = self.latest
-        self.problem_space = ProblemSpace(
-            self.problem,
-            aims_at=self.incumbent.room_bytes,
-            paging=self.options.paging,
-            remat=self.options.remat,
-            weigh=lambda schedule: self.incumbent.weigh(schedule),
-        )
+        self.incumbent = Incumbent(self.problem, self.options, until=self.latest, lock=self.lock)
 
     @property
     def latest(self) -> float:
-        """The moment at which searching ends: what is left of the time limit is for the plan's transfers and layout."""
+        """The moment at which searching ends: the rest of the time limit is for the plan's transfers and layout."""
         limit_s = self.options.time_limit_s
         return self.begin + limit_s - min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
+
+    @property
+    def budget(self) -> Budget:
+        """All that the search may use."""
+        return Budget(self.latest, self.options.gap)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.begin
 
     @property
-    def remaining_s(self) -> float:
-        """Seconds left for the scope at hand."""
-        until = min(self.until, self.soon) if self.closed(NEARLY) else self.until
-        return until - time.monotonic()
+    def scope(self) -> str:
+        """The scope at hand, as results call it."""
+        return scope_name(self.proving.scope)
+
+    @property
+    def bound(self) -> float:
+        """What is proven of the scope at hand."""
+        return self.proving.bound
+
+    def enter(self, scope: str, bound: float = 0.0) -> None:
+        """Begin to prove something of another scope, of which a bound may be known."""
+        with self.lock:
+            self.proving = Proving(scope, bound)
+
+    def remaining_s(self, budget: Budget) -> float:
+        """Seconds left of `budget`, which may end sooner where the scope at hand is nearly proven."""
+        value = self.incumbent.value
+        if budget.in_reach and value is not None and not self.proving.in_reach(value, budget):
+            return 0.0
+        if self.closed(NEARLY):
+            return min(budget.until, budget.nearly_until) - time.monotonic()
+        return budget.remaining_s
 
     def interrupt(self) -> None:
         """Note an interrupt. What solvers left behind still find in their threads changes nothing from here on."""
         if not self.interrupted:
             self.interrupted = True
-            self.incumbent = copy.copy(self.incumbent)  # not under the guard, which one of them may hold for long
+            self.incumbent = copy.copy(self.incumbent)  # without the lock, which a separator may hold for long
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -120,30 +148,29 @@ class Run:
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
         """Whether it is the best now. `quick`: see `Incumbent.offer`."""
-        with self.offering:
-            kept = not self.interrupted and self.incumbent.offer(schedule, quick=quick) and not self.interrupted
-            if kept:
-                with self.guard:
-                    self.say(phase)
-            return kept
+        incumbent = self.incumbent
+        if self.interrupted or not incumbent.offer(schedule, quick=quick):
+            return False
+        with self.lock:
+            if self.interrupted or incumbent is not self.incumbent:
+                return False
+            self.say(phase)
+            return True
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The rows of all blocks that `point` breaks."""
-        with self.guard:
+        with self.lock:
             return self.chosen.separate(model, point)
 
     def raise_bound(self, bound: float, phase: str) -> None:
-        with self.guard:
-            bound = min(bound, self.ceiling)
-            if bound <= self.bound or self.interrupted:
+        with self.lock:
+            bound = min(bound, self.proving.ceiling)
+            if bound <= self.proving.bound or self.interrupted:
                 return
-            self.bound = bound
-            if self.above is None:
-                self.say(phase)
-        if self.above is not None:
-            self.above.raise_bound(bound, phase)
+            self.proving.bound = bound
+            self.say(phase)
 
     def closed(self, gap: float) -> bool:
-        """Whether the incumbent is proven to within `gap` in the present scope."""
-        overhead = self.incumbent.value
-        return overhead is not None and overhead - self.bound <= gap * overhead
+        """Whether the incumbent is proven to within `gap` in the scope at hand."""
+        value = self.incumbent.value
+        return value is not None and value - self.bound <= gap * value

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poetopt.backends.solver import backend
+from poetopt.engine.constructive import first_schedules, plain_schedules
+from poetopt.engine.deepening import deepen, first_scope
 from poetopt.engine.limits import impossible
 from poetopt.engine.objective import objective_of
 from poetopt.engine.proof import Proof, outdone
 from poetopt.engine.run import Run
-from poetopt.engine.scopes import first_scope, through_scopes
 from poetopt.engine.solution import Listener, Options, Solution, Status, graded
-from poetopt.engine.starts import first_schedules, plain_schedules
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.storeall import store_all_bytes
@@ -47,7 +47,6 @@ def search(
     backend(options.backend)  # says at once where there is none
     with run.timed("layout"):
         store_all = store_all_bytes(problem)
-    run.scope = "store-all"
     try:
         with run.timed("layout"):
             if chosen.judged:
@@ -66,13 +65,13 @@ def search(
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
-    run.scope = first_scope(options, chosen)
+    run.enter(first_scope(run))
     try:
         with run.timed("heuristics"):
             first_schedules(run, strict=strict, given=starts)
         if not strict:
             plain_schedules(run, search)
-        proof = through_scopes(run, chosen)
+        proof = deepen(run)
     except KeyboardInterrupt:
         run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
@@ -80,7 +79,7 @@ def search(
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
-    run.scope, run.bound = proof.scope, proof.bound
+    run.enter(proof.scope, proof.bound)
     begin = time.monotonic()
     try:
         if not run.interrupted:  # seconds, for large ones

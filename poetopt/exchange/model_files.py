@@ -21,7 +21,7 @@ from poetopt.backends.solver import Floats, Point
 from poetopt.engine.cutting import cut
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import impossible
-from poetopt.engine.model import model_of, session_of
+from poetopt.engine.model import limits_of, model_of, session_of
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import InfeasibleError, OptionError, PlanError
 from poetopt.exchange.units import Unit, unit_of
@@ -96,7 +96,7 @@ def export(
         raise InfeasibleError(f"{problem.name} on {problem.device}: {refusal['reason']}; {REMEDY}")
     chosen, model, scope = _model(problem, options)
     proper = compile_model(model)
-    columns = column_names(proper, _labels(chosen, model))
+    columns = column_names(proper, chosen.points.labels(model))
     added = _found(chosen, model, options)
     for file in also:
         point = _point(proper, _values(os.fspath(file), read_solution(file), columns))
@@ -120,12 +120,9 @@ def _model(problem: Problem, options: Options) -> tuple[Formulation, Any, str]:
     chosen = formulation(options.formulation)
     scope = options.scope
     if scope == "auto":
-        scope = DEPTH if chosen.deepening and options.remat else "full"
+        scopes = chosen.scopes(problem, limits_of(options), options.paging, options.remat)
+        scope = DEPTH if len(scopes) > 1 else scopes[0]
     return chosen, model_of(chosen, problem, options, scope), scope
-
-
-def _labels(chosen: Formulation, model: Any) -> list[tuple[Any, Sequence[str]]]:
-    return [] if chosen.labels is None else chosen.labels(model)
 
 
 def _found(chosen: Formulation, model: Any, options: Options) -> list[Row]:
@@ -166,7 +163,7 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
     read = read_solution(path)
     chosen, model, scope = _model(problem, options)
     matrix = compile_model(model)
-    values = _values(shown, read, column_names(matrix, _labels(chosen, model)))
+    values = _values(shown, read, column_names(matrix, chosen.points.labels(model)))
     _check(shown, matrix, values)
     point = _point(matrix, values)
     broken = [row for row in chosen.separate(model, point) if row.core]
@@ -178,7 +175,7 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
             "them, beside each --also given before, and solve that"
         )
     incumbent = Incumbent(problem, options)
-    schedule = chosen.schedule(model, point)
+    schedule = chosen.points.schedule(model, point)
     if not incumbent.offer(schedule):
         raise PlanError(f"{shown}: {_refusal(incumbent)}")
     incumbent.hide_transfers()

@@ -65,7 +65,7 @@ def plan_in(chosen: Formulation, model: Any) -> Plan:
     a model of another kind.
     """
     space = _known(model)
-    plan = plan_of(space.problem, chosen.schedule(model, _Values()))
+    plan = plan_of(space.problem, chosen.points.schedule(model, _Values()))
     ram_bytes = space.limits.ram_bytes
     peak = simulate(plan).peak_bytes
     if peak > ram_bytes:

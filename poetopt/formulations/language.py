@@ -1,4 +1,4 @@
-"""The modelling language: blocks, the formulations made of them, and rows that arrive late.
+"""The modelling language: blocks, and the formulations made of them.
 
 A *block* is a plain function that fills a Pyomo `Block`: sets, variables, constraints, and what it
 adds to energy and time. A *formulation* is an ordered tuple of blocks over a *space* (which decisions
@@ -22,11 +22,10 @@ from a block's *separator*: given a point it returns violated rows in the block'
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
@@ -34,11 +33,11 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
 from poetopt.formulations.callbacks import answer, checked, fill, told_once
+from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Values
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.garbage import building
 from poetopt.problem import Problem, check_problem
-from poetopt.schedule import Leaning, Schedule
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
@@ -49,63 +48,28 @@ __all__ = [
     "Count",
     "Floats",
     "Formulation",
-    "GivesUp",
     "Ints",
+    "LabelSearch",
+    "Labels",
     "Limits",
+    "NoGood",
     "PointLike",
+    "Points",
     "PyomoBlock",
     "PyomoRow",
     "Row",
     "Separator",
     "Space",
-    "StageLabels",
-    "StageSearch",
     "Terms",
+    "Values",
     "contributions",
     "linear",
     "terms",
 ]
 
 
-def _no_depth(scope: str) -> float:
-    return math.inf
-
-
-class GivesUp(Protocol):
-    """See `Formulation.gives_up`."""
-
-    def __call__(self, model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row: ...
-
-
-class StageSearch(Protocol):
-    """An exact search of one scope that has no relaxation."""
-
-    @property
-    def least_j(self) -> float:
-        """What is plain of any schedule before a search."""
-        ...
-
-    def begin(self, ceiling_j: float, seed: int | None = None) -> StageLabels:
-        """A search below limits that grow, up to a ceiling.
-
-        seed
-            Of what decides between schedules that cost the same.
-        """
-        ...
-
-
-class StageLabels(Protocol):
-    """One search, and what it found so far."""
-
-    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
-        """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
-
-        limit_j
-            No less than the one before, and no more than the ceiling.
-        until
-            The moment (of `time.monotonic`) at which it is given up, for good.
-        """
-        ...
+def _full_alone(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
+    return ("full",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,65 +81,46 @@ class Formulation:
     blocks
         In building order.
     space
-        (problem, limits, scope, paging, remat) -> Space. Raises FormulationError for a scope that it doesn't have.
-    whole_space
-        Optional: the same with the decisions that `space` leaves out because no optimum of energy needs them. A
-        formulation with further blocks has that, as they may need them.
-    stages
-        Optional: model -> for each integer variable, the stage of each of its entries. With it the solve loop
-        can search the neighbourhood of a schedule, a few adjacent stages at a time.
-    deepening
-        Whether it has scopes between nothing and `full`, so that `auto` can grow the depth.
-    depth
-        With deepening: the depth that a scope stands for; infinite for `forward` and beyond.
-    between
-        Optional, with deepening: (problem, limits, paging) -> a scope of any depth, smaller than `forward`, where the
-        optimum of that is mostly found; empty where there is none.
-    beyond
-        Optional, with deepening: (model, an inner scope, the blocks whose late rows its proof may rest on) -> a row
-        by which a schedule takes at least one decision that the inner scope lacks, so that what is proven inside need
-        not be searched again. A row without variables: there is no such decision. None: a schedule that takes none of
-        them may still be better than all of the inner scope.
-    strict
-        Whether only its own points count: its rules are stricter than a plan's, so that a heuristic plan
-        may lie outside of it.
+        (problem, limits, scope, paging, remat, lean) -> Space. A `lean` space may lack decisions that no optimum of
+        energy needs; with blocks of others none may be lacking. Raises FormulationError for a scope that it doesn't
+        have.
+    points
+        How points and schedules stand for each other.
     simulated
         Names of the blocks whose rules the simulator holds itself.
-    schedule
-        (model, point) -> the schedule that an integral point stands for.
-    start
-        (model, schedule) -> values by variable name for a warm start, or None where the schedule
-        lies outside the space.
-    labels
-        Optional: model -> a readable name of each entry of its variables, for model files.
-    gives_up
-        Optional: (model, a schedule, its values as of `start`, late) -> a row that the schedule breaks and every other
-        one satisfies. Where it has no plan in time (`late`), only those that have one must satisfy the row.
-    leaning
-        Optional: (model, a point of the relaxation) -> what it leans to. With it schedules are made of relaxations.
-    backwards
-        Optional: (problem, limits, scope, paging, remat) -> an exact search without a model, or None where it has
+    strict
+        Whether only the model's own points count: its rules are stricter than a plan's, so that a heuristic plan
+        may lie outside of it.
+    lean
+        Whether spaces are.
+    scopes
+        (problem, limits, paging, remat) -> the scopes that `auto` goes through, each within the next; the last one is
+        where it ends. One alone where there are no others.
+    scope_difference
+        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> a row that
+        a schedule satisfies only by a decision that the inner scope lacks, so that what is proven inside need not be
+        searched again. A row without variables: there is no such decision. None: a schedule without such a decision may
+        still be better than all of the inner scope.
+    no_good
+        Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
+        satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
+    label_search
+        Optional: (problem, limits, scope, paging, remat) -> an exact search without a model, or None where there is
         none. It knows nothing of further blocks.
     """
 
     name: str
     doc: str
     blocks: tuple[Block, ...]
-    space: Callable[[Problem, Limits, str, bool, bool], Space]
-    schedule: Callable[[Any, PointLike], Schedule]
-    start: Callable[[Any, Schedule], list[tuple[Any, Floats]] | None]
-    whole_space: Callable[[Problem, Limits, str, bool, bool], Space] | None = None
-    stages: Callable[[Any], list[tuple[Any, Ints]]] | None = None
-    deepening: bool = False
-    depth: Callable[[str], float] = _no_depth
-    between: Callable[[Problem, Limits, bool], str] | None = None
-    beyond: Callable[[Any, str, frozenset[str]], Row | None] | None = None
-    strict: bool = False
+    space: Callable[[Problem, Limits, str, bool, bool, bool], Space]
+    points: Points
     simulated: tuple[str, ...] = ()
-    labels: Callable[[Any], list[tuple[Any, Sequence[str]]]] | None = None
-    gives_up: GivesUp | None = None
-    leaning: Callable[[Any, PointLike], Leaning] | None = None
-    backwards: Callable[[Problem, Limits, str, bool, bool], StageSearch | None] | None = None
+    strict: bool = False
+    lean: bool = True
+    scopes: Callable[[Problem, Limits, bool, bool], tuple[str, ...]] = _full_alone
+    scope_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
+    no_good: NoGood | None = None
+    label_search: Callable[[Problem, Limits, str, bool, bool], LabelSearch | None] | None = None
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -229,7 +174,7 @@ class Formulation:
         if len(goals) > 1:
             raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
         added = "+".join([self.name, *(block.name for block in blocks)])
-        # What another block cares for may be what the argument for `beyond` leaves out.
+        # Another block may care for what the argument for `scope_difference` leaves out.
         told = (
             doc
             if doc is not None
@@ -244,11 +189,9 @@ class Formulation:
             name=name,
             doc=doc,
             blocks=tuple(blocks),
-            space=self.whole_space or self.space,
-            whole_space=None,
-            between=None,
-            beyond=None,
-            backwards=None,
+            lean=False,
+            scope_difference=None,
+            label_search=None,
         )
 
     def without(self, block: Block, *, minimising: Goal | None = None) -> Formulation:
@@ -350,7 +293,7 @@ class Formulation:
         check_problem(problem)
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
-        space = self.space(problem, limits, scope, paging and problem.paging, remat)
+        space = self.space(problem, limits, scope, paging and problem.paging, remat, self.lean)
         with building(), told_once():
             model = self.abstract(space).create_instance()
         self._unjudged(model)

@@ -7,7 +7,7 @@ import math
 from poetopt.errors import FormulationError
 
 NEEDED = "needed"
-"""Between the depths and `forward`: a stage recomputes what its own operator needs, where that beats paging."""
+"""Beside the depths: a stage recomputes what its own operator needs, where that beats paging."""
 
 
 def scope_depth(scope: str) -> float:

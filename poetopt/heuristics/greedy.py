@@ -9,7 +9,7 @@ whose return costs least for the bytes and the time that its absence frees, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from poetopt.heuristics.work import Work
@@ -29,10 +29,6 @@ class _StuckError(Exception):
     """Nothing can be evicted."""
 
 
-def no_pause() -> None:
-    """A replay that goes on."""
-
-
 @dataclass
 class Replay:
     """The state of one replay.
@@ -41,8 +37,6 @@ class Replay:
         The operators that may run again, in backward stages.
     second_j
         What a second counts for beside its energy, in joules.
-    pause
-        Called at each stage.
     work
         Counts what it does, and ends it by OutOfWorkError.
     unit
@@ -54,7 +48,6 @@ class Replay:
     paging: bool
     recomputable: frozenset[int]
     second_j: float = 0.0
-    pause: Callable[[], None] = no_pause
     work: Work = field(default_factory=Work)
     unit: int = 1
     stage: int = 0
@@ -104,7 +97,6 @@ class Replay:
             self._came(i)
         for stage, operator in enumerate(problem.operators):
             self.stage = stage
-            self.pause()
             self.work.spend(STAGE_WORK)
             self._compute(stage, frozenset(), first=True)
             self._go_on(operator)

@@ -1,6 +1,6 @@
-"""Schedules made of one relaxation by the hundred: what it leans to, changed a little by chance, and replayed.
+"""Problem-space search: a relaxation's shares, changed a little by chance, and replayed by the hundred.
 
-A replay decides by small differences between shares, and which of two equal ones is evicted first is chance. So each
+A replay decides by small differences between shares, and which of two equal tensors is evicted first is chance. So each
 tensor and operator has a deviation, which is added to its shares; the deviations are searched instead of schedules
 (each one stands for a schedule that keeps all rules), by an evolution strategy with one parent, which begins anew where
 it gets no further. A relaxation that is still far from its bound will do, and a schedule may lie in any scope.
@@ -12,38 +12,36 @@ Management Science 38 (1992).
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.heuristics.greedy import no_pause
-from poetopt.heuristics.guided import guided
+from poetopt.heuristics.list_scheduling import list_schedule
 from poetopt.problem import Problem
-from poetopt.schedule import WHOLE, Leaning, Schedule
+from poetopt.schedule import FractionalSchedule, Schedule
 
 Floats = NDArray[np.float64]
 
+WHOLE = 1e-6
+"""Shares this near to 0 and 1 are decided."""
 SPREAD = (0.5, 1.0, 2.0)
 """Standard deviations of what is added to a share; one of them in each step."""
 PARTS = (0.3, 0.1, 0.03)
 """Shares of the tensors and operators whose deviations are drawn anew; one of them in each step."""
 TARGETS = (1.0, 0.99, 0.98, 0.96)
-"""Shares of the budget that are aimed at, as in `guide`; another one in every third step."""
+"""Shares of the budget that are aimed at; another one in every third step."""
 ANOTHER = 0.3
 WORSE = 0.01
 """A step is taken that is worse by the third power of a random number times this share."""
 PATIENCE = 150
 """After this many steps without a better schedule all deviations are drawn anew."""
-MOST_KNOWN = 200_000
-"""How many values of schedules are remembered, by their hashes."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """What is added to the shares of a leaning, and the share of the budget that is aimed at.
+    """What is added to the shares of a fractional schedule, and the share of the budget that is aimed at.
 
     kept, page_ins
         (n_tensors,)
@@ -56,14 +54,15 @@ class Deviation:
     recomputes: Floats
     target: float
 
-    def of(self, leaning: Leaning) -> Leaning:
-        """`leaning` with the deviations added where a relaxation hasn't decided."""
-        kept, at = leaning.kept.copy(), leaning.undecided
+    def of(self, shares: FractionalSchedule) -> FractionalSchedule:
+        """`shares` with the deviations added where a relaxation hasn't decided."""
+        kept = shares.kept.copy()
+        at = ((kept > WHOLE) & (kept < 1 - WHOLE)).nonzero()
         kept[at] = np.clip(kept[at] + self.kept[at[0]], 0.0, 1.0)
-        return Leaning(
+        return FractionalSchedule(
             kept,
-            {at: _moved(share, self.recomputes[at[1]]) for at, share in leaning.recomputes.items()},
-            {at: _moved(share, self.page_ins[at[1]]) for at, share in leaning.page_ins.items()},
+            {at: _moved(share, self.recomputes[at[1]]) for at, share in shares.recomputes.items()},
+            {at: _moved(share, self.page_ins[at[1]]) for at, share in shares.page_ins.items()},
         )
 
 
@@ -72,7 +71,7 @@ def _moved(share: float, deviation: float) -> float:
 
 
 class ProblemSpace:
-    """The search of one problem's deviations, a step at a time. What it finds is for `take`.
+    """The search of the deviations from one point, a step at a time.
 
     aims_at
         The bytes that a whole budget is.
@@ -83,6 +82,7 @@ class ProblemSpace:
     def __init__(
         self,
         problem: Problem,
+        shares: FractionalSchedule,
         *,
         aims_at: int,
         paging: bool,
@@ -90,78 +90,32 @@ class ProblemSpace:
         weigh: Callable[[Schedule], float],
         seed: int = 0,
     ) -> None:
-        self._problem, self._aims_at, self._paging, self._remat = problem, aims_at, paging, remat
-        self._weigh = weigh
+        self._problem, self._shares, self._aims_at = problem, shares, aims_at
+        self._paging, self._remat, self._weigh = paging, remat, weigh
         self._random = np.random.default_rng(seed)
-        self._leaning: Leaning | None = None
         self._parent: Deviation | None = None
-        self._value = self._best = math.inf
+        self._value = math.inf
         self._stalled = 0
-        self._moved = False
-        """Whether the parent's value is of an older leaning."""
-        self._found: Schedule | None = None
-        self._known: dict[int, float] = {}
-        self._guard = threading.Lock()
-        self.busy = threading.Lock()
-        """Held by one of several who would each go on from a point of their own."""
+        self._known: dict[Schedule, float] = {}
 
-    @property
-    def aimed(self) -> bool:
-        """Whether there is anything to begin with."""
-        return self._leaning is not None
-
-    def aim(self, leaning: Leaning) -> None:
-        """Go on with what a newer point leans to."""
-        with self._guard:
-            self._leaning, self._moved = leaning, True
-
-    def take(self, below: float) -> Schedule | None:
-        """The best schedule since the last call, if it is worth less than `below`."""
-        with self._guard:
-            found, self._found = self._found, None
-            better = found is not None and self._best < below
-            self._best = min(self._best, below)
-            return found if better else None
-
-    def refuse(self, schedule: Schedule, value: float) -> None:
-        """It isn't accepted, for what weighing doesn't see: another one is looked for that is better than `value`.
-
-        That may be close by: the deviations stay.
-        """
-        with self._guard:
-            self._known[hash(schedule)] = math.inf
-            self._best = value
-
-    def step(self, pause: Callable[[], None] = no_pause) -> None:
-        """One more replay. `pause` is called at each of its stages; what it raises leaves everything as it was."""
-        with self._guard:
-            leaning, parent, moved = self._leaning, self._parent, self._moved
-            anew = parent is None or self._stalled >= PATIENCE
-            self._moved = False
-        assert leaning is not None, "aimed at nothing"
-        if parent is None or anew:
-            child = self._drawn()
-        elif moved:
-            child = parent
-        else:
-            child = self._changed(parent)
+    def step(self, below: float) -> Schedule | None:
+        """One more replay: its schedule, if it is worth less than `below` and was not given out before."""
+        anew = self._parent is None or self._stalled >= PATIENCE
+        child = self._drawn() if self._parent is None or anew else self._changed(self._parent)
         aim = int(child.target * self._aims_at)
-        schedule = guided(self._problem, aim, child.of(leaning), paging=self._paging, remat=self._remat, pause=pause)
-        value = self._worth(schedule)
-        with self._guard:
-            self._stalled = 0 if anew else self._stalled + 1
-            if anew or moved or value <= self._value * (1 + WORSE * self._random.random() ** 3):
-                self._parent, self._value = child, value
-            if value < self._best:
-                self._best, self._found, self._stalled = value, schedule, 0
-
-    def _worth(self, schedule: Schedule | None) -> float:
-        if schedule is None:
-            return math.inf
-        at = hash(schedule)
-        if at not in self._known and len(self._known) < MOST_KNOWN:
-            self._known[at] = self._weigh(schedule)
-        return self._known[at] if at in self._known else self._weigh(schedule)
+        shares = child.of(self._shares)
+        schedule = list_schedule(self._problem, aim, shares, paging=self._paging, remat=self._remat)
+        fresh = schedule is not None and schedule not in self._known
+        if schedule is not None and fresh:
+            self._known[schedule] = self._weigh(schedule)
+        value = math.inf if schedule is None else self._known[schedule]
+        self._stalled = 0 if anew else self._stalled + 1
+        if anew or value <= self._value * (1 + WORSE * self._random.random() ** 3):
+            self._parent, self._value = child, value
+        if not fresh or value >= below:
+            return None
+        self._stalled = 0
+        return schedule
 
     def _drawn(self) -> Deviation:
         """A first one: none at all; later ones: of everything."""

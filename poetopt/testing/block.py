@@ -165,10 +165,11 @@ def _own(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Problem, 
 
 
 def _space(base: Formulation, problem: Problem, ram_bytes: int) -> RetentionSpace:
-    if not base.deepening:
+    limits = Limits(ram_bytes=ram_bytes)
+    if len(base.scopes(problem, limits, True, True)) == 1:
         raise FormulationError(OTHERS.format(base.name))
-    # what an optimum of energy does without, one with the block may need
-    space = (base.whole_space or base.space)(problem, Limits(ram_bytes=ram_bytes), SCOPE, True, True)
+    # not lean: what an optimum of energy does without, one with the block may need
+    space = base.space(problem, limits, SCOPE, True, True, False)
     if not isinstance(space, RetentionSpace):
         raise FormulationError(OTHERS.format(base.name))
     return space
@@ -247,7 +248,7 @@ def _check_price(
     """The model, with all that it had before held at the best schedule: a solution, of the plan's price."""
     case, (value, schedule) = _case(block, problem, ram_bytes), found
     model = together.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
-    start = together.start(model, schedule)
+    start = together.points.values(model, schedule)
     if start is None:
         return
     session = backend_of(backend).open(model, threads=1, scale=1.0)

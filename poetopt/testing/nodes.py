@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from poetopt.backends.nodes import Nodes, StoppedError, Vertex
-from poetopt.backends.solver import Point, Session
+from poetopt.backends.solver import Session
 from poetopt.formulations.rows import Count, Row
 from poetopt.testing import milp
 
@@ -74,8 +74,6 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
         assert same is not None
         need(_close(same.values[-1], same.values[at][summed].sum()), "a count isn't the sum of what it counts")
         _check_count(twin, problem, vertex, summed, held, extra is not None, need)
-        best = problem.best(held, extra=None if extra is None else (np.ones(n), extra.lower))
-        _check_search(nodes, problem, math.inf if best is None else best, need)
     need(session.incumbent_bound == before, "what its nodes do changed the session's bound")
     nodes.stop()
     need(_refuses(nodes) and _refuses(twin), "nodes that were stopped, and their twins, must raise StoppedError")
@@ -95,24 +93,6 @@ def _refuses(nodes: Nodes) -> bool:
     except StoppedError:
         return True
     return False
-
-
-def _check_search(nodes: Nodes, problem: milp.Covering, best: float, need: Need) -> None:
-    """Searches of the node that is entered, whose optimum is `best` (inf: none), with a cutoff on either side of it."""
-    for cutoff in (best - 0.5, best + 0.5) if math.isfinite(best) else (1e3,):
-        values: list[float] = []
-
-        def told(point: Point, values: list[float] = values) -> None:
-            values.append(float(problem.costs @ np.round(point[problem.model.x])) + problem.constant)
-
-        bound, ended = nodes.search(cutoff, 60.0, told)
-        need(ended, "a search of a few columns didn't come to its end in a minute")
-        need(
-            _close(bound, min(best, cutoff)), f"a search of a node proves {bound} below {cutoff}; its optimum is {best}"
-        )
-        found = min(values, default=math.inf)
-        need(found >= cutoff or _close(found, best), f"a search told of {found}, and the node's optimum is {best}")
-        need(cutoff < best or found < cutoff, "a search told of nothing, and there is something below the cutoff")
 
 
 def _check_count(

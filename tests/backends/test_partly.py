@@ -194,4 +194,3 @@ def test_a_pool_gives_each_row_one_number() -> None:
     point = rng.random(6) / 3
     wanted = [x for x, (row, side) in enumerate(known) if not active[x] and row @ point < side - 0.01]
     assert pool.broken(point, active).tolist() == wanted
-    assert pool.core().tolist() == [x < len(own.row_lower) for x in range(len(pool))]

@@ -16,13 +16,12 @@ from poetopt.backends import highs_nodes
 from poetopt.backends.highs import HighsBackend, HighsSession
 from poetopt.backends.nodes import StoppedError
 from poetopt.backends.solver import Outcome, Point, backend
-from poetopt.branching import tree as tree_module
 from poetopt.branching.branch_and_cut import BranchAndCut
 from poetopt.branching.tree import Tree
 from poetopt.diagnosis.solve import solve
-from poetopt.engine.beside import Beside
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.model_search import ModelSearch
+from poetopt.engine.model_search import Kind, ModelSearch
+from poetopt.engine.parallel_tree import ParallelTree
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import FormulationError
@@ -100,20 +99,13 @@ def test_where_there_is_nothing() -> None:
 
 @pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("reach", [0.0, 0.3, math.inf])
 @pytest.mark.parametrize("counted", [False, True])
-def test_schedules_as_the_search_alone(seed: int, reach: float, counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_as_the_search_alone(seed: int, counted: bool) -> None:
     """The tree of `retention` alone, without heuristics, against HiGHS kept to one thread.
 
-    reach
-        Each node but the root is searched by the solver where there is a schedule already, or none is; as far as the
-        best schedule known, or a part of the way.
     counted
         All counts of the formulation may be branched on, whatever the relaxation makes of them.
     """
-    monkeypatch.setattr(tree_module, "REACH", reach)
-    monkeypatch.setattr(tree_module, "WORTH", 0.0)
-    monkeypatch.setattr(tree_module, "SEARCH_SHARE", 1.0)
     problem, ram_bytes = tight(random.Random(seed), forward=5)
     options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
     reference = solve(problem, options)
@@ -122,7 +114,7 @@ def test_schedules_as_the_search_alone(seed: int, reach: float, counted: bool, m
     model = model_of(chosen, problem, options, "full")
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
     session.relax(60.0)
-    beside = Beside(run, chosen, model, session)
+    beside = ParallelTree(run, run.budget, model, session)
     nodes = session.nodes([count for kind in chosen.counts(model) for count in kind] if counted else ())
     beside.explorer(beside.tree(nodes), nodes).run()
     if reference.status is Status.INFEASIBLE:
@@ -148,8 +140,7 @@ def test_two_explore_what_a_search_leaves(seed: int) -> None:
     relaxed = session.relax(60.0)
     if relaxed.outcome is Outcome.INFEASIBLE:
         return
-    with Beside(run, chosen, model, session, relaxed.point, rare=seed % 2 == 0) as beside:
-        assert not beside.leads(math.inf, 0.0, math.inf), "nothing was found yet"
+    with ParallelTree(run, run.budget, model, session, relaxed.point, seed % 2 == 0) as beside:
         beside.take_over()
     if reference.status is Status.INFEASIBLE:
         assert beside.infeasible
@@ -157,7 +148,6 @@ def test_two_explore_what_a_search_leaves(seed: int) -> None:
         assert reference.simulation is not None
         assert run.incumbent.value == pytest.approx(reference.simulation.overhead_j, rel=1e-6, abs=1e-12)
         assert run.bound == pytest.approx(run.incumbent.value, rel=1e-6, abs=1e-12)
-        assert not beside.leads(-math.inf, 0.0, math.inf), "the tree is over"
 
 
 def test_an_error_in_the_tree_ends_the_search_beside_it() -> None:
@@ -166,39 +156,14 @@ def test_an_error_in_the_tree_ends_the_search_beside_it() -> None:
     chosen, options = formulation("retention"), Options(ram_bytes=ram_bytes, scope="full")
     model, run = model_of(chosen, problem, options, "full"), Run(problem, options, None)
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
+    search = ModelSearch(run, run.budget, model, session, Kind())
+    tree = ParallelTree(run, run.budget, model, session)
     explorers: list[Future[None]] = [Future(), Future()]
-    beside = Beside(run, chosen, model, session, _futures=explorers)
-    search = ModelSearch(run, chosen, model, session, beyond=None, exact=True, patient=False, tree=beside)
+    tree._futures, search._tree = explorers, tree
     explorers[0].set_result(None)
-    assert not search.over
+    assert not search._over
     explorers[1].set_exception(LookupError("a separator's"))
-    assert search.over
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_one_who_leaves_is_not_missed(seed: int) -> None:
-    """The second explorer leaves after its first node, and the first one ends the tree."""
-    problem = milp.covering(random.Random(seed), n=12, m=7)
-    session = backend("highs").open(problem.model, threads=1, scale=100.0)
-    session.relax(60.0)
-    best = [math.inf]
-    nothing: list[Row] = []
-
-    def judge(point: Point) -> list[Row]:
-        best[0] = min(best[0], float(problem.costs @ np.round(point[problem.model.x])) + problem.constant)
-        return nothing
-
-    nodes = session.nodes()
-    tree = Tree(nodes.lower, nodes.upper, cutoff=lambda: best[0], on_bound=lambda _: False, gap=0.0)
-    first, second = (
-        BranchAndCut(tree, each, separate=lambda _: nothing, judge=judge) for each in (nodes, nodes.twin())
-    )
-    asked = iter([False])
-    second.run(lambda: next(asked, True))
-    assert not tree.over or tree.explored == 1
-    first.run()
-    assert tree.over
-    assert best[0] == pytest.approx(problem.best())
+    assert search._over
 
 
 @pytest.mark.parametrize("seed", range(30))

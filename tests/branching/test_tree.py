@@ -8,8 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from poetopt.branching import tree as tree_module
-from poetopt.branching.tree import CLOSED, FAILED, REACH, WIDE, Open, Tree
+from poetopt.branching.tree import Open, Tree
 
 
 class Watched:
@@ -120,36 +119,6 @@ def test_who_gives_up_ends_it_for_all() -> None:
     assert all(math.isinf(bound) and bound < 0 for bound in watched.bounds)
 
 
-def test_searches_of_nodes_come_as_far_as_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the root, without a cutoff or in the last second; further after one that came to its end, less far after
-    one in vain; and none where that is little of what is open."""
-    monkeypatch.setattr(tree_module, "SEARCH_SHARE", 1.0)
-    watched = Watched()
-    tree = watched.tree
-    taken(tree)
-    assert tree.time_to_search(1.0, tree.aim(1.0)) == 0.0
-    watched.value = 2.0
-    assert tree.aim(1.0) == 1.0 + REACH
-    assert tree.time_to_search(1.0, tree.aim(1.0)) == 0.0
-    tree.put(watched.children(1.0))
-    taken(tree)
-    assert tree.aim(1.75) == 2.0
-    assert tree.time_to_search(1.0, tree.aim(1.0)) > 0.0
-    assert tree.time_to_search(1.5, 1.5) == 0.0
-    tree.searched(REACH, 0.0, 1.0)
-    assert tree.aim(1.0) == pytest.approx(1.0 + CLOSED * REACH)
-    watched.left_s = 0.5
-    assert tree.time_to_search(1.0, tree.aim(1.0)) == 0.0
-    watched.left_s = 1.25
-    assert 0.0 < tree.time_to_search(1.0, tree.aim(1.0)) <= 1.25
-    tree.searched(0.1, 0.1, 0.0)
-    assert tree.aim(1.0) == pytest.approx(1.0 + FAILED * 0.1)
-    assert tree.time_to_search(1.0, tree.aim(1.0)) == 0.0
-    assert tree.time_to_search(1.95, tree.aim(1.95)) > 0.0
-    tree.searched(0.01, 0.01, 1e6)
-    assert tree.time_to_search(1.999, tree.aim(1.999)) == 0.0
-
-
 def test_what_a_node_takes_is_that_of_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two who search at the same time leave as much for nodes as one."""
     clock = [0.0]
@@ -163,21 +132,9 @@ def test_what_a_node_takes_is_that_of_each_thread(monkeypatch: pytest.MonkeyPatc
     thread.start()
     thread.join(30.0)
     clock[0] = 10.0
-    watched.tree.searched(1.0, 0.0, 5.0)
-    watched.tree.searched(1.0, 0.0, 5.0)
+    watched.tree.dived(5.0)
+    watched.tree.dived(5.0)
     assert watched.tree._node_s == pytest.approx((4.0 + 6.0 + 6.0 - 10.0) / 3)
-
-
-def test_a_tree_is_wide_where_more_stay_open_than_are_closed() -> None:
-    watched = Watched()
-    for explored in range(1, WIDE[0] + 1):
-        taken(watched.tree)
-        watched.tree.put(watched.children(1.0, 1.0))
-        assert watched.tree.wide == (explored >= WIDE[0])
-    while watched.tree.wide:
-        taken(watched.tree)
-        watched.tree.put([])
-    assert watched.tree.explored < 2 * WIDE[0]
 
 
 def test_no_dives_where_nothing_is_to_be_found() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 import poetopt as po
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.engine.deepening import claim
 from poetopt.engine.proof import Proof
-from poetopt.engine.scopes import claim
 from poetopt.operators.signature import signature
 from poetopt.plan import codec
 from poetopt.plan.instructions import Action, Instruction, Plan

@@ -54,7 +54,7 @@ def test_no_plan_in_time_is_cut_off(seed: int) -> None:
     if limit < problem.baseline_time_s:
         return
     model = RETENTION.build(problem, ram_bytes=ram_bytes, makespan_s=limit)
-    points = {s: values for s, _ in within if (values := RETENTION.start(model, s)) is not None}
+    points = {s: values for s, _ in within if (values := RETENTION.points.values(model, s)) is not None}
     late = [values for s, values in points.items() if times[s] > limit]
     in_time = [values for s, values in points.items() if times[s] <= limit]
     draw = np.random.default_rng(seed)
@@ -94,10 +94,10 @@ def test_schedules_that_no_order_saves_are_caught() -> None:
             if limit >= least:
                 continue
             model = RETENTION.build(problem, ram_bytes=ram_bytes, makespan_s=limit)
-            values = RETENTION.start(model, schedule)
+            values = RETENTION.points.values(model, schedule)
             if (
                 values is None
-                or RETENTION.schedule(model, FakePoint(values, integral=True)) != schedule  # a page-in for nothing
+                or RETENTION.points.schedule(model, FakePoint(values, integral=True)) != schedule  # a needless page-in
                 or sum(problem.operators[j].time_s for _, j in schedule.recomputes) + (problem.baseline_time_s) > limit
             ):
                 continue

@@ -41,7 +41,7 @@ def test_pressure_is_where_memory_was_full_by_what_ordinary_training_keeps_there
     problem = random_problem(random.Random(seed), operators=7, training=True)
     simulation = simulate(plan_of(problem, Schedule()))
     model = RETENTION.build(problem, ram_bytes=simulation.peak_bytes)
-    values = RETENTION.start(model, Schedule())
+    values = RETENTION.points.values(model, Schedule())
     assert values is not None
     kept = next(array for variable, array in values if variable is model.residency.k)
     pressure = Pressure(model.space)

@@ -65,7 +65,7 @@ def test_images_of_cuts_hold_at_every_valid_schedule(seed: int) -> None:
     valid = sorted(schedules, key=repr)
     ram_bytes = max(simulate(plan_of(problem, schedule)).peak_bytes for schedule in valid)
     model = RETENTION.build(problem, ram_bytes=ram_bytes)
-    points = [values for schedule in valid if (values := RETENTION.start(model, schedule)) is not None]
+    points = [values for schedule in valid if (values := RETENTION.points.values(model, schedule)) is not None]
     assert points
     items = [by_item(values) for values in points]
     draw = np.random.default_rng(seed)

@@ -37,7 +37,7 @@ def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.Monkey
         valid.append((schedule, simulate(plan).peak_bytes))
     ram_bytes = max(peak for _, peak in valid)
     model = RETENTION.build(problem, ram_bytes=ram_bytes)
-    points = [values for schedule, _ in valid if (values := RETENTION.start(model, schedule)) is not None]
+    points = [values for schedule, _ in valid if (values := RETENTION.points.values(model, schedule)) is not None]
     assert points
     items = [by_item(values) for values in points]
     draw = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def test_a_schedule_satisfies_its_own_model(seed: int) -> None:
         schedule = schedule_of(random_plan(rng, problem))
         peak = simulate(plan_of(problem, schedule)).peak_bytes
         model = RETENTION.build(problem, ram_bytes=peak)
-        values = RETENTION.start(model, schedule)
+        values = RETENTION.points.values(model, schedule)
     for variable, array in values:
         for item, value in zip(variable.values(), array, strict=True):
             item.set_value(float(value))

@@ -8,10 +8,12 @@ and to be changed.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from poetopt.formulations.contract import Points, Values
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.labels import labels
@@ -19,8 +21,8 @@ from poetopt.formulations.poet.memory import memory
 from poetopt.formulations.poet.paging import paging, paging_source
 from poetopt.formulations.poet.rematerialization import rematerialization
 from poetopt.formulations.poet.space import PoetSpace, poet_space
-from poetopt.formulations.rows import Floats, PointLike
-from poetopt.schedule import Schedule
+from poetopt.formulations.rows import Ints, PointLike, Row
+from poetopt.schedule import FractionalSchedule, Schedule
 
 
 def _schedule(model: Any, point: PointLike) -> Schedule:
@@ -35,7 +37,7 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
     return Schedule(frozenset(recomputes), frozenset(page_ins))
 
 
-def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
+def _values(model: Any, schedule: Schedule) -> Values | None:
     """R alone is enough of a start: the solver completes the rest, or drops it."""
     space: PoetSpace = model.space
     R = np.zeros(len(space.computes))
@@ -53,14 +55,46 @@ def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     return values
 
 
+def _stages(model: Any) -> list[tuple[Any, Ints]]:
+    space: PoetSpace = model.space
+    computes = np.array([t for t, _ in space.computes], dtype=np.int64)
+    residences = np.array([t for t, _ in space.residences], dtype=np.int64)
+    stages = [(model.rematerialization.R, computes), (model.rematerialization.S_ram, residences)]
+    if space.paging:
+        stages += [(variable, residences) for variable in (model.paging.S_aux, model.paging.M_in, model.paging.M_out)]
+    return stages
+
+
+def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
+    space: PoetSpace = model.space
+    kept = np.zeros((len(space.problem.tensors), len(space.problem.operators) + 1))
+    for (t, i), share in zip(space.residences, point[model.rematerialization.S_ram], strict=True):
+        kept[i, max(t - 1, 0)] = share
+    recomputes = zip(space.computes, point[model.rematerialization.R].tolist(), strict=True)
+    page_ins: dict[tuple[int, int], float] = {}
+    if space.paging:
+        paged = zip(space.residences, point[model.paging.M_in].tolist(), strict=True)
+        page_ins = {(t + 1, i): share for (t, i), share in paged if share > 0}
+    return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
+
+
+def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row:
+    """Leaves the values of R and M_in out: other moves may give the same plan, but none that was refused comes back."""
+    variables: list[Any] = []
+    signs: list[float] = []
+    for variable, array in values:
+        variables += variable.values()
+        signs += np.where(array > 0.5, -1.0, 1.0).tolist()
+    return Row(variables, signs, 1.0 + sum(min(sign, 0.0) for sign in signs), math.inf, 1.0, "no_good", core=True)
+
+
 poet = Formulation(
     name="poet",
     doc=__doc__,
     blocks=(paging, rematerialization, paging_source, memory, deadline),
     space=poet_space,
-    schedule=_schedule,
-    start=_start,
-    labels=labels,
+    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
+    no_good=_no_good,
     strict=True,
     simulated=("paging", "rematerialization", "paging_source", "memory", "deadline"),
 )

@@ -66,7 +66,9 @@ class PoetSpace:
         return float(math.gcd(*sizes) or 1)
 
 
-def poet_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> PoetSpace:
+def poet_space(
+    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, lean: bool = False
+) -> PoetSpace:
     """Algorithm 1's space. Raises FormulationError for any scope but `full`."""
     check_supported(problem, "formulation 'poet'")
     if scope != "full":

@@ -13,31 +13,38 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.block import Limits
+from poetopt.formulations.contract import Points
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.retention.backwards import backwards
-from poetopt.formulations.retention.beyond import beyond
 from poetopt.formulations.retention.chain_cuts import chain_cuts
-from poetopt.formulations.retention.dear import dear
+from poetopt.formulations.retention.dominated import dominated
 from poetopt.formulations.retention.hiding import hiding
+from poetopt.formulations.retention.label_setting.search import label_search
 from poetopt.formulations.retention.labels import labels
-from poetopt.formulations.retention.late import gives_up
 from poetopt.formulations.retention.memory import memory
+from poetopt.formulations.retention.no_good import no_good
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
-from poetopt.formulations.retention.space import RetentionSpace, lean_space, retention_space
+from poetopt.formulations.retention.scope_difference import scope_difference
+from poetopt.formulations.retention.space import RetentionSpace, count_recomputes, retention_space
 from poetopt.formulations.retention.wake import wake
 from poetopt.formulations.rows import Floats, Ints, PointLike
-from poetopt.formulations.scope import NEEDED, scope_depth
+from poetopt.formulations.scope import NEEDED
 from poetopt.problem import Problem
-from poetopt.schedule import Leaning, Schedule
+from poetopt.schedule import FractionalSchedule, Schedule
 
+DEPTHS = (4, 8, 12, 16, 24, 32)
+"""The depths that `auto` goes through."""
+NEAR_DEPTHS = 3
+"""So many of them where `forward` follows."""
+MOST_RECOMPUTES = 40_000
+"""`forward` follows where it has no more recomputes: a model of more is built and cut for minutes."""
 SMALL_SHARE, SMALL = 0.34, 5000
-"""A scope is small with at most such a share of the recomputes of `forward`, and at most so many."""
+"""`needed` stands before it with at most such a share of its recomputes, and at most so many."""
 NOTHING = 1e-3
-"""A share of a decision that is below this isn't leant to."""
+"""A share of a decision that is below this is none."""
 
 
 def _schedule(model: Any, point: PointLike) -> Schedule:
@@ -51,7 +58,7 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
     return Schedule(frozenset(recomputes), frozenset(page_ins))
 
 
-def _start(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
+def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     """Values of all variables for `schedule`, or None where it uses a decision that the space hasn't."""
     space: RetentionSpace = model.space
     settled = _settled(space, schedule)
@@ -86,7 +93,7 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
     if any((i, stage) not in space.point_of for stage, i in page_ins):
         return None
     for stage, operator in schedule.recomputes:
-        if space.lean and space.dear[operator] and (operator, stage) not in space.recompute_of:
+        if space.lean and space.dominated[operator] and (operator, stage) not in space.recompute_of:
             page_ins.update((stage, i) for i in space.problem.operators[operator].outputs if space.tensor_bytes[i])
         else:
             recomputes.add((stage, operator))
@@ -137,7 +144,7 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
     return stages
 
 
-def _leaning(model: Any, point: PointLike) -> Leaning:
+def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     space: RetentionSpace = model.space
     recomputes = zip(space.recompute_stage, space.recompute_operator, point[model.recompute.r], strict=True)
     page_ins: dict[tuple[int, int], float] = {}
@@ -145,41 +152,42 @@ def _leaning(model: Any, point: PointLike) -> Leaning:
         pages = space.page_point
         paged = zip(space.point_stage[pages], space.point_tensor[pages], point[model.paging.p], strict=True)
         page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > NOTHING}
-    return Leaning(
+    return FractionalSchedule(
         space.crossing(point[model.residency.k]),
         {(int(t), int(j)): float(share) for t, j, share in recomputes if share > NOTHING},
         page_ins,
     )
 
 
-def _between(problem: Problem, limits: Limits, paging: bool) -> str:
-    """`needed`, where paging ends enough chains for it to be small."""
-    if not dear(problem, limits, paging).any():
-        return ""
-    needed, forward = (
-        len(lean_space(problem, limits, scope, paging, True).recompute_stage) for scope in (NEEDED, "forward")
+def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
+    """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule.
+
+    `needed` stands before `forward` where paging ends enough chains for it to be small: the optimum of `forward` is
+    mostly found there.
+    """
+    if not remat:
+        return ("full",)
+    depths, paging = tuple(f"depth:{depth}" for depth in DEPTHS), paging and problem.paging
+    forward = count_recomputes(problem, limits, "forward", paging)
+    if forward > MOST_RECOMPUTES:
+        return (*depths, "full")
+    small = dominated(problem, limits, paging).any() and (
+        count_recomputes(problem, limits, NEEDED, paging) <= min(SMALL_SHARE * forward, SMALL)
     )
-    return NEEDED if needed <= min(SMALL_SHARE * forward, SMALL) else ""
+    return (*depths[:NEAR_DEPTHS], *((NEEDED,) if small else ()), "forward", "full")
 
 
 retention = Formulation(
     name="retention",
     doc=__doc__,
     blocks=(recompute, paging, residency, memory, rounding, chain_cuts, wake, deadline, hiding),
-    space=lean_space,
-    whole_space=retention_space,
-    schedule=_schedule,
-    start=_start,
-    stages=_stages,
-    labels=labels,
-    deepening=True,
-    depth=scope_depth,
-    between=_between,
-    beyond=beyond,
-    gives_up=gives_up,
-    leaning=_leaning,
-    backwards=backwards,
+    space=retention_space,
+    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     simulated=("recompute", "paging", "residency", "memory", "rounding", "chain_cuts", "wake", "deadline", "hiding"),
+    scopes=_scopes,
+    scope_difference=scope_difference,
+    no_good=no_good,
+    label_search=label_search,
 )
 build = retention.build
 with_block = retention.with_block

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.retention.dear import dear, replaced
+from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
 from poetopt.problem import Problem, check_supported
@@ -43,7 +43,7 @@ class RetentionSpace:
         (n_pages,) the points at which the tensor may be paged in.
     page_index
         (n_points,) index into `page_point`, or -1.
-    dear
+    dominated
         (n_operators,) bool: the operators of which a recompute is no better than page-ins.
     lean
         Whether such recomputes are left out.
@@ -64,7 +64,7 @@ class RetentionSpace:
     recompute_stage: Ints
     page_point: Ints
     page_index: Ints
-    dear: Flags
+    dominated: Flags
     lean: bool
 
     @cached_property
@@ -160,15 +160,15 @@ class RetentionSpace:
         return float(math.gcd(*map(int, sizes)) or 1)
 
 
-def recomputable_stages(problem: Problem, scope: str, remat: bool, dear: Flags | None = None) -> tuple[Flags, str]:
+def recomputable_stages(problem: Problem, scope: str, remat: bool, costly: Flags | None = None) -> tuple[Flags, str]:
     """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
 
     `depth:D`: in a backward stage, forward operators on chains of at most D that end in an input of the stage's own
-    operator. `forward`: on chains of any length. `needed`: on those without a `dear` operator. `full`: any operator in
-    any later stage.
+    operator. `forward`: on chains of any length. `needed`: on those without a `costly` operator. `full`: any operator
+    in any later stage.
 
-    dear
-        (n_operators,) bool: none, where it is None.
+    costly
+        (n_operators,) bool: see `dominated`. None: no operator is.
 
     Raises FormulationError for a scope of another form.
     """
@@ -179,8 +179,8 @@ def recomputable_stages(problem: Problem, scope: str, remat: bool, dear: Flags |
     if scope == "full":
         return np.tri(n, k=-1, dtype=bool) & able, "full"
     forward = able & np.array([not operator.backward for operator in problem.operators], dtype=bool)
-    if scope == NEEDED and dear is not None:
-        forward &= ~dear
+    if scope == NEEDED and costly is not None:
+        forward &= ~costly
     return _within(problem, forward, scope_depth(scope)), scope_name(scope)
 
 
@@ -207,13 +207,15 @@ def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
     return allowed
 
 
-def lean_space(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> RetentionSpace:
-    """`retention_space` for energy alone."""
-    return retention_space(problem, limits, scope, paging, remat, lean=True)
+def count_recomputes(problem: Problem, limits: Limits, scope: str, paging: bool) -> int:
+    """How many recomputes a lean space of `scope` has, without enumerating anything else."""
+    costly = dominated(problem, limits, paging)
+    allowed, _ = recomputable_stages(problem, scope, True, costly)
+    return int((allowed & ~replaced(costly)).sum())
 
 
 def retention_space(
-    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, *, lean: bool = False
+    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, lean: bool = False
 ) -> RetentionSpace:
     """Enumerate the decisions of a scope.
 
@@ -223,13 +225,13 @@ def retention_space(
     - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
       for the first point where the tensor is read, where the room that it takes is needed anyway; if the tensor is
       made before that, it isn't needed at all. Neither costs more, and every instant in between has more room.
-    - A page-in right after a real use, in the next stage, unless the tensor's operator is dear (`retention.dear`): the
+    - A page-in right after a real use, in the next stage, unless the tensor's operator is `dominated`: the
       tensor is an input of the stage before, so that it can stay. (Plans that let recomputes have its room in between
       lie outside of the space.)
-    - If `lean`, a recompute that page-ins can stand for, as its operator is dear.
+    - If `lean`, a recompute that page-ins can stand for, as its operator is `dominated`.
     """
     check_supported(problem, "formulation 'retention'")
-    costly = dear(problem, limits, paging)
+    costly = dominated(problem, limits, paging)
     allowed, name = recomputable_stages(problem, scope, remat, costly)
     if lean:
         allowed &= ~replaced(costly)
@@ -281,6 +283,6 @@ def retention_space(
         recompute_stage=recompute_stage,
         page_point=page_point,
         page_index=page_index,
-        dear=costly,
+        dominated=costly,
         lean=lean,
     )

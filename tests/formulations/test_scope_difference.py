@@ -10,11 +10,11 @@ import pytest
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations.retention import retention
-from poetopt.formulations.retention.beyond import beyond
+from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.space import RetentionSpace
 from tests.problems import random_budget, random_problem, random_tight
 
-WHOLE = replace(retention, name="whole", beyond=None)
+WHOLE = replace(retention, name="whole", scope_difference=None)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -39,10 +39,10 @@ def test_the_row_counts_what_the_inner_scope_lacks() -> None:
     model = retention.build(problem, ram_bytes=random_budget(random.Random(4), problem), scope="full")
     space: RetentionSpace = model.space
     inner = retention.build(problem, ram_bytes=space.limits.ram_bytes, scope="depth:1").space
-    row = beyond(model, "depth:1", frozenset())
+    row = scope_difference(model, "depth:1", frozenset())
     assert row is not None
     assert len(row.variables) == len(space.recompute_of) - len(inner.recompute_of) > 0
-    nothing = beyond(model, "full", frozenset())
+    nothing = scope_difference(model, "full", frozenset())
     assert nothing is not None
     assert not nothing.variables
 
@@ -50,10 +50,10 @@ def test_the_row_counts_what_the_inner_scope_lacks() -> None:
 def test_there_is_none_where_the_order_of_transfers_counts() -> None:
     problem = random_problem(random.Random(4), operators=12, training=True)
     model = retention.build(problem, ram_bytes=problem.least_ram_bytes, scope="forward")
-    assert beyond(model, "depth:1", frozenset({"hiding"})) is None
+    assert scope_difference(model, "depth:1", frozenset({"hiding"})) is None
     woken = retention.build(replace(problem, wake_j=1.0), ram_bytes=problem.least_ram_bytes, scope="forward")
-    assert beyond(woken, "depth:1", frozenset()) is None
-    assert retention.with_block(*()).beyond is None
+    assert scope_difference(woken, "depth:1", frozenset()) is None
+    assert retention.with_block(*()).scope_difference is None
 
 
 def test_a_recompute_that_costs_nothing_and_is_in_no_row_is_no_error() -> None:

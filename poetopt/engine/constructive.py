@@ -1,4 +1,4 @@
-"""Schedules that a search begins with: replays at several targets, and solutions of plainer problems."""
+"""Constructive heuristics: schedules that a search begins with, of replays and of plainer problems."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
     if not (problem.wake_j and problem.paging and options.paging and options.remat):
         return
     for paging, remat, share in PLAIN:
-        limit = share * max(run.remaining_s, 0.0)
+        limit = share * max(run.budget.remaining_s, 0.0)
         with run.timed("plain schedules"):
             found = solve(problem, replace(options, paging=paging, remat=remat, time_limit_s=limit))
         if found.plan is not None:

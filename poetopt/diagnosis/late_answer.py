@@ -16,37 +16,32 @@ from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
 
 
-class Sighting(Exception):  # noqa: N818 - nothing went wrong
-    """Ends a search for remedies: none is needed. `solution` is the answer to what was asked."""
-
-    def __init__(self, solution: Solution) -> None:
-        super().__init__(f"a plan that fits: {solution.status}")
-        self.solution = solution
-
-
-@dataclass(frozen=True)
-class Lookout:
+@dataclass
+class LateAnswer:
     """Looks at plans that are found for other budgets, deadlines and blocks than those asked for.
 
     blank
         What the search for those ended with. Only `unknown` leaves room for a plan: what is proven infeasible in its
         scope stays that.
+    solution
+        The first plan that keeps all that was asked, as the answer; None: there was none so far.
     """
 
     problem: Problem
     options: Options
     blank: Solution
     begin: float = field(default_factory=time.monotonic)
+    solution: Solution | None = None
 
     def see(self, plan: Plan, simulation: Simulation, arena_bytes: int, *, by_rules: bool = False) -> None:
-        """Raises Sighting where the plan keeps all that was asked; its bound is what the search for that proved.
+        """Note a plan that keeps all that was asked; its bound is what the search for that proved.
 
         A plan for another problem, as one with more storage, is none.
 
         by_rules
             Whether the plan was found by the formulation's own rules, in the scope that was asked for.
         """
-        if self.blank.status is not Status.UNKNOWN or plan.problem is not self.problem:
+        if self.solution is not None or self.blank.status is not Status.UNKNOWN or plan.problem is not self.problem:
             return
         chosen = formulation(self.options.formulation)
         if not by_rules and not chosen.plans_count:
@@ -73,4 +68,4 @@ class Lookout:
             total_s=self.blank.total_s + took_s,
             timing={**self.blank.timing, "remedies": took_s},
         )
-        raise Sighting(replace(found, status=graded(found.overhead_gap, self.options.gap)))
+        self.solution = replace(found, status=graded(found.overhead_gap, self.options.gap))

@@ -7,16 +7,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
-
 from poetopt.diagnosis.solve import solve
-from poetopt.engine import attempt, model_search
-from poetopt.engine.attempt import interrupted
-from poetopt.engine.proof import NEARLY, Proof
+from poetopt.engine.budget import NEARLY, Budget
+from poetopt.engine.deepening import claim
+from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
-from poetopt.engine.scopes import claim
+from poetopt.engine.scope_search import interrupted
 from poetopt.engine.solution import Options, Solution, Status
-from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
@@ -33,17 +30,18 @@ def proof(depth: int, bound: float, value: float | None, gap: float = 1e-3) -> P
 def test_only_what_is_nearly_proven_makes_room_for_a_deeper_scope() -> None:
     problem = random_problem(random.Random(4), operators=6, training=True)
     run = Run(problem, Options(ram_bytes=10**9, time_limit_s=1000.0), None)
-    run.soon = time.monotonic() - 1.0
-    assert run.remaining_s > 100, "nothing is known yet"
+    now = time.monotonic()
+    budget = Budget(now + 1000.0, 1e-3, nearly_until=now - 1.0)
+    assert run.remaining_s(budget) > 100, "nothing is known yet"
     again = next(j for j, operator in enumerate(problem.operators) if operator.recomputable and operator.energy_j > 0)
     run.offer(Schedule(frozenset({(len(problem.operators) - 1, again)}), frozenset()), "test")
     value = run.incumbent.value
     assert value is not None
     assert value > 0
-    run.bound = value * (1 - 2 * NEARLY)
-    assert run.remaining_s > 100
-    run.bound = value * (1 - NEARLY / 2)
-    assert run.remaining_s < 0
+    run.enter("depth:4", value * (1 - 2 * NEARLY))
+    assert run.remaining_s(budget) > 100
+    run.enter("depth:4", value * (1 - NEARLY / 2))
+    assert run.remaining_s(budget) < 0
 
 
 def test_the_deepest_proof_is_claimed() -> None:
@@ -100,29 +98,6 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
     )
 
 
-def test_a_look_at_a_deeper_scope_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt, "AHEAD", {"depth:1": "depth:8"})
-    monkeypatch.setattr(model_search, "AHEAD_S", -1.0)
-    monkeypatch.setattr(model_search, "AHEAD_GAP", 0.0)
-    seen: list[str] = []
-
-    def look(run: Run, chosen: Formulation, scope: str) -> None:
-        before = run.bound
-        whole(run, chosen, scope)
-        assert run.bound == before
-        seen.append(run.scope)
-
-    whole = attempt.look_ahead
-    monkeypatch.setattr(attempt, "look_ahead", look)
-    for problem, shallow, _, overhead_j in deeper_pays():
-        found = solve(problem, shallow.options)
-        assert found.status is Status.OPTIMAL
-        assert found.simulation is not None
-        assert shallow.simulation is not None
-        assert overhead_j - 1e-9 <= found.simulation.overhead_j <= shallow.simulation.overhead_j + 1e-9
-    assert "depth<=1" in seen
-
-
 def test_a_plan_found_since_that_is_better_than_all_of_a_proven_scope_lies_outside_of_it() -> None:
     problem = random_problem(random.Random(4), operators=6, training=True)
     run = Run(problem, Options(ram_bytes=10**9), None)
@@ -134,5 +109,5 @@ def test_a_plan_found_since_that_is_better_than_all_of_a_proven_scope_lies_outsi
     found = interrupted(run, "forward", proof(4, 2 * value, 2 * value))
     assert (found.asked, found.bound) == ("depth:4", 2 * value)
     assert found.outdone
-    run.bound = value / 2
+    run.enter("forward", value / 2)
     assert interrupted(run, "forward", proof(4, 2 * value, 2 * value)).asked == "forward"

@@ -1,4 +1,4 @@
-"""Schedules made of relaxations: the greedy replay, which evicts and brings back what the relaxation leans to.
+"""Relaxation-guided list scheduling: the greedy replay, which evicts and brings back by the relaxation's shares.
 
 A relaxation that is nearly whole says nearly everything; rounded, it breaks some row. The replay keeps all of them by
 construction: where memory is short it evicts what the relaxation keeps least of, and what is missing comes back in the
@@ -12,16 +12,14 @@ in the presence of release dates", Mathematical Programming 82 (1998); the repla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from poetopt.heuristics.greedy import Replay, may_run_again, no_pause
-from poetopt.plan.assemble import plan_of
-from poetopt.plan.machine import effects
+from poetopt.heuristics.greedy import Replay, may_run_again
 from poetopt.problem import Problem
-from poetopt.schedule import Leaning, Schedule
+from poetopt.schedule import FractionalSchedule, Schedule
 
 DIGITS = 1
 """Digits of a share that count: tensors that are kept alike are evicted by what they cost."""
@@ -29,14 +27,14 @@ DIGITS = 1
 
 @dataclass
 class GuidedReplay(Replay):
-    """A replay that follows `leaning`."""
+    """A replay that follows the shares of a relaxation."""
 
-    leaning: Leaning = field(kw_only=True)
+    shares: FractionalSchedule = field(kw_only=True)
 
     def _pages(self, i: int) -> bool:
         stage, producer = self.stage, self._producer[i]
-        paged = self.leaning.page_ins.get((stage, i), 0.0)
-        computed = self.leaning.recomputes.get((stage, producer), 0.0)
+        paged = self.shares.page_ins.get((stage, i), 0.0)
+        computed = self.shares.recomputes.get((stage, producer), 0.0)
         if computed > paged and self._may_recompute(producer) and self._recompute_cost(i) < math.inf:
             return False
         if paged > 0 and self._page_cost(i) < math.inf:
@@ -45,43 +43,24 @@ class GuidedReplay(Replay):
 
     def _tiers(self, able: list[int]) -> Iterable[list[int]]:
         stage, next_read = self.stage, self._next_read
-        kept = np.round(self.leaning.kept[able, stage], DIGITS).tolist()
+        kept = np.round(self.shares.kept[able, stage], DIGITS).tolist()
         tiers: dict[float, list[int]] = {}
         for i, share in zip(able, kept, strict=True):
             tiers.setdefault(share if next_read[i] > stage else 1.0, []).append(i)
         return (tiers[share] for share in sorted(tiers))
 
 
-def guided(
+def list_schedule(
     problem: Problem,
     ram_bytes: int,
-    leaning: Leaning,
+    shares: FractionalSchedule,
     *,
     paging: bool,
     remat: bool,
-    pause: Callable[[], None] = no_pause,
 ) -> Schedule | None:
-    """A schedule that aims at `ram_bytes` and follows `leaning`, or None where nothing can be evicted.
-
-    pause
-        Called at each stage.
+    """A schedule that aims at `ram_bytes` and follows `shares`, or None where nothing can be evicted.
 
     Like `greedy`, it isn't simulated, and runs forward operators again however long the chain.
     """
     again = may_run_again(problem, remat)
-    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, leaning=leaning, pause=pause).run()
-
-
-def leaning_of(problem: Problem, schedule: Schedule) -> Leaning:
-    """What a schedule leans to that takes more than the budget: itself, to be followed as far as there is room."""
-    kept = np.zeros((len(problem.tensors), len(problem.operators) + 1))
-    resident = set(problem.at_start)
-    stage, noted = 0, 0
-    for effect in effects(problem).each(plan_of(problem, schedule).instructions):
-        if noted < stage and (effect.operator >= 0 or effect.fetches):
-            kept[list(resident), stage - 1] = 1.0  # what the stage before has left
-            noted = stage
-        resident.update(effect.makes)
-        resident.difference_update(effect.frees)
-        stage += effect.operator == stage
-    return Leaning(kept, dict.fromkeys(schedule.recomputes, 1.0), dict.fromkeys(schedule.page_ins, 1.0))
+    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, shares=shares).run()

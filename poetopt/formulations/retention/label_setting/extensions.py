@@ -1,4 +1,4 @@
-r"""What a label of the search stage by stage may become, and what completes it at least; see `backwards`."""
+r"""What a label may be extended to in one stage, and the least that completes it; see `search`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDEST = 150_000
 """A search with more labels in a stage is given up."""
 
 
-class Moves:
+class Extensions:
     """Labels of one space, a stage at a time."""
 
     def __init__(self, space: RetentionSpace) -> None:

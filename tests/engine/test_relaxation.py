@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from poetopt.diagnosis.solve import solve
-from poetopt.engine.lightened import Lightened, lighten
+from poetopt.engine.relaxation import RelaxedRun, lighten
 from poetopt.engine.run import Run
-from poetopt.engine.solution import Options, Progress, Status
+from poetopt.engine.solution import Options, Status
 from poetopt.formulations.retention import retention
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
@@ -19,7 +19,7 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 SIDE = 3
-LIGHT = replace(retention, name="by the model", backwards=None)
+LIGHT = replace(retention, name="by the model", label_search=None)
 
 
 def network(rng: random.Random, layers: int, storage: bool = True) -> Problem:
@@ -84,77 +84,32 @@ def test_what_is_proven_by_it_holds_of_the_whole(seed: int, storage: bool) -> No
     problem = network(rng, 4, storage)
     ram = tight(rng, problem)
     exact = solve(problem, Options(ram_bytes=ram, scope="forward", gap=1e-7, time_limit_s=60))
-    plain = replace(retention, name="plain", between=None, backwards=None)
-    for formulation in (plain, replace(plain, between=retention.between)):
-        found = solve(problem, Options(ram_bytes=ram, scope="forward", gap=0.5, formulation=formulation))
-        if exact.simulation is None:
-            assert found.plan is None
-            continue
-        assert exact.status is Status.OPTIMAL
-        assert found.plan is not None
-        assert found.simulation is not None
-        assert found.overhead_bound_j is not None
-        optimum = exact.simulation.overhead_j
-        simulate(found.plan, ram_bytes=ram)
-        assert found.overhead_bound_j <= optimum * (1 + 1e-9)
-        assert found.outdone or found.simulation.overhead_j >= optimum * (1 - 1e-9)
-        assert found.status is not Status.FEASIBLE, "what the lightened problem leaves open is the whole one's to close"
-
-
-def test_what_small_tensors_take_beyond_the_budget_is_found_elsewhere() -> None:
-    repaired = refused = 0
-    for seed in range(25):
-        rng = random.Random(seed)
-        problem = network(rng, 4)
-        options = Options(ram_bytes=tight(rng, problem), scope="forward", gap=0.5, formulation=LIGHT)
-        run = Run(problem, options, None)
-        both = Lightened.of(run)
-        assert both is not None
-        light = both.relaxed
-        plan = solve(light.problem, replace(options, gap=1e-3, time_limit_s=10.0)).plan
-        if plan is None or not run.incumbent.excess_bytes(schedule_of(plan)):
-            continue
-        refused += 1
-        if light.offer(schedule_of(plan), "search"):
-            repaired += 1
-            assert run.incumbent.best is not None
-            simulate(run.incumbent.best.plan, ram_bytes=options.ram_bytes)
-    assert 0 < repaired <= refused
+    found = solve(problem, Options(ram_bytes=ram, scope="forward", gap=0.5, formulation=LIGHT))
+    if exact.simulation is None:
+        assert found.plan is None
+        return
+    assert exact.status is Status.OPTIMAL
+    assert found.plan is not None
+    assert found.simulation is not None
+    assert found.overhead_bound_j is not None
+    optimum = exact.simulation.overhead_j
+    simulate(found.plan, ram_bytes=ram)
+    assert found.overhead_bound_j <= optimum * (1 + 1e-9)
+    assert found.outdone or found.simulation.overhead_j >= optimum * (1 - 1e-9)
+    assert found.status is not Status.FEASIBLE, "what the relaxation leaves open is the whole problem's to close"
 
 
 def test_what_is_found_counts_by_the_whole_problem() -> None:
     problem = network(random.Random(2), 6)
     options = Options(ram_bytes=int(0.6 * store_all_bytes(problem)), gap=0.5)
     run = Run(problem, options, None)
-    both = Lightened.of(run)
-    assert both is not None
-    assert Lightened.of(Run(problem, replace(options, gap=1e-6), None)) is None
-    light = both.relaxed
+    light = RelaxedRun.of(run)
+    assert light is not None
+    assert RelaxedRun.of(Run(problem, replace(options, gap=1e-6), None)) is None
     solution = solve(light.problem, replace(options, scope="full"))
     assert solution.plan is not None
     schedule = schedule_of(solution.plan)
-    value = light.incumbent.weigh(schedule)
     excess = run.incumbent.excess_bytes(schedule)
-    assert (excess > 0) == math.isinf(value)
-    assert light.offer(schedule, "search") >= (value < math.inf)
+    assert light.offer(schedule, "search") is (excess == 0)
     refusal = light.incumbent.refused(schedule)
     assert (refusal.arena_excess if refusal is not None else 0) == excess
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_what_leaves_small_tensors_their_room_keeps_the_budget(seed: int) -> None:
-    rng = random.Random(seed)
-    problem = network(rng, 4)
-    options = Options(ram_bytes=tight(rng, problem), scope="forward", gap=0.5, formulation=LIGHT)
-    told: list[Progress] = []
-    run = Run(problem, options, told.append)
-    both = Lightened.of(run)
-    assert both is not None
-    plan = solve(both.aside.problem, replace(both.aside.options, gap=1e-3, time_limit_s=10.0)).plan
-    if plan is not None:
-        assert run.incumbent.excess_bytes(schedule_of(plan)) == 0
-        both.aside.offer(schedule_of(plan), "search")
-        assert both.aside.incumbent.best is run.incumbent.best is not None
-    both.aside.raise_bound(1e9, "search")
-    assert run.bound == 0
-    assert {progress.overhead_bound_j for progress in told} == {0.0}, "what is proven with less room is told to nobody"

@@ -13,8 +13,8 @@ from poetopt.engine.solution import Options, Status
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention import retention
-from poetopt.formulations.retention.dear import dear
-from poetopt.formulations.retention.space import lean_space, retention_space
+from poetopt.formulations.retention.dominated import dominated
+from poetopt.formulations.retention.space import retention_space
 from poetopt.problem import Problem
 from poetopt.testing.exhaustive import MOST_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
@@ -39,7 +39,9 @@ def with_few_decisions(seed: int) -> tuple[Problem, int, str]:
         problem, scope = some_dear(rng, problem), rng.choice(["forward", "depth:1", "full"])
         limits = Limits(ram_bytes=ram)
         whole = retention_space(problem, limits, scope, True, True)
-        fewer = len(lean_space(problem, limits, scope, True, True).recompute_stage) < len(whole.recompute_stage)
+        fewer = len(retention_space(problem, limits, scope, True, True, True).recompute_stage) < len(
+            whole.recompute_stage
+        )
         if fewer and sum(map(len, decisions(whole))) <= MOST_DECISIONS:
             return problem, ram, scope
 
@@ -48,7 +50,7 @@ def with_few_decisions(seed: int) -> tuple[Problem, int, str]:
 def test_no_optimum_is_lost(seed: int) -> None:
     problem, ram, scope = with_few_decisions(seed)
     limits = Limits(ram_bytes=ram)
-    whole, lean = (space(problem, limits, scope, True, True) for space in (retention_space, lean_space))
+    whole, lean = (retention_space(problem, limits, scope, True, True, lean) for lean in (False, True))
     least = best(retention, valid(whole, ram), ram)
     found = best(retention, valid(lean, ram), ram)
     if least is None:
@@ -64,7 +66,7 @@ def test_both_models_have_the_same_optimum(seed: int) -> None:
     problem = some_dear(rng, random_problem(rng, operators=10, training=True))
     scope = rng.choice(["depth:1", "depth:2", "forward", "full"])
     asked = Options(ram_bytes=random_budget(rng, problem), scope=scope, gap=1e-7)
-    all_ = replace(retention, name="all", space=retention_space, backwards=None)
+    all_ = replace(retention, name="all", lean=False, label_search=None)
     one, other = solve(problem, asked), solve(problem, replace(asked, formulation=all_))
     assert one.status is other.status
     if one.simulation is None or other.simulation is None:
@@ -80,7 +82,7 @@ def test_a_schedule_with_dear_recomputes_is_a_start(seed: int) -> None:
     model = retention.build(problem, ram_bytes=ram, scope=scope)
     space = model.space
     for schedule, _, simulation in valid(retention_space(problem, space.limits, scope, True, True), ram)[:40]:
-        values = retention.start(model, schedule)
+        values = retention.points.values(model, schedule)
         if values is None:
             continue
         given = {id(variable): array for variable, array in values}
@@ -97,12 +99,12 @@ def test_a_schedule_with_dear_recomputes_is_a_start(seed: int) -> None:
 def test_all_recomputes_stay_where_more_than_energy_counts() -> None:
     problem, ram, scope = with_few_decisions(1)
     limits = Limits(ram_bytes=ram)
-    assert dear(problem, limits, True).any()
+    assert dominated(problem, limits, True).any()
     for timed in (replace(limits, makespan_s=1.0), replace(limits, compute_s=1.0)):
-        assert not dear(problem, timed, True).any()
-    assert not dear(problem, limits, False).any()
-    assert not dear(replace(problem, wake_j=1.0), limits, True).any()
-    assert not dear(replace(problem, storage_bytes=1), limits, True).any()
+        assert not dominated(problem, timed, True).any()
+    assert not dominated(problem, limits, False).any()
+    assert not dominated(replace(problem, wake_j=1.0), limits, True).any()
+    assert not dominated(replace(problem, storage_bytes=1), limits, True).any()
     other = retention.with_block(flash_wear(10**9))
     assert not other.build(problem, ram_bytes=ram, scope=scope).space.lean
     assert retention.build(problem, ram_bytes=ram, scope=scope).space.lean

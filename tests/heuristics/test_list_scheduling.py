@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from poetopt.diagnosis.solve import solve
-from poetopt.engine.guide import Guide
 from poetopt.engine.model import model_of, session_of
+from poetopt.engine.replays import Replays
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Block
 from poetopt.heuristics.greedy import greedy
-from poetopt.heuristics.guided import guided
+from poetopt.heuristics.list_scheduling import list_schedule
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
-from poetopt.schedule import Leaning, Schedule
+from poetopt.schedule import FractionalSchedule, Schedule
 from poetopt.testing.problems import tight
 from tests.formulations.points import FakePoint
 from tests.seeds import seeds
@@ -29,12 +29,11 @@ from tests.seeds import seeds
 RETENTION = formulation("retention")
 
 
-def leaning_of(problem: Problem, ram_bytes: int, schedule: Schedule) -> Leaning | None:
-    """What a schedule, as a point of the model, leans to."""
+def shares_of(problem: Problem, ram_bytes: int, schedule: Schedule) -> FractionalSchedule | None:
+    """The shares of a schedule, as a point of the model."""
     model = model_of(RETENTION, problem, Options(ram_bytes=ram_bytes), "full")
-    values = RETENTION.start(model, schedule)
-    assert RETENTION.leaning is not None
-    return None if values is None else RETENTION.leaning(model, FakePoint(values, True))
+    values = RETENTION.points.values(model, schedule)
+    return None if values is None else RETENTION.points.fractional(model, FakePoint(values, True))
 
 
 def overhead(problem: Problem, ram_bytes: int, schedule: Schedule | None) -> float | None:
@@ -53,12 +52,12 @@ def test_an_optimum_leads_back_to_itself() -> None:
         solution = solve(problem, Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1))
         if solution.plan is None or solution.simulation is None:
             continue
-        leaning = leaning_of(problem, ram_bytes, schedule_of(solution.plan))
-        if leaning is None:
+        shares = shares_of(problem, ram_bytes, schedule_of(solution.plan))
+        if shares is None:
             continue
         told += 1
         best = solution.simulation.overhead_j
-        found = overhead(problem, ram_bytes, guided(problem, ram_bytes, leaning, paging=True, remat=True))
+        found = overhead(problem, ram_bytes, list_schedule(problem, ram_bytes, shares, paging=True, remat=True))
         plain = overhead(problem, ram_bytes, greedy(problem, ram_bytes, paging=True, remat=True))
         assert found is None or solution.overhead_bound_j is None or found >= solution.overhead_bound_j - 1e-9
         same += found is not None and found <= best + 1e-9
@@ -69,18 +68,18 @@ def test_an_optimum_leads_back_to_itself() -> None:
 
 
 @pytest.mark.parametrize(("paging", "remat"), [(True, False), (False, True)])
-def test_what_is_ruled_out_isnt_leant_to(paging: bool, remat: bool) -> None:
-    """However much the point leans to it."""
+def test_what_is_ruled_out_isnt_followed(paging: bool, remat: bool) -> None:
+    """However much of it the point has."""
     found = 0
     for seed in range(60):
         problem, ram_bytes = tight(random.Random(seed), forward=5)
         stages = range(len(problem.operators))
-        everything = Leaning(
+        everything = FractionalSchedule(
             np.zeros((len(problem.tensors), len(problem.operators))),
             {(t, j): 1.0 for t in stages for j in stages if j < t},
             {(t, i): 1.0 for t in stages for i in range(len(problem.tensors))},
         )
-        schedule = guided(problem, ram_bytes, everything, paging=paging, remat=remat)
+        schedule = list_schedule(problem, ram_bytes, everything, paging=paging, remat=remat)
         if schedule is not None:
             found += 1
             assert paging or not schedule.page_ins
@@ -93,8 +92,8 @@ def test_a_storage_isnt_filled_beyond_what_it_holds() -> None:
     for seed in range(80):
         problem, ram_bytes = tight(random.Random(seed), forward=5)
         problem = replace(problem, storage_bytes=6, storage_block_bytes=1)
-        nothing = Leaning(np.zeros((len(problem.tensors), len(problem.operators))), {}, {})
-        schedule = guided(problem, ram_bytes, nothing, paging=True, remat=True)
+        nothing = FractionalSchedule(np.zeros((len(problem.tensors), len(problem.operators))), {}, {})
+        schedule = list_schedule(problem, ram_bytes, nothing, paging=True, remat=True)
         if schedule is not None:
             written = {i for _, i in schedule.page_ins}
             assert sum(problem.blocks(i) for i in written) <= 6
@@ -103,7 +102,7 @@ def test_a_storage_isnt_filled_beyond_what_it_holds() -> None:
 
 
 def followed(change: Callable[[Options], Options] = lambda options: options) -> list[float]:
-    """The values of what guides offer of relaxations of random problems."""
+    """The values of what replayss offer of relaxations of random problems."""
     values = []
     for seed in range(30):
         problem, ram_bytes = tight(random.Random(seed), forward=5)
@@ -113,7 +112,7 @@ def followed(change: Callable[[Options], Options] = lambda options: options) -> 
         relaxed = session_of(model, options, scale=1.0).relax(60.0)
         if relaxed.point is None:
             continue
-        Guide(run, run.chosen, model).follow(relaxed.point)
+        Replays(run, run.budget, model).follow(relaxed.point)
         if run.incumbent.value is not None:
             assert run.incumbent.value >= relaxed.objective - 1e-6 * abs(relaxed.objective)
             values.append(run.incumbent.value)

@@ -1,4 +1,4 @@
-"""Which recomputes are no better than paging: their operators cost as much as all that they write costs to move.
+"""Dominated recomputes: no better than paging, as their operators cost what moving all that they write costs.
 
 Say that operator j runs again in stage t for no less than writing out and paging in all its outputs. Then a schedule
 does as well that pages in, in the place of this recompute, those of j's outputs that aren't there. They were written
@@ -22,7 +22,7 @@ from poetopt.formulations.block import Limits
 from poetopt.problem import Problem
 
 
-def dear(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool_]:
+def dominated(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool_]:
     """(n_operators,) whether an optimum pages in what an operator writes rather than run it again."""
     none = np.zeros(len(problem.operators), dtype=bool)
     if not (paging and problem.paging) or problem.wake_j:
@@ -43,6 +43,6 @@ def dear(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool_]:
 
 
 def replaced(operators: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(n_stages, n_operators) the recomputes of dear operators that page-ins can stand for."""
+    """(n_stages, n_operators) the recomputes of `dominated` operators that page-ins can stand for."""
     places = np.arange(len(operators))
     return np.asarray(operators[None, :] & (places[:, None] >= places[None, :] + 2))

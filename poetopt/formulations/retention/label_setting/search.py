@@ -1,4 +1,4 @@
-r"""An exact search without a relaxation: stage by stage, from the step's end to its beginning.
+r"""Label setting: a dynamic program, stage by stage from the step's end to its beginning.
 
 A *label* at the beginning of a stage is $(N, W, c)$: what the rest of the step needs in RAM, which tensors it pages in
 (so that they are written out once), and what its recomputes and transfers cost. At the end it is
@@ -34,9 +34,9 @@ import numpy as np
 
 from poetopt import interrupts
 from poetopt.formulations.block import Limits
-from poetopt.formulations.retention.dominance import undominated
-from poetopt.formulations.retention.moves import WIDEST, Key, Moves, Step
-from poetopt.formulations.retention.space import RetentionSpace, lean_space
+from poetopt.formulations.retention.label_setting.dominance import undominated
+from poetopt.formulations.retention.label_setting.extensions import WIDEST, Extensions, Key, Step
+from poetopt.formulations.retention.space import RetentionSpace, retention_space
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -50,10 +50,10 @@ class Frontier:
     A label waits whose cost, with what completes it at least, isn't below any limit so far.
     """
 
-    def __init__(self, moves: Moves, ceiling_j: float, seed: int | None) -> None:
-        self._moves, self._ceiling = moves, ceiling_j
+    def __init__(self, extensions: Extensions, ceiling_j: float, seed: int | None) -> None:
+        self._extensions, self._ceiling = extensions, ceiling_j
         self._draw = None if seed is None else np.random.default_rng(seed)
-        stages = range(moves.stages)
+        stages = range(extensions.stages)
         self._costs: list[dict[Key, float]] = [{} for _ in stages]
         self._steps: list[dict[Key, Step]] = [{} for _ in stages]
         self._waiting: list[dict[Key, tuple[float, Step]]] = [{} for _ in stages]
@@ -69,10 +69,10 @@ class Frontier:
         """
         fresh: dict[Key, float] = {} if self._begun else {(0, 0): 0.0}
         self._begun, few = True, 0
-        for t in range(self._moves.stages - 1, -1, -1):
+        for t in range(self._extensions.stages - 1, -1, -1):
             interrupts.check()
             if fresh:
-                found = self._moves.before(t, fresh, self._ceiling, until)
+                found = self._extensions.before(t, fresh, self._ceiling, until)
                 if found is None:
                     return False
                 self._wait(t, found)
@@ -83,7 +83,7 @@ class Frontier:
             if coming and (together < FEW or together > GROWN * few):
                 kept = [label for label in self._costs[t].items() if label[0] not in coming]
                 labels = [(key, step[0]) for key, step in coming.items()]
-                chosen = undominated(self._moves, kept, labels, until, self._draw)
+                chosen = undominated(self._extensions, kept, labels, until, self._draw)
                 if chosen is None:
                     return False
                 few = len(kept) + len(chosen)
@@ -103,8 +103,8 @@ class Frontier:
         keys = [key for key, step in found.items() if step[0] < known.get(key, math.inf)]
         if not keys:
             return
-        bits = self._moves.bits([key[0] for key in keys]), self._moves.bits([key[1] for key in keys])
-        least = np.array([found[key][0] for key in keys]) + self._moves.completion(*bits, t)
+        bits = self._extensions.bits([key[0] for key in keys]), self._extensions.bits([key[1] for key in keys])
+        least = np.array([found[key][0] for key in keys]) + self._extensions.completion(*bits, t)
         for x in np.flatnonzero(least < self._ceiling):
             key, step = keys[x], found[keys[x]]
             if key not in waiting or step[0] < waiting[key][1][0]:
@@ -128,24 +128,24 @@ class Frontier:
         return Schedule(frozenset(recomputes), frozenset(page_ins))
 
 
-class Backwards:
+class RetentionLabels:
     """The search over the labels of one space."""
 
     def __init__(self, space: RetentionSpace) -> None:
         self.space = space
-        self._moves = Moves(space)
+        self._extensions = Extensions(space)
 
     @property
     def least_j(self) -> float:
         """What is plain of any schedule before a search."""
-        return self._moves.least_j
+        return self._extensions.least_j
 
     def begin(self, ceiling_j: float, seed: int | None = None) -> Frontier:
-        """A search below limits up to a ceiling; see `StageSearch`."""
-        return Frontier(self._moves, ceiling_j, seed)
+        """A search below limits up to a ceiling; see `LabelSearch`."""
+        return Frontier(self._extensions, ceiling_j, seed)
 
 
-def backwards(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> Backwards | None:
+def label_search(problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool) -> RetentionLabels | None:
     """The search over a scope; None where more counts than bytes and joules, or a label would be more than it is."""
     if limits.compute_s is not None or limits.makespan_s is not None or problem.wake_j:
         return None
@@ -155,4 +155,4 @@ def backwards(problem: Problem, limits: Limits, scope: str, paging: bool, remat:
         return None
     if any(not math.isfinite(tensor.page_in_j + tensor.page_out_j) for tensor in problem.tensors):
         return None
-    return Backwards(lean_space(problem, limits, scope, paging, remat))
+    return RetentionLabels(retention_space(problem, limits, scope, paging, remat, True))

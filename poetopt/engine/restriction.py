@@ -1,4 +1,4 @@
-"""How much tighter the model is made where layout or clock refuse what it finds."""
+"""Restriction refinement: how much tighter the model is made where layout or clock refuse what it finds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Ending
+from poetopt.engine.solution import Options
 
 SHRINK = 400
-"""The budget is first made smaller by this fraction of it, then by twice as much each time."""
+"""The RAM budget is first made smaller by this fraction of it, then by twice as much each time."""
 CLOSE = 0.02
 """Shares of what may hide that differ by less than this count as one."""
 
 
 @dataclass(frozen=True)
-class Tighter:
+class Restriction:
     """What a model lacks of what was asked: bytes of the budget, seconds of the deadline; and what may hide."""
 
     shrink: int = 0
@@ -23,11 +24,16 @@ class Tighter:
 
     @property
     def exact(self) -> bool:
-        """Whether it is what was asked, so that its bounds prove something."""
-        return self == Tighter()
+        """Whether the model is what was asked, so that its bounds prove something."""
+        return self == Restriction()
+
+    def of(self, options: Options) -> Options:
+        """What was asked, less what the model lacks of it."""
+        deadline_s = None if options.deadline_s is None else options.deadline_s - self.slower
+        return replace(options, ram_bytes=options.ram_bytes - self.shrink, deadline_s=deadline_s)
 
 
-class Tightening:
+class Refinement:
     """The steps: `next` after a refusal, told by `ended` how the model before ended.
 
     With DMA a plan is late because the model hides more of its transfers than the planner could. What may hide is then
@@ -40,11 +46,11 @@ class Tightening:
         self._overlaps = overlaps
         self._step = max(1, ram_bytes // SHRINK)
         self._least = ram_bytes // (8 * SHRINK)
-        self._now = Tighter()
+        self._now = Restriction()
         self._impossible, self._late = 0.0, 1.0
         self._last = False
 
-    def next(self, found: Incumbent) -> Tighter | None:
+    def next(self, found: Incumbent) -> Restriction | None:
         """What to try now, by what was refused of the model before; None where that leaves nothing to try."""
         if self._last:
             return None
@@ -62,7 +68,7 @@ class Tightening:
             return self._share(reached if between else (self._impossible + self._late) / 2)
         return self._now
 
-    def ended(self, ending: Ending) -> Tighter | None:
+    def ended(self, ending: Ending) -> Restriction | None:
         """What to try at once where the last step was too tight: between what was refused and what is impossible."""
         now = self._now
         if ending is not Ending.INFEASIBLE or self._last:
@@ -76,7 +82,7 @@ class Tightening:
             return None
         return self._now
 
-    def _share(self, share: float) -> Tighter | None:
+    def _share(self, share: float) -> Restriction | None:
         if self._late - self._impossible < CLOSE:
             return None
         self._now = replace(self._now, hidden_share=share)

@@ -1,4 +1,4 @@
-r"""What one scope holds beyond another, as a row.
+r"""Scope-difference cuts: what one scope holds beyond another, as a row.
 
 For a scope inside of the model's, with N the recomputes that only the model's has
 
@@ -20,19 +20,19 @@ from poetopt.formulations.retention.space import RetentionSpace, retention_space
 from poetopt.formulations.rows import Row
 
 
-def beyond(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
-    """The row of `model` over what it has beyond the scope `inner`, which must lie inside of the model's.
+def scope_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
+    """The row of `model` over the recomputes that the scope `inner` lacks, which must lie inside of the model's.
 
     sources
-        The blocks whose late rows the proof of the inner scope may rest on.
+        The blocks whose lazy constraints the proof of the inner scope may rest on.
     """
     space: RetentionSpace = model.space
     if space.problem.wake_j or "hiding" in sources:
         return None
-    known = retention_space(space.problem, space.limits, inner, space.paging, True, lean=space.lean).recompute_of
+    known = retention_space(space.problem, space.limits, inner, space.paging, True, space.lean).recompute_of
     variables = list(model.recompute.r.values())
     new = [x for pair, x in space.recompute_of.items() if pair not in known]
     operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]
     if any(not operator.energy_j for operator in operators):
         return None  # what costs nothing may satisfy the row for nothing, and may be in no other row of the model
-    return Row([variables[x] for x in new], [1.0] * len(new), 1.0, math.inf, 1.0, "beyond", core=True)
+    return Row([variables[x] for x in new], [1.0] * len(new), 1.0, math.inf, 1.0, "scope_difference", core=True)

@@ -14,7 +14,7 @@ from poetopt.engine.solution import Options, Status
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention import retention
-from poetopt.formulations.retention.backwards import Backwards, backwards
+from poetopt.formulations.retention.label_setting.search import RetentionLabels, label_search
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
@@ -23,13 +23,13 @@ from poetopt.testing.problems import crowded, tight
 from tests.problems import random_budget, random_problem
 
 
-def small(seed: int) -> tuple[Problem, int, Backwards]:
+def small(seed: int) -> tuple[Problem, int, RetentionLabels]:
     """A problem of few decisions, its budget, and the search."""
     rng = random.Random(seed)
     while True:
         problem, ram = tight(rng, forward=rng.choice([2, 3])) if rng.random() < 0.5 else crowded(rng, again=True)
         scope = rng.choice(["forward", "depth:1", "full"])
-        search = backwards(problem, Limits(ram_bytes=ram), scope, True, True)
+        search = label_search(problem, Limits(ram_bytes=ram), scope, True, True)
         assert search is not None
         if sum(map(len, decisions(search.space))) <= FEW_DECISIONS:
             return problem, ram, search
@@ -65,7 +65,7 @@ def test_the_same_optimum_as_by_the_model(seed: int) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng, operators=11, training=True)
     asked = Options(ram_bytes=random_budget(rng, problem), scope=rng.choice(["depth:1", "forward", "full"]), gap=1e-7)
-    modelled = replace(retention, name="modelled", backwards=None)
+    modelled = replace(retention, name="modelled", label_search=None)
     staged, whole = solve(problem, asked), solve(problem, replace(asked, formulation=modelled))
     assert staged.status is whole.status
     if staged.simulation is None or whole.simulation is None:
@@ -96,7 +96,7 @@ def _wide(inputs: int) -> Problem:
 
 def test_a_wide_read_is_given_up_rather_than_written_out() -> None:
     problem = _wide(40)
-    search = backwards(problem, Limits(ram_bytes=problem.least_ram_bytes + 15), "forward", True, True)
+    search = label_search(problem, Limits(ram_bytes=problem.least_ram_bytes + 15), "forward", True, True)
     assert search is not None
     assert search.begin(math.inf).below(math.inf, math.inf) is False
 
@@ -117,7 +117,7 @@ def test_what_cancels_out_is_no_bound(seed: int) -> None:
         for i, nbytes in enumerate(sizes)
     )
     problem = Problem("cancels", "paper", operators, tensors)
-    search = backwards(problem, Limits(ram_bytes=problem.working_set_bytes(3)), "full", True, True)
+    search = label_search(problem, Limits(ram_bytes=problem.working_set_bytes(3)), "full", True, True)
     assert search is not None
     found = search.begin(math.inf).below(math.inf, math.inf)
     assert found is True or (not isinstance(found, bool) and search.least_j <= found[0] * (1 + 1e-9))
@@ -125,6 +125,6 @@ def test_what_cancels_out_is_no_bound(seed: int) -> None:
 
 def test_there_is_none_where_more_counts_than_bytes_and_joules() -> None:
     problem, ram, _ = small(1)
-    assert backwards(replace(problem, wake_j=1.0), Limits(ram_bytes=ram), "forward", True, True) is None
-    assert backwards(problem, Limits(ram_bytes=ram, makespan_s=1e9), "forward", True, True) is None
-    assert retention.with_block(flash_wear(10**9)).backwards is None
+    assert label_search(replace(problem, wake_j=1.0), Limits(ram_bytes=ram), "forward", True, True) is None
+    assert label_search(problem, Limits(ram_bytes=ram, makespan_s=1e9), "forward", True, True) is None
+    assert retention.with_block(flash_wear(10**9)).label_search is None

@@ -1,4 +1,4 @@
-r"""What a schedule that was refused says of others: a row.
+r"""No-good cuts: what a refused schedule says of others.
 
 Let R, P and K be the recomputes, page-ins and kept intervals of a schedule of which no plan is over in time, and N the
 recomputes that write a tensor of P again before its first page-in (R has none of them). Every schedule in time that
@@ -26,27 +26,11 @@ import numpy as np
 
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Row
-from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
-def first_page_ins(schedule: Schedule) -> dict[int, int]:
-    """Tensor -> the stage of its first page-in."""
-    return {i: stage for stage, i in sorted(schedule.page_ins, reverse=True)}
-
-
-def writes_again(problem: Problem, schedule: Schedule) -> bool:
-    """Whether a paged tensor is recomputed before its first page-in: the row then doesn't hold."""
-    first = first_page_ins(schedule)
-    return any(
-        stage <= first.get(i, -1)
-        for stage, operator in schedule.recomputes
-        for i in problem.operators[operator].outputs
-    )
-
-
-def gives_up(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row:
-    """The row of `schedule`, which has these values in the model: no plan of it is in time, or none can be laid out."""
+def no_good(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row:
+    """The cut that leaves `schedule` out, which has these values: it has no plan in time (`late`), or no layout."""
     return _late(model, schedule, values) if late else _not_again(model, values)
 
 
@@ -69,7 +53,7 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
         entries = list(variable.values())
         variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
     active = len(variables)
-    first = first_page_ins(schedule)
+    first = schedule.first_page_ins
     made = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
     again = list(model.recompute.r.values())
     for x, (operator, stage) in enumerate(made):

@@ -1,4 +1,4 @@
-"""Which labels of the search stage by stage another one makes better or equal; see `backwards`."""
+"""Dominated labels: another label makes a better or equal schedule of them; see `search`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.retention.moves import Key, Moves
+from poetopt.formulations.retention.label_setting.extensions import Extensions, Key
 from poetopt.formulations.rows import Floats, Ints
 
 BLOCK, KEPT_BLOCK = 128, 8192
@@ -18,7 +18,7 @@ MOST_WRITTEN = 1500
 
 
 def undominated(
-    moves: Moves,
+    extensions: Extensions,
     kept: Sequence[tuple[Key, float]],
     fresh: Sequence[tuple[Key, float]],
     until: float,
@@ -37,10 +37,10 @@ def undominated(
     if draw is None:
         order = np.argsort(fresh_costs, kind="stable")
     else:
-        order = np.lexsort((draw.random(len(fresh)), np.round(fresh_costs / moves.cost_scale, 9)))
+        order = np.lexsort((draw.random(len(fresh)), np.round(fresh_costs / extensions.cost_scale, 9)))
     keys = [key for key, _ in kept] + [fresh[x][0] for x in order]
     costs = np.concatenate([[cost for _, cost in kept], fresh_costs[order]])
-    labels = _Labels(moves, keys, costs)
+    labels = _Labels(extensions, keys, costs)
     left = np.arange(before)
     for first in range(before, len(keys), BLOCK):
         if time.monotonic() > until:
@@ -57,13 +57,13 @@ def undominated(
 class _Labels:
     """Labels as arrays that are compared by the hundred."""
 
-    def __init__(self, moves: Moves, keys: Sequence[Key], costs: Floats) -> None:
+    def __init__(self, extensions: Extensions, keys: Sequence[Key], costs: Floats) -> None:
         self._costs = costs
-        self._needs = _words(moves, [key[0] for key in keys])
+        self._needs = _words(extensions, [key[0] for key in keys])
         different = sorted({key[1] for key in keys})
         place = {written: x for x, written in enumerate(different)}
         self._writes = np.array([place[key[1]] for key in keys])
-        self._pays = _pays(moves, different)
+        self._pays = _pays(extensions, different)
 
     def dominates(self, some: Ints, others: Ints) -> tuple[Ints, Ints]:
         """The pairs, by their places in `some` and `others`, of which the first makes the second."""
@@ -82,21 +82,21 @@ class _Labels:
         return a[cheaper], b[cheaper]
 
 
-def _pays(moves: Moves, written: list[int]) -> Floats | None:
+def _pays(extensions: Extensions, written: list[int]) -> Floats | None:
     """[a, b]: what it costs to write what b has written and a hasn't."""
     if len(written) > MOST_WRITTEN:
         return None
-    bits = moves.bits(written).astype(float)
-    return np.asarray((1 - bits) @ (moves.page_out_j[:, None] * bits.T))
+    bits = extensions.bits(written).astype(float)
+    return np.asarray((1 - bits) @ (extensions.page_out_j[:, None] * bits.T))
 
 
-def _words(moves: Moves, masks: list[int]) -> NDArray[np.uint64]:
+def _words(extensions: Extensions, masks: list[int]) -> NDArray[np.uint64]:
     """(labels, words) of those bits that aren't the same in all."""
     all_, any_ = masks[0], 0
     for mask in masks:
         all_, any_ = all_ & mask, any_ | mask
-    vary = np.flatnonzero(moves.bits([any_ & ~all_])[0])
-    bits = moves.bits(masks)[:, vary].astype(np.uint64)
+    vary = np.flatnonzero(extensions.bits([any_ & ~all_])[0])
+    bits = extensions.bits(masks)[:, vary].astype(np.uint64)
     words = np.zeros((len(masks), max(1, -(-len(vary) // 64))), dtype=np.uint64)
     for x in range(len(vary)):
         words[:, x // 64] |= bits[:, x] << np.uint64(x % 64)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.lookout import Lookout, Sighting
+from poetopt.diagnosis.late_answer import LateAnswer
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.search import search
 from poetopt.engine.solution import OPTIMAL_GAP, Options, Solution, Status
@@ -32,22 +32,19 @@ def hasty(seed: int) -> tuple[Problem, Options, Solution]:
             return problem, options, blank
 
 
-def sighted(lookout: Lookout, found: Solution, *, by_rules: bool = False) -> Solution | None:
+def sighted(answer: LateAnswer, found: Solution, *, by_rules: bool = False) -> Solution | None:
     assert found.plan is not None
     assert found.simulation is not None
     assert found.arena_bytes is not None
-    try:
-        lookout.see(found.plan, found.simulation, found.arena_bytes, by_rules=by_rules)
-    except Sighting as sighting:
-        return sighting.solution
-    return None
+    answer.see(found.plan, found.simulation, found.arena_bytes, by_rules=by_rules)
+    return answer.solution
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_plan_that_fits_is_the_answer_with_the_first_search_s_bound(seed: int) -> None:
     problem, options, blank = hasty(seed)
     best = search(problem, replace(options, time_limit_s=20.0))
-    answer = sighted(Lookout(problem, options, blank), best)
+    answer = sighted(LateAnswer(problem, options, blank), best)
     assert answer is not None
     assert answer.plan is not None
     assert answer.simulation == simulate(answer.plan, ram_bytes=options.ram_bytes)
@@ -77,20 +74,20 @@ def test_a_plan_that_breaks_what_was_asked_is_none(seed: int) -> None:
         (replace(options, formulation=dry), best.simulation.page_outs > 0),
         (replace(options, formulation="poet"), True),
     ]:
-        assert (sighted(Lookout(problem, asked, blank), best) is None) is breaks, asked
+        assert (sighted(LateAnswer(problem, asked, blank), best) is None) is breaks, asked
 
 
 def test_strict_rules_are_taken_from_their_own_search_alone() -> None:
     problem, options, blank = hasty(1)
     best = search(problem, replace(options, time_limit_s=20.0))
-    poet = Lookout(problem, replace(options, formulation="poet"), blank)
+    poet = LateAnswer(problem, replace(options, formulation="poet"), blank)
     assert sighted(poet, best, by_rules=True) is not None
 
 
 def test_what_is_proven_impossible_stays_that() -> None:
     problem, options, blank = hasty(2)
     best = search(problem, replace(options, time_limit_s=20.0))
-    assert sighted(Lookout(problem, options, replace(blank, status=Status.INFEASIBLE)), best) is None
+    assert sighted(LateAnswer(problem, options, replace(blank, status=Status.INFEASIBLE)), best) is None
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])

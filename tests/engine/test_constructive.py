@@ -9,10 +9,10 @@ import pytest
 
 from poetopt.baselines import method
 from poetopt.diagnosis.solve import solve
-from poetopt.engine import starts
+from poetopt.engine import constructive
+from poetopt.engine.constructive import first_schedules, plain_schedules
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
-from poetopt.engine.starts import first_schedules, plain_schedules
 from poetopt.errors import NoScheduleError
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
@@ -49,7 +49,7 @@ def test_a_dear_start_doesnt_keep_from_looking_for_quick_ones() -> None:
 
 
 def test_targets_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "GRACE_S", -1.0)  # else a short problem's are all looked at in it
+    monkeypatch.setattr(constructive, "GRACE_S", -1.0)  # else a short problem's are all looked at in it
     problem = chain(12, sizes=[3] * 12, costs=[1.0] * 12, paging=True, dma=True, page_s=3.0, page_j=0.01)
     ram = problem.least_ram_bytes + 2
     tried = []

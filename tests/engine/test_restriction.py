@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("highspy")
 
 import poetopt as po
+from poetopt.engine.constructive import first_schedules
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Ending
+from poetopt.engine.restriction import CLOSE, Refinement
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
-from poetopt.engine.starts import first_schedules
-from poetopt.engine.tighten import CLOSE, Tightening
 from poetopt.plan.simulate import simulate
 from tests.problems import random_tight
 
@@ -27,24 +27,24 @@ def _found(*, late_s: float | None = None, hidden_share: float = 1.0, arena: int
 @pytest.mark.parametrize("threshold", [0.0, 0.31, 0.5, 0.83, 0.97])
 def test_the_share_that_may_hide_closes_in_on_what_is_possible(threshold: float) -> None:
     """Models below `threshold` are infeasible, and the plans of those above are late."""
-    steps = Tightening(1_000_000, overlaps=True)
-    tighter = steps.next(_found(late_s=1.0, hidden_share=0.7))
+    steps = Refinement(1_000_000, overlaps=True)
+    restriction = steps.next(_found(late_s=1.0, hidden_share=0.7))
     tried: list[float] = []
-    while tighter is not None:
-        assert not tighter.exact
+    while restriction is not None:
+        assert not restriction.exact
         assert len(tried) < 20
-        tried.append(tighter.hidden_share)
-        possible = tighter.hidden_share >= threshold
-        tighter = steps.ended(Ending.REFUSED if possible else Ending.INFEASIBLE)
+        tried.append(restriction.hidden_share)
+        possible = restriction.hidden_share >= threshold
+        restriction = steps.ended(Ending.REFUSED if possible else Ending.INFEASIBLE)
         if possible:
-            assert tighter is None
-            tighter = steps.next(_found(late_s=1.0, hidden_share=0.0))
+            assert restriction is None
+            restriction = steps.next(_found(late_s=1.0, hidden_share=0.0))
     assert min(abs(share - threshold) for share in tried) <= CLOSE
     assert all(0 < share < 1 for share in tried)
 
 
 def test_without_overlap_the_deadline_itself_comes_closer() -> None:
-    steps = Tightening(1_000_000, overlaps=False)
+    steps = Refinement(1_000_000, overlaps=False)
     first = steps.next(_found(late_s=0.25))
     assert first is not None
     assert (first.slower, first.hidden_share, first.shrink) == (0.25, 1.0, 0)
@@ -56,8 +56,8 @@ def test_without_overlap_the_deadline_itself_comes_closer() -> None:
 
 
 def test_a_layout_takes_bytes_and_nothing_refused_ends_it() -> None:
-    steps = Tightening(1_000_000, overlaps=True)
-    shrinks = [tighter.shrink for _ in range(3) if (tighter := steps.next(_found(arena=64))) is not None]
+    steps = Refinement(1_000_000, overlaps=True)
+    shrinks = [restriction.shrink for _ in range(3) if (restriction := steps.next(_found(arena=64))) is not None]
     assert shrinks == [2500, 5000, 10000]
     assert steps.next(_found()) is None
 

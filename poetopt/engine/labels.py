@@ -1,4 +1,4 @@
-"""The exact search that a formulation may have beside its model, below limits that grow.
+"""Label setting: the exact search that a formulation may have beside its model, below limits that grow.
 
 A search below a limit takes the longer the higher it is, and far longer above the optimum than at it. So it is begun
 low: each limit under which there is nothing is a bound, and the first schedule that is found is an optimum. Where
@@ -11,9 +11,10 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
 from poetopt.formulations.block import Limits
-from poetopt.formulations.language import Formulation, StageLabels, StageSearch
+from poetopt.formulations.contract import Labels, LabelSearch
 from poetopt.schedule import Schedule
 
 FROM_NOTHING = 0.05
@@ -40,7 +41,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass
-class Stagewise:
+class LabelSetting:
     """What is known of one scope by such searches.
 
     bound_j
@@ -50,44 +51,45 @@ class Stagewise:
     """
 
     run: Run
-    search: StageSearch
+    scope: str
+    search: LabelSearch
     bound_j: float = 0.0
     out_of_reach: float = math.inf
-    _labels: StageLabels | None = None
+    _labels: Labels | None = None
     _ceiling_j: float = 0.0
     _took_s: float = 0.0
     _seen: list[tuple[float, float]] = field(default_factory=list)
     """Limits, and what the search took up to each, from its beginning."""
 
     @classmethod
-    def of(cls, run: Run, chosen: Formulation, scope: str) -> Stagewise | None:
+    def of(cls, run: Run, scope: str) -> LabelSetting | None:
         """None where there is no such search of what was asked, and with one thread: it goes by the clock."""
-        options = run.options
-        if chosen.backwards is None or options.deadline_s is not None or not options.remat or options.threads == 1:
+        options, search = run.options, run.chosen.label_search
+        if search is None or options.deadline_s is not None or not options.remat or options.threads == 1:
             return None
-        limits = Limits(ram_bytes=options.ram_bytes)
-        search = chosen.backwards(run.problem, limits, scope, options.paging, options.remat)
-        return None if search is None else cls(run, search)
+        found = search(run.problem, Limits(ram_bytes=options.ram_bytes), scope, options.paging, options.remat)
+        return None if found is None else cls(run, scope, found)
 
-    def climb(self, seconds: float) -> None:
-        """Search below one limit after the other, for this many seconds at most; offer what is found."""
-        run, until = self.run, time.monotonic() + seconds
+    def climb(self, budget: Budget) -> None:
+        """Search below one limit after the other; offer what is found."""
+        run, until = self.run, budget.until
         value = run.incumbent.value
         self.bound_j = self.bound_j or self.search.least_j
-        run.raise_bound(self.bound_j, "stages")
+        run.raise_bound(self.bound_j, "labels")
         if value is None or value >= self.out_of_reach:
             return
         while value - self.bound_j > run.options.gap * value:
-            enough = value * (1 - run.options.gap / 2)
+            # What takes a moment is proven to the last joule.
+            enough = value if self._brief else value * (1 - run.options.gap / 2)
             limit = min(max(self.bound_j * (1 + self._step()), FROM_NOTHING * value), enough)
             found = self._below(limit, enough, until)
             if found is False:
                 self.out_of_reach = limit  # an incumbent below it needs no search of this one
                 return
             self.bound_j = limit if found is True else found[0]
-            run.raise_bound(self.bound_j, "stages")
+            run.raise_bound(self.bound_j, "labels")
             if not isinstance(found, bool):
-                if not run.offer(found[1], "stages"):
+                if not run.offer(found[1], "labels"):
                     self._others(until)
                 return
             if self._reach_s(enough) > REACH * (until - time.monotonic()):
@@ -118,7 +120,7 @@ class Stagewise:
             limit = self.bound_j * (1 + TOLERANCE)
             found = self.search.begin(limit, seed).below(limit, until)
             if not isinstance(found, bool):
-                run.offer(found[1], "stages")
+                run.offer(found[1], "labels")
 
     @property
     def _brief(self) -> bool:

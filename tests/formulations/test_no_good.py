@@ -9,7 +9,7 @@ pytest.importorskip("pyomo")
 
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Limits
-from poetopt.formulations.retention.late import gives_up, writes_again
+from poetopt.formulations.retention.no_good import no_good
 from poetopt.formulations.retention.space import retention_space
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
@@ -43,17 +43,17 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
             continue
         deadline_s = times[len(times) // 4] * (1 + 1e-9)
         model = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
-        values = {schedule: retention.start(model, schedule) for _, schedule, _ in found}
+        values = {schedule: retention.points.values(model, schedule) for _, schedule, _ in found}
         points = {schedule: by_item(kept) for schedule, kept in values.items() if kept is not None}
         for makespan, schedule, plan in found:
             own = values[schedule]
-            if own is None or makespan <= deadline_s or writes_again(problem, schedule):
+            if own is None or makespan <= deadline_s or schedule.writes_again(problem):
                 continue
             late += 1
             if not out_of_reach(plan, budget, deadline_s):
                 continue
             rows += 1
-            row = gives_up(model, schedule, own, late=True)
+            row = no_good(model, schedule, own, late=True)
             assert activity(row, points[schedule]) < row.lower
             for other, in_time, _ in found:
                 kept = points.get(in_time)
@@ -74,11 +74,11 @@ def test_a_schedule_without_a_layout_is_left_out_alone(paging: bool) -> None:
         space = model.space
         if not 0 < sum(map(len, decisions(space))) <= MOST:
             continue
-        starts = {schedule: retention.start(model, schedule) for schedule, _, _ in valid(space, budget)}
+        starts = {schedule: retention.points.values(model, schedule) for schedule, _, _ in valid(space, budget)}
         values = {schedule: kept for schedule, kept in starts.items() if kept is not None}
         points = {schedule: by_item(kept) for schedule, kept in values.items()}
         for schedule, own in values.items():
-            row = gives_up(model, schedule, own, late=False)
+            row = no_good(model, schedule, own, late=False)
             satisfied = {other for other, kept in points.items() if activity(row, kept) >= row.lower}
             assert satisfied == values.keys() - {schedule}
             pairs += len(satisfied)
@@ -100,5 +100,5 @@ def test_what_may_hide_is_a_row_between_both_kinds_of_device() -> None:
             continue
         for schedule, plan, simulation in valid(space, budget):
             serial_s = simulation.compute_s + simulation.transfer_s
-            if retention.start(tight, schedule) is not None and serial_s <= deadline_s:
+            if retention.points.values(tight, schedule) is not None and serial_s <= deadline_s:
                 assert simulate(plan).makespan_s <= deadline_s * (1 + 1e-9)

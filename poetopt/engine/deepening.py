@@ -1,0 +1,270 @@
+"""One ladder of scopes: each begins with what the one before left, and the widest that is proven is claimed.
+
+A shallow scope is proven in a fraction of the time of a wide one, and leaves the wide one an incumbent, the cuts that
+were tight, and what need not be searched again. Where a scope was asked for, the shallower ones only warm it up, each
+in a share of the time. With `auto` each may be the answer: a scope is left for a wider one once it is proven, or nearly
+and a share of the time is over; the last one has the rest of the time, for as long as its proof is within reach.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from poetopt.engine.budget import LEAST_S, NEARLY, Budget
+from poetopt.engine.labels import LabelSetting
+from poetopt.engine.model import limits_of
+from poetopt.engine.proof import Proof
+from poetopt.engine.relaxation import RelaxedRun
+from poetopt.engine.run import Run
+from poetopt.engine.scope_search import interrupted, search_scope
+from poetopt.engine.solution import Options
+from poetopt.formulations.scope import kind_words, scope_depth
+from poetopt.units import show_share
+
+SOON_SHARE = 0.35
+"""Share of the remaining time after which `auto` leaves a scope that is nearly proven."""
+CLAIMED_SHARE = 0.5
+"""Share of it that a scope may take once a narrower one is proven, unless it is the last."""
+NO_GOODS_SHARE = 0.2
+"""Share of it that `auto` spends on leaving out refused schedules before it goes on."""
+WARM_UP_SHARES = (0.2, 0.6, 0.4)
+"""Share of the remaining time that each of the first scopes may take to warm up one that was asked for."""
+WARM_UP_GAP, WARM_UP_TIME = 0.05, 0.18
+"""The third one follows where the second paid, left no more than this gap open, and took no more than this share of the
+time that was left: else it would leave too little for the scope that was asked for."""
+BRIEF_SHARE, BRIEF_S = 0.06, 6.0
+"""Share of it, or seconds, for the first one where the second is no depth: schedules are found in that one."""
+WARM_ENOUGH_SHARE = 0.4
+"""Share of its time after which a warm-up ends though a little is open."""
+FINER, FINEST = 6.0, 5e-3
+"""A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: what its
+schedule costs too much is open in all scopes that come after it."""
+LABELS_SHARE = 0.8
+"""Share of the remaining time that label setting may take, where the incumbent seems within its reach."""
+
+
+def first_scope(run: Run) -> str:
+    """The scope that is searched first: what is found before is said to be of it."""
+    scopes = _ladder(run)
+    asked = _asked(run.options, scopes)
+    return scopes[0] if asked == "auto" else (*_warm_ups(scopes, asked), asked)[0]
+
+
+def deepen(run: Run) -> Proof:
+    """Go up the ladder as far as options ask, or as far as the time allows."""
+    scopes = _ladder(run)
+    climb = _Climb(run, scopes)
+    try:
+        asked = _asked(run.options, scopes)
+        return climb.through() if asked == "auto" else climb.to(asked)
+    except KeyboardInterrupt:
+        run.interrupt()
+        return interrupted(run, climb.at_hand, climb.last)
+
+
+def _ladder(run: Run) -> tuple[str, ...]:
+    options = run.options
+    return run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
+
+
+def _asked(options: Options, scopes: Sequence[str]) -> str:
+    """The scope that is asked for: where there is but one, all are that one."""
+    return scopes[0] if len(scopes) == 1 else options.scope
+
+
+def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
+    """The scopes inside of the one asked for that warm it up."""
+    if len(scopes) == 1:
+        return ()
+    depths = [scope for scope in scopes if scope_depth(scope) < scope_depth(asked)]
+    between = _between(scopes)
+    return (depths[0], between) if between and _wide(asked) and asked != between else tuple(depths[:3])
+
+
+def _wide(scope: str) -> bool:
+    """Whether its chains have any length."""
+    return math.isinf(scope_depth(scope))
+
+
+def _between(scopes: Sequence[str]) -> str:
+    """The scope that warms up the top of the ladder and proves little by itself; empty where there is none."""
+    wide = [scope for scope in scopes[:-1] if _wide(scope)]
+    return wide[0] if len(wide) > 1 else ""
+
+
+class _Climb:
+    """One way up.
+
+    at_hand
+        The scope that is searched.
+    last
+        What the last one proved, if anything.
+    """
+
+    def __init__(self, run: Run, scopes: tuple[str, ...]) -> None:
+        self._run, self._scopes = run, scopes
+        self.at_hand = scopes[0]
+        self.last: Proof | None = None
+        self._labels: LabelSetting | None = None
+        self._aside: tuple[Proof | None, bool] = None, False
+        """The cuts of a warm-up with room set aside, and whether it left nothing to find."""
+
+    def to(self, asked: str) -> Proof:
+        """Prove the scope that was asked for, once narrower ones have warmed it up."""
+        run = self._run
+        # Label setting says as much of a depth, but depths are asked for to see what lies in them.
+        self._labels = LabelSetting.of(run, asked) if _wide(asked) else None
+        quick = paid = True
+        between = _between(self._scopes)
+        for place, scope in enumerate(_warm_ups(self._scopes, asked)):
+            if place > 1 and not (paid and quick and self.last is not None and self.last.within(WARM_UP_GAP)):
+                break
+            if place and (proof := self._by_labels(asked)):
+                return proof
+            budget, before = run.budget, run.incumbent.value
+            left_s = budget.remaining_s
+            finer = max(budget.gap / FINER, FINEST)
+            part = replace(budget, gap=min(budget.gap, finer)).part(WARM_UP_SHARES[place])
+            if scope == between:
+                self._warm_up(scope, part)
+                continue
+            if between and not place:
+                seconds = max(BRIEF_SHARE * left_s, min(part.remaining_s, BRIEF_S))
+                part = replace(part, until=time.monotonic() + seconds)
+            self._search(scope, part.nearly_after(WARM_ENOUGH_SHARE))
+            assert self.last is not None
+            quick = left_s - budget.remaining_s <= WARM_UP_TIME * left_s
+            paid = self.last.pays(before, run.options.gap)
+        return self._by_labels(asked) or self._widest(asked, run.budget, no_goods=1.0)
+
+    def through(self) -> Proof:
+        """Prove one scope after the other, each of which may be the answer; the widest where nothing else holds any."""
+        run, gap = self._run, self._run.options.gap
+        *rungs, widest = self._scopes
+        top = rungs[-1]
+        proven: Proof | None = None
+        nearly: Proof | None = None
+        last: Proof | None = None
+        settled = False
+        for place, scope in enumerate(rungs):
+            if place and run.budget.remaining_s < LEAST_S:
+                break
+            if settled and not _wide(scope):
+                continue
+            if scope != top and _wide(scope):
+                self._warm_up(scope, run.budget.part(WARM_UP_SHARES[1]))
+                continue
+            if place == 1 and _wide(top):
+                self._labels = LabelSetting.of(run, top)
+                if proof := self._by_labels(top):
+                    return proof
+            before = run.incumbent.value
+            search = self._widest if _wide(scope) else self._search
+            last = search(scope, self._budget(scope, top, proven), no_goods=NO_GOODS_SHARE)
+            paid = last.pays(before, gap)
+            if last.closed:
+                settled = proven is not None and not paid
+                proven = last
+            elif last.within(NEARLY):
+                nearly = last
+                settled = proven is not None and not paid
+            elif not last.infeasible and not last.finished:
+                settled = True
+        assert last is not None
+        if last.infeasible and run.budget.remaining_s >= LEAST_S:
+            last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
+        if run.incumbent.best is None and not last.infeasible and run.budget.remaining_s > 2 * LEAST_S:
+            self.last = None
+            last = self._search(last.asked, run.budget, no_goods=1.0)
+        return claim(proven, nearly, last, gap)
+
+    def _budget(self, scope: str, top: str, proven: Proof | None) -> Budget:
+        budget = self._run.budget
+        if _wide(scope):
+            return replace(budget, in_reach=True)
+        if proven is not None and _wide(top):
+            budget = budget.part(CLAIMED_SHARE)
+        return budget.nearly_after(SOON_SHARE)
+
+    def _widest(self, scope: str, budget: Budget, *, no_goods: float = 0.0) -> Proof:
+        """Search a scope of chains of any length: a relaxation of the problem first, where that may be enough."""
+        run = self._run
+        relaxed = RelaxedRun.of(run)
+        if relaxed is None:
+            return self._search(scope, budget, no_goods=no_goods)
+        self.at_hand = scope
+        bound = 0.0 if self._labels is None else self._labels.bound_j
+        run.enter(scope, bound)
+        cuts, rare = self._aside
+        found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=rare)
+        if found.infeasible or run.closed(run.options.gap) or run.budget.remaining_s < LEAST_S:
+            self.last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
+            return self.last
+        return self._search(scope, budget, no_goods=no_goods, bound=run.bound)  # what is small made the difference
+
+    def _warm_up(self, scope: str, budget: Budget) -> None:
+        """Search a scope for schedules and cuts; with the room of small tensors set aside, where that is quicker."""
+        run = self._run
+        aside = RelaxedRun.of(run, aside=True)
+        budget = budget.nearly_after(WARM_ENOUGH_SHARE)
+        if aside is None:
+            self._search(scope, budget)
+            return
+        self.at_hand = scope
+        run.enter(scope)
+        found = search_scope(aside, scope, budget, None)
+        # Of less room nothing is proven: only the cuts are worth something.
+        self._aside = replace(found, closed=False, infeasible=False), found.within(budget.gap)
+
+    def _search(self, scope: str, budget: Budget, *, no_goods: float = 0.0, bound: float = 0.0) -> Proof:
+        self.at_hand = scope
+        if self._labels is not None and scope == self._labels.scope:
+            bound = max(bound, self._labels.bound_j)
+        self.last = search_scope(self._run, scope, budget, self.last, no_goods=no_goods, bound=bound)
+        return self.last
+
+    def _by_labels(self, scope: str) -> Proof | None:
+        """What label setting proves of `scope`, if that is enough."""
+        run, labels = self._run, self._labels
+        if labels is None:
+            return None
+        self.at_hand = scope
+        run.enter(scope, labels.bound_j)
+        with run.timed("labels"):
+            labels.climb(run.budget.part(LABELS_SHARE))
+        if not run.closed(run.options.gap):
+            return None
+        return Proof(scope, run.scope, run.bound, False, run.incumbent.value, True, True)
+
+
+def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -> Proof:
+    """What is said of several scopes: the widest that is proven, with a note of what a wider one left open.
+
+    proven, nearly, last
+        The widest scope that is proven, the widest that is but for a little, and the last one searched.
+    """
+    if last.closed:
+        return last
+    if proven is None and nearly is not None and last.gap > nearly.gap and last.value == nearly.value:
+        return replace(nearly, note=_open(last))  # nothing better was found beyond it
+    if proven is None:
+        return last
+    return replace(
+        proven,
+        note=(
+            f"the plan is of a wider kind, {kind_words(last.scope)}; a better one of that kind may save up to "
+            f"{show_share(last.gap)} of the overhead (asked: {show_share(gap)})"
+        )
+        if last.value is not None and (proven.value is None or last.value < proven.value)
+        else _open(last),
+    )
+
+
+def _open(last: Proof) -> str:
+    kind = kind_words(last.scope)
+    if last.gap >= 1.0:
+        return f"nothing is proven of schedules of the next kind, {kind}: give more --time-limit to search them"
+    return f"a schedule of the next kind, {kind}, may save up to {show_share(last.gap)} of the overhead"

@@ -1,0 +1,75 @@
+"""Relaxation-guided schedules: points of a relaxation become schedules by replays, for a share of the time."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from poetopt import interrupts
+from poetopt.engine.budget import Budget
+from poetopt.engine.run import Run
+from poetopt.formulations.rows import PointLike
+from poetopt.heuristics.list_scheduling import list_schedule
+from poetopt.heuristics.problem_space import ProblemSpace
+
+TARGETS = (1.0, 0.98)
+"""Shares of the RAM budget that are aimed at: a plan's recomputes run in index order, and may need more than the
+replay."""
+SHARE = 0.15, 0.1
+"""Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
+PERTURBED_GAP = 0.01
+"""Where no more than this is open once a relaxation is cut, its point isn't perturbed."""
+PATIENCE, MOST = 0.4, 1.0
+"""It is perturbed for this share of the time that cutting took, again after each schedule that is better, and for this
+share of it at most."""
+
+
+class Replays:
+    """Offers a run what replays make of the points of one model's relaxation."""
+
+    def __init__(self, run: Run, budget: Budget, model: Any) -> None:
+        self.run, self.budget, self.model = run, budget, model
+        self._begin = time.monotonic()
+        self._share, self._spent_s = SHARE[0], 0.0
+
+    def follow(self, point: PointLike) -> bool:
+        """Replay once for each target, where plans count and the gap is open; whether a schedule was better."""
+        run, options = self.run, self.run.options
+        if not run.chosen.plans_count or run.closed(self.budget.gap):
+            return False
+        begin, better = time.monotonic(), False
+        shares = run.chosen.points.fractional(self.model, point)
+        for target in TARGETS:
+            ram_bytes = int(run.incumbent.room_bytes * target)
+            schedule = list_schedule(run.problem, ram_bytes, shares, paging=options.paging, remat=options.remat)
+            if schedule is not None:
+                # One of many; but the first schedule that there is is worth any time.
+                better |= run.offer(schedule, "guided", quick=run.incumbent.best is not None)
+        self._spent_s += time.monotonic() - begin
+        return better
+
+    def perturb(self, point: PointLike, cut_s: float) -> None:
+        """Search the problem space around the last point of a relaxation whose cutting took `cut_s`, if that may pay.
+
+        No solver is at work meanwhile: two threads of Python would each wait for the other.
+        """
+        run, options = self.run, self.run.options
+        if not run.chosen.plans_count or options.threads == 1 or run.closed(PERTURBED_GAP):
+            return
+        shares = run.chosen.points.fractional(self.model, point)
+        room, weigh = run.incumbent.room_bytes, run.incumbent.weigh
+        space = ProblemSpace(run.problem, shares, aims_at=room, paging=options.paging, remat=options.remat, weigh=weigh)
+        now = time.monotonic()
+        until, latest = now + PATIENCE * cut_s, now + MOST * cut_s
+        while time.monotonic() < until and run.remaining_s(self.budget) > 0 and not run.closed(self.budget.gap):
+            interrupts.check()
+            worth = math.inf if run.incumbent.value is None else run.incumbent.value
+            found = space.step(worth)
+            if found is not None and run.offer(found, "perturbed", quick=run.incumbent.best is not None):
+                until = min(time.monotonic() + PATIENCE * cut_s, latest)
+
+    def follow_some(self, point: PointLike) -> None:
+        """The same of one of many points, if there is time for it."""
+        if self._spent_s <= self._share * (time.monotonic() - self._begin):
+            self._share = SHARE[0] if self.follow(point) else SHARE[1]

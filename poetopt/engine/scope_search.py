@@ -1,0 +1,173 @@
+"""One scope: the model that was asked for, and restrictions of it while layout or clock refuse its plans."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from poetopt import clock
+from poetopt.engine.budget import LEAST_S, Budget
+from poetopt.engine.model import model_of, session_of
+from poetopt.engine.model_search import Kind, ModelSearch
+from poetopt.engine.proof import Ending, Proof
+from poetopt.engine.restriction import Refinement, Restriction
+from poetopt.engine.run import Run
+from poetopt.engine.solution import DeadlineModel
+from poetopt.errors import InfeasibleError, TimeUpError
+from poetopt.formulations.scope import scope_depth, scope_name
+
+ATTEMPTS = 8
+"""How many restrictions of a model are tried."""
+RESTRICTED_SHARE = 0.5
+"""Share of the remaining time that they may take where there is a plan already."""
+SETTLED_DEPTH = 8
+"""Beyond a proven scope of this depth better schedules are rare: what is left to do is to raise the bound."""
+TARGET = 1e4
+"""What the objective is scaled to: solvers' tolerances are absolute."""
+
+
+def search_scope(
+    run: Run,
+    scope: str,
+    budget: Budget,
+    inner: Proof | None,
+    *,
+    no_goods: float = 0.0,
+    bound: float = 0.0,
+    bound_only: bool = False,
+) -> Proof:
+    """Solve one scope: exactly, and restricted while only the layout or the clock refuse its plans.
+
+    inner
+        What a scope inside of it ended with, if anything: where that is settled, only what lies beyond it is searched.
+    no_goods
+        Share of the time then left that may go into leaving out refused schedules one by one.
+    bound
+        What is known of the scope already.
+    bound_only
+        True if a better incumbent is unlikely: see `Kind`.
+    """
+    run.enter(scope, bound)
+    return _ScopeSearch(run, scope, budget, inner, bound_only).search(no_goods)
+
+
+def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
+    """What is known of the scope at hand or, where that is nothing yet, of the last one with the plan found since."""
+    value, gap = run.incumbent.value, run.options.gap
+    if run.bound <= 0 and last is not None and not last.infeasible:
+        run.enter(last.asked, last.bound)  # a plan that is better lies outside of that scope
+        return replace(last, value=value, closed=run.closed(gap))
+    return Proof(scope, scope_name(scope), run.bound, False, value, run.closed(gap))
+
+
+@dataclass
+class _ScopeSearch:
+    run: Run
+    scope: str
+    budget: Budget
+    inner: Proof | None
+    bound_only: bool
+    sources: frozenset[str] = frozenset()
+    binding: tuple[tuple[str, Hashable], ...] = ()
+
+    def __post_init__(self) -> None:
+        self.binding = () if self.inner is None else self.inner.binding
+        self.settled = self.inner if self.inner is not None and self.inner.settled else None
+
+    def search(self, no_goods: float) -> Proof:
+        run, gap = self.run, self.run.options.gap
+        exact = self._attempt(Restriction(), self.budget)
+        late = run.incumbent.makespan_excess_s is not None
+        self._restricted(exact)
+        open_ = exact is not Ending.INFEASIBLE and not run.closed(gap)
+        refused = late or run.incumbent.best is None or exact is Ending.REFUSED
+        if no_goods and open_ and run.chosen.no_good is not None and refused:
+            exact = self._without_refused(exact, no_goods)
+        return Proof(
+            self.scope,
+            scope_name(self.scope),
+            run.bound,
+            exact is Ending.INFEASIBLE,
+            run.incumbent.value,
+            run.closed(gap),
+            exact in (Ending.FINISHED, Ending.REFUSED),
+            sources=self.sources,
+            binding=self.binding,
+        )
+
+    def _restricted(self, exact: Ending) -> None:
+        """Solve again, a little tighter each time, while only the layout or the clock refuse what is found."""
+        run = self.run
+        overlaps = run.problem.dma and run.options.paging and run.options.deadline_model is not DeadlineModel.PAPER
+        steps = Refinement(run.options.ram_bytes, overlaps=overlaps)
+        budget = self.budget if run.incumbent.best is None else self.budget.part(RESTRICTED_SHARE)
+        restriction: Restriction | None = None
+        for _ in range(ATTEMPTS):
+            if exact is Ending.INFEASIBLE or run.closed(run.options.gap) or run.remaining_s(budget) < LEAST_S:
+                break
+            restriction = restriction or steps.next(run.incumbent)
+            if restriction is None:
+                break
+            restriction = steps.ended(self._attempt(restriction, budget))
+
+    def _without_refused(self, before: Ending, share: float) -> Ending:
+        """What was asked once more: each refused schedule is left out, with what else it proves late."""
+        budget = self.budget.part(share)
+        if self.run.remaining_s(budget) <= LEAST_S:
+            return before
+        ending = self._attempt(Restriction(), budget, no_goods=True)
+        return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED) else before
+
+    def _attempt(self, restriction: Restriction, budget: Budget, *, no_goods: bool = False) -> Ending:
+        """Build and search one model."""
+        run, chosen, inner = self.run, self.run.chosen, self.settled
+        run.incumbent.forget()
+        difference = None
+        try:
+            with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s(budget)):
+                asked = restriction.of(run.options)
+                model = model_of(chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share)
+                # What is proven of the inner scope is proven of the limits that were asked for.
+                if restriction.exact and inner is not None and chosen.scope_difference is not None:
+                    difference = chosen.scope_difference(model, inner.asked, inner.sources)
+                if inner is not None and difference is not None and not difference.variables:
+                    self.sources = inner.sources
+                    return self._nothing_beyond(inner)
+                session = session_of(model, run.options, scale=self._scale())
+        except InfeasibleError:
+            return Ending.INFEASIBLE
+        except TimeUpError:
+            return Ending.STOPPED
+        kind = Kind(restriction.exact, no_goods, bound_only=self.bound_only)
+        if inner is not None and difference is not None:
+            run.proving.ceiling = math.inf if inner.infeasible else inner.bound
+            rare = not inner.infeasible and not inner.outdone and scope_depth(inner.asked) >= SETTLED_DEPTH
+            kind = replace(kind, difference=difference, bound_only=rare)
+        search = ModelSearch(run, budget, model, session, kind, self.binding)
+        try:
+            ending = search.search()
+        finally:
+            run.proving.ceiling = math.inf
+        self.binding = search.binding
+        if restriction.exact:
+            self.sources = search.sources
+            if inner is not None and difference is not None:
+                self.sources |= inner.sources
+        if ending is Ending.INFEASIBLE and inner is not None and difference is not None:
+            return self._nothing_beyond(inner)
+        return ending
+
+    def _scale(self) -> float:
+        """What the objective is multiplied by."""
+        run, chosen = self.run, self.run.chosen
+        baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
+        return TARGET / (run.incumbent.value or baseline or 1.0)
+
+    def _nothing_beyond(self, inner: Proof) -> Ending:
+        """A scope without a schedule outside of `inner` is proven as that is."""
+        if inner.infeasible:
+            return Ending.INFEASIBLE
+        self.run.raise_bound(inner.bound, "search")
+        return Ending.FINISHED
