@@ -125,7 +125,7 @@ class ModelSearch:
             )
         self.binding = tuple((row.block, row.key) for row in session.binding if row.key is not None)
         self._root_s = cutting.whole_s
-        if self._root is not None and not cutting.infeasible and not self._closed() and not self.kind.bound_only:
+        if self._root is not None and not cutting.infeasible and not self._closed():
             with run.timed("replays"):
                 replays.perturb(self._root, time.monotonic() - now)
         return cutting.infeasible

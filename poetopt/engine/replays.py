@@ -20,7 +20,7 @@ SHARE = 0.15, 0.1
 """Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
 PERTURBED_GAP = 0.01
 """Where no more than this is open once a relaxation is cut, its point isn't perturbed."""
-PATIENCE, MOST = 0.4, 1.0
+PATIENCE, MOST = 0.3, 1.0
 """It is perturbed for this share of the time that cutting took, again after each schedule that is better, and for this
 share of it at most."""
 
