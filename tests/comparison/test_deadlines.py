@@ -11,6 +11,7 @@ import pytest
 import poetopt as po
 from poetopt.comparison.deadlines import DeadlineFront
 from poetopt.errors import InfeasibleError, OptionError
+from poetopt.formulations.scope import kind_words
 from poetopt.plan.simulate import simulate
 from poetopt.report.fronts import deadline_lines, told_apart
 from poetopt.report.plots import save_front
