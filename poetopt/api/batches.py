@@ -77,9 +77,10 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
 
 def _fits(problem: Problem, options: Options) -> bool:
     """Whether heuristics find a schedule. They count their work, so that the answer is the same each time."""
-    from poetopt.engine.constructive import WORK, greedy_schedules
+    from poetopt.engine.constructive import greedy_schedules
     from poetopt.engine.incumbent import Incumbent
     from poetopt.engine.limits import impossible
+    from poetopt.engine.tuning import WORK
     from poetopt.formulations import formulation
     from poetopt.heuristics.work import Work
     from poetopt.schedule import Schedule

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from poetopt.diagnosis.minimum_budget import Search
-from poetopt.engine.constructive import WORK, greedy_schedules
+from poetopt.engine.constructive import greedy_schedules
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import Step, hardest_step
 from poetopt.engine.solution import DeadlineModel, Options, Solution, Status
+from poetopt.engine.tuning import WORK
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.energy_budget import quickest

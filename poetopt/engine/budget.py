@@ -6,11 +6,6 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-NEARLY = 0.005
-"""Where no more than this is open, a wider scope is worth more than the rest of the proof."""
-LEAST_S = 0.5
-"""Seconds for which it is worth to begin once more."""
-
 
 @dataclass(frozen=True)
 class Budget:

@@ -9,27 +9,13 @@ from dataclasses import replace
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
+from poetopt.engine.tuning import GRACE_S, HEURISTICS_SHARE, OFFER_WORK, PLAIN, QUICK_PRICES, QUICK_SHARE, WORK
 from poetopt.formulations import formulation
 from poetopt.heuristics.greedy import greedy
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-WORK = 1_000_000
-"""Units of work of the greedy schedules for one budget: about three seconds."""
-OFFER_WORK = 20
-"""Units for each operator, of simulating a schedule and finding its layout."""
-QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
-"""What a second costs, in units of the power that computing takes, where schedules of least energy come late."""
-QUICK_SHARE = 0.1
-"""Share of the time limit that schedules of those prices may take."""
-HEURISTICS_SHARE = 0.25
-"""Share of the time limit after which no further target is tried, where there is a schedule."""
-GRACE_S = 1.0
-"""They may go on for this long beyond it: a schedule is worth that however short the limit."""
-PLAIN = ((False, True, 0.4), (True, False, 0.08))
-"""Solutions of plainer problems: whether they page, whether they recompute, and the share of the time left for each."""
 
 
 def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -> None:

@@ -11,29 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Session
+from poetopt.engine.tuning import (
+    ANEW,
+    CUT_FAR,
+    PLATEAU_S,
+    PLATEAU_SHARE,
+    ROUNDS_FROM_NOTHING,
+    STALL,
+    STALL_GAIN,
+    STALL_SHARE,
+    STEEP,
+    STEEP_ROUNDS,
+)
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import PointLike, Row
-
-ROUNDS_FROM_NOTHING = 12
-"""At most this many rounds where each solves the relaxation from nothing: the first ones gain the most."""
-STALL = 3
-"""After this many rounds in which the bound rose by less than STALL_GAIN of the overhead, the cutting may end."""
-STALL_GAIN = 2e-4
-STALL_SHARE = 0.3
-"""It does end when they took this share of its time. On a plateau each round cuts off one of many optimal corners,
-at little cost, and what comes after it is often the rest of the gap."""
-PLATEAU_S, PLATEAU_SHARE = 8.0, 0.5
-"""Or when they took this many seconds, and this share of what the rounds before them took: where rounds are dear, a
-branching gains more."""
-STEEP, STEEP_ROUNDS = 0.01, 10
-"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting. Later ones
-differ much from each other: once there are this many, their mean counts."""
-
-ANEW = 3.0
-"""A search solves the relaxation anew, and doesn't look at the clock meanwhile: it takes this many times what the first
-one took before it does anything else. Where less time is left for it, cutting and the tree have that, too."""
-FAR = 300
-"""Until a point breaks fewer rows than this, it is too far from what they allow to be worth cuts."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ def cut(
             return Cutting(True, whole_s)
         if relaxed.point is None or on_bound(relaxed.objective):
             break
-        near = near or relaxed.broken <= FAR
+        near = near or relaxed.broken <= CUT_FAR
         if not near:
             continue
         if on_point is not None:

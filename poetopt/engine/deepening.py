@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poetopt.engine.budget import LEAST_S, NEARLY, Budget
+from poetopt.engine.budget import Budget
 from poetopt.engine.labels import LabelSetting
 from poetopt.engine.model import limits_of
 from poetopt.engine.proof import Proof
@@ -21,29 +21,24 @@ from poetopt.engine.relaxation import RelaxedRun
 from poetopt.engine.run import Run
 from poetopt.engine.scope_search import interrupted, search_scope
 from poetopt.engine.solution import Options
+from poetopt.engine.tuning import (
+    BRIEF_S,
+    BRIEF_SHARE,
+    CLAIMED_SHARE,
+    FINER,
+    FINEST,
+    LABELS_SHARE,
+    LEAST_S,
+    NEARLY,
+    NO_GOODS_SHARE,
+    SOON_SHARE,
+    WARM_ENOUGH_SHARE,
+    WARM_UP_GAP,
+    WARM_UP_SHARES,
+    WARM_UP_TIME,
+)
 from poetopt.formulations.scope import kind_words, scope_depth
 from poetopt.units import show_share
-
-SOON_SHARE = 0.35
-"""Share of the remaining time after which `auto` leaves a scope that is nearly proven."""
-CLAIMED_SHARE = 0.5
-"""Share of it that a scope may take once a narrower one is proven, unless it is the last."""
-NO_GOODS_SHARE = 0.2
-"""Share of it that `auto` spends on leaving out refused schedules before it goes on."""
-WARM_UP_SHARES = (0.2, 0.6, 0.4)
-"""Share of the remaining time that each of the first scopes may take to warm up one that was asked for."""
-WARM_UP_GAP, WARM_UP_TIME = 0.05, 0.18
-"""The third one follows where the second paid, left no more than this gap open, and took no more than this share of the
-time that was left: else it would leave too little for the scope that was asked for."""
-BRIEF_SHARE, BRIEF_S = 0.06, 6.0
-"""Share of it, or seconds, for the first one where the second is no depth: schedules are found in that one."""
-WARM_ENOUGH_SHARE = 0.4
-"""Share of its time after which a warm-up ends though a little is open."""
-FINER, FINEST = 6.0, 5e-3
-"""A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: what its
-schedule costs too much is open in all scopes that come after it."""
-LABELS_SHARE = 0.8
-"""Share of the remaining time that label setting may take, where the incumbent seems within its reach."""
 
 
 def first_scope(run: Run) -> str:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.engine.tuning import LAYOUT_S
 from poetopt.errors import PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
@@ -19,9 +20,6 @@ from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-LAYOUT_S = 0.5
-"""A schedule's layout may take so long however late it comes."""
 
 
 @dataclass(frozen=True)

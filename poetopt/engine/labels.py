@@ -13,31 +13,24 @@ from dataclasses import dataclass, field
 
 from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
+from poetopt.engine.tuning import (
+    LABEL_APART,
+    LABEL_BRIEF_S,
+    LABEL_FROM_NOTHING,
+    LABEL_LEAST_STEP,
+    LABEL_OTHERS,
+    LABEL_PATIENCE,
+    LABEL_PATIENCE_S,
+    LABEL_REACH,
+    LABEL_ROOM,
+    LABEL_TIMES,
+    LABEL_TOLERANCE,
+    LABEL_WIDE_STEP,
+    LABEL_WIDEST_STEP,
+)
 from poetopt.formulations.block import Limits
 from poetopt.formulations.contract import Labels, LabelSearch
 from poetopt.schedule import Schedule
-
-FROM_NOTHING = 0.05
-"""The first limit is no less than this share of the incumbent."""
-ROOM = 0.03
-"""How far the ceiling of a search is above its first limit, as a share of it. Below it a limit takes only what the ones
-before left out, but all of them keep what lies between."""
-WIDEST_STEP, WIDE_STEP, LEAST_STEP = 0.07, 0.01, 0.003
-"""How far a limit is above the one before, as a share of it: at most, at most once searches aren't brief, at least."""
-BRIEF_S = 0.2
-"""Searches of this many seconds count as brief, however they compare."""
-TIMES = 1.3
-"""How many times longer than the one before each search is meant to take, with what it has from that."""
-APART = 0.02
-"""How fast seconds grow is seen by limits that are at least this share apart."""
-PATIENCE, PATIENCE_S = 3.0, 2.0
-"""A search is given up that takes PATIENCE times what it took so far, and PATIENCE_S seconds."""
-REACH = 2.0
-"""Where a limit half of the way to the incumbent would take this many times what is left, it is out of reach."""
-OTHERS = 2
-"""How many other schedules of the least cost are looked for where the first one has no layout."""
-TOLERANCE = 1e-6
-"""What costs as much costs no more than this share above it."""
 
 
 @dataclass
@@ -81,7 +74,7 @@ class LabelSetting:
         while value - self.bound_j > run.options.gap * value:
             # What takes a moment is proven to the last joule.
             enough = value if self._brief else value * (1 - run.options.gap / 2)
-            limit = min(max(self.bound_j * (1 + self._step()), FROM_NOTHING * value), enough)
+            limit = min(max(self.bound_j * (1 + self._step()), LABEL_FROM_NOTHING * value), enough)
             found = self._below(limit, enough, until)
             if found is False:
                 self.out_of_reach = limit  # an incumbent below it needs no search of this one
@@ -92,7 +85,7 @@ class LabelSetting:
                 if not run.offer(found[1], "labels"):
                     self._others(until)
                 return
-            if self._reach_s(enough) > REACH * (until - time.monotonic()):
+            if self._reach_s(enough) > LABEL_REACH * (until - time.monotonic()):
                 self.out_of_reach = value
                 return
             value = run.incumbent.value or value
@@ -100,11 +93,14 @@ class LabelSetting:
     def _below(self, limit: float, most: float, until: float) -> tuple[float, Schedule] | bool:
         """Go on with the labels at hand as far as their ceiling; above it from the beginning."""
         if self._labels is None or limit > self._ceiling_j:
-            near = most <= limit * (1 + 2 * ROOM)
-            self._ceiling_j = max(limit, most if near else limit * (1 + ROOM))
+            near = most <= limit * (1 + 2 * LABEL_ROOM)
+            self._ceiling_j = max(limit, most if near else limit * (1 + LABEL_ROOM))
             self._labels, self._took_s = self.search.begin(self._ceiling_j), 0.0
-        begin, patience = time.monotonic(), PATIENCE * max(self._seen[-1][1] if self._seen else 0.0, BRIEF_S)
-        found = self._labels.below(limit, min(until, begin + max(PATIENCE_S, patience)))
+        begin, patience = (
+            time.monotonic(),
+            LABEL_PATIENCE * max(self._seen[-1][1] if self._seen else 0.0, LABEL_BRIEF_S),
+        )
+        found = self._labels.below(limit, min(until, begin + max(LABEL_PATIENCE_S, patience)))
         self._took_s += time.monotonic() - begin
         self._seen.append((limit, self._took_s))
         if found is False:
@@ -113,32 +109,36 @@ class LabelSetting:
 
     def _others(self, until: float) -> None:
         """Schedules that cost as little as one that has no layout."""
-        for seed in range(OTHERS):
+        for seed in range(LABEL_OTHERS):
             run = self.run
             if run.closed(run.options.gap) or time.monotonic() > until:
                 return
-            limit = self.bound_j * (1 + TOLERANCE)
+            limit = self.bound_j * (1 + LABEL_TOLERANCE)
             found = self.search.begin(limit, seed).below(limit, until)
             if not isinstance(found, bool):
                 run.offer(found[1], "labels")
 
     @property
     def _brief(self) -> bool:
-        return not self._seen or self._seen[-1][1] <= BRIEF_S
+        return not self._seen or self._seen[-1][1] <= LABEL_BRIEF_S
 
     def _growth(self) -> float:
         """How fast seconds grow: their logarithm for each unit of the limit's."""
         limit, took_s = self._seen[-1]
-        before, least_s = next((seen for seen in self._seen[::-1] if limit >= seen[0] * (1 + APART)), self._seen[0])
-        return math.log(max(took_s, BRIEF_S) / max(least_s, BRIEF_S)) / max(math.log(limit / before), LEAST_STEP)
+        before, least_s = next(
+            (seen for seen in self._seen[::-1] if limit >= seen[0] * (1 + LABEL_APART)), self._seen[0]
+        )
+        return math.log(max(took_s, LABEL_BRIEF_S) / max(least_s, LABEL_BRIEF_S)) / max(
+            math.log(limit / before), LABEL_LEAST_STEP
+        )
 
     def _step(self) -> float:
         """How far the next limit is above the bound."""
         if self._brief:
-            return WIDEST_STEP
+            return LABEL_WIDEST_STEP
         growth = self._growth()
-        wanted = math.log(TIMES) / growth if growth > 0 else math.inf
-        return max(LEAST_STEP, min(wanted, WIDE_STEP))
+        wanted = math.log(LABEL_TIMES) / growth if growth > 0 else math.inf
+        return max(LABEL_LEAST_STEP, min(wanted, LABEL_WIDE_STEP))
 
     def _reach_s(self, enough: float) -> float:
         """What a limit half of the way would take if seconds grow on as they did."""

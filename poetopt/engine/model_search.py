@@ -13,29 +13,24 @@ from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Point, Session
 from poetopt.engine.budget import Budget
-from poetopt.engine.cutting import ANEW, cut
+from poetopt.engine.cutting import cut
 from poetopt.engine.neighbourhoods import core_search, rolling_windows
 from poetopt.engine.parallel_tree import ParallelTree
 from poetopt.engine.proof import Ending
 from poetopt.engine.replays import Replays
 from poetopt.engine.run import Run
+from poetopt.engine.tuning import (
+    ANEW,
+    CORE_GAP,
+    CUT_SHARE,
+    CUTOFF_MARGIN,
+    LATE,
+    NEIGHBOURHOODS_SHARE,
+    WAIT_S,
+    WINDOWS_GAP,
+)
 from poetopt.formulations.contract import Values
 from poetopt.formulations.rows import PointLike, Row
-
-CUT_SHARE = (0.5, 0.8)
-"""Share of the remaining time that cutting may take before the integer search, and where the bound still rises."""
-WAIT_S = 1.0
-"""A search whose best point breaks lazy constraints goes on for this long at least."""
-WINDOWS_GAP = 0.03
-"""Where the relaxation leaves no more than this open, no windows are searched before the whole."""
-CORE_GAP = 0.01
-"""Where it leaves no more than this, the core is searched first, whether in an inner scope or not."""
-NEIGHBOURHOODS_SHARE = 0.3
-"""Share of the remaining time that both may take before the whole is searched."""
-CUTOFF_MARGIN = 1e-7
-"""Solutions have to be better than the best one by this fraction."""
-LATE = 3
-"""Searches whose best point is late before the model is restricted: rows don't tell what the planner can order."""
 
 
 @dataclass(frozen=True)

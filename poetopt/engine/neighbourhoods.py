@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 
 from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
-from poetopt.engine.budget import LEAST_S, Budget
+from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
+from poetopt.engine.tuning import CORE_S, CORES, LEAST_S, WINDOW_S, WINDOWS
 from poetopt.formulations.rows import Floats
-
-WINDOWS = (6, 4)
-"""The decided stages are divided into this many windows, which overlap by half; first the narrower ones."""
-CORES = (0.1, 0.3)
-"""How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent."""
-CORE_S = 6.0
-"""At most this many seconds for each."""
-WINDOW_S = 4.0
-"""At most this many seconds a window."""
 
 
 def core_search(run: Run, budget: Budget, model: Any, session: Session) -> None:

@@ -22,11 +22,10 @@ from poetopt.branching.tree import Tree
 from poetopt.engine.budget import Budget
 from poetopt.engine.replays import Replays
 from poetopt.engine.run import Run
+from poetopt.engine.tuning import TREE_GRACE_S
 from poetopt.formulations.rows import PointLike, Row
 
 INTERRUPTED_S = 0.1
-GRACE_S = 0.3
-"""What a solver closes in less isn't worth a second copy of the model."""
 
 
 _workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
@@ -132,7 +131,7 @@ class ParallelTree:
                 future.result()  # an error of either ends it
 
     def _grow(self, tree: Tree, nodes: Nodes) -> None:
-        if not self._ended.wait(GRACE_S):
+        if not self._ended.wait(TREE_GRACE_S):
             self._explore(tree, nodes)
 
     def _explore(self, tree: Tree, nodes: Nodes) -> None:

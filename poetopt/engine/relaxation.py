@@ -15,14 +15,9 @@ import numpy as np
 from poetopt.engine.incumbent import Incumbent, Refusal
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
+from poetopt.engine.tuning import FEWER, LIGHT
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-LIGHT = 0.3
-"""What takes no room any more takes this share of the asked gap of the budget at most: bytes are worth what they cost,
-or some times that."""
-FEWER = 0.9
-"""The relaxation is worth it where at most this share of the tensors still takes room."""
 
 
 def lighten(problem: Problem, most_bytes: float) -> Problem:

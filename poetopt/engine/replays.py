@@ -9,20 +9,10 @@ from typing import Any
 from poetopt import interrupts
 from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
+from poetopt.engine.tuning import PERTURB_MOST, PERTURB_PATIENCE, PERTURBED_GAP, REPLAY_SHARE, REPLAY_TARGETS
 from poetopt.formulations.rows import PointLike
 from poetopt.heuristics.list_scheduling import list_schedule
 from poetopt.heuristics.problem_space import ProblemSpace
-
-TARGETS = (1.0, 0.98)
-"""Shares of the RAM budget that are aimed at: a plan's recomputes run in index order, and may need more than the
-replay."""
-SHARE = 0.15, 0.1
-"""Share of the time that may go into replays, where they are many: at first, and after one that brought nothing."""
-PERTURBED_GAP = 0.01
-"""Where no more than this is open once a relaxation is cut, its point isn't perturbed."""
-PATIENCE, MOST = 0.3, 1.0
-"""It is perturbed for this share of the time that cutting took, again after each schedule that is better, and for this
-share of it at most."""
 
 
 class Replays:
@@ -31,7 +21,7 @@ class Replays:
     def __init__(self, run: Run, budget: Budget, model: Any) -> None:
         self.run, self.budget, self.model = run, budget, model
         self._begin = time.monotonic()
-        self._share, self._spent_s = SHARE[0], 0.0
+        self._share, self._spent_s = REPLAY_SHARE[0], 0.0
 
     def follow(self, point: PointLike) -> bool:
         """Replay once for each target, where plans count and the gap is open; whether a schedule was better."""
@@ -40,7 +30,7 @@ class Replays:
             return False
         begin, better = time.monotonic(), False
         shares = run.chosen.points.fractional(self.model, point)
-        for target in TARGETS:
+        for target in REPLAY_TARGETS:
             ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = list_schedule(run.problem, ram_bytes, shares, paging=options.paging, remat=options.remat)
             if schedule is not None:
@@ -61,15 +51,15 @@ class Replays:
         room, weigh = run.incumbent.room_bytes, run.incumbent.weigh
         space = ProblemSpace(run.problem, shares, aims_at=room, paging=options.paging, remat=options.remat, weigh=weigh)
         now = time.monotonic()
-        until, latest = now + PATIENCE * cut_s, now + MOST * cut_s
+        until, latest = now + PERTURB_PATIENCE * cut_s, now + PERTURB_MOST * cut_s
         while time.monotonic() < until and run.remaining_s(self.budget) > 0 and not run.closed(self.budget.gap):
             interrupts.check()
             worth = math.inf if run.incumbent.value is None else run.incumbent.value
             found = space.step(worth)
             if found is not None and run.offer(found, "perturbed", quick=run.incumbent.best is not None):
-                until = min(time.monotonic() + PATIENCE * cut_s, latest)
+                until = min(time.monotonic() + PERTURB_PATIENCE * cut_s, latest)
 
     def follow_some(self, point: PointLike) -> None:
         """The same of one of many points, if there is time for it."""
         if self._spent_s <= self._share * (time.monotonic() - self._begin):
-            self._share = SHARE[0] if self.follow(point) else SHARE[1]
+            self._share = REPLAY_SHARE[0] if self.follow(point) else REPLAY_SHARE[1]

@@ -7,11 +7,7 @@ from dataclasses import dataclass, replace
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Ending
 from poetopt.engine.solution import Options
-
-SHRINK = 400
-"""The RAM budget is first made smaller by this fraction of it, then by twice as much each time."""
-CLOSE = 0.02
-"""Shares of what may hide that differ by less than this count as one."""
+from poetopt.engine.tuning import CLOSE, SHRINK
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poetopt import interrupts
-from poetopt.engine.budget import NEARLY, Budget
+from poetopt.engine.budget import Budget
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import Listener, Options, Progress
+from poetopt.engine.tuning import ENDING_S, ENDING_SHARE, NEARLY, PACE_S
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.formulations.scope import scope_name
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-
-ENDING_SHARE = 0.1
-"""At most this share of the time limit is set aside for what comes after the search."""
-ENDING_S = 1e-5
-"""Seconds of it for each pair of operators: 2 where there are 457 of them, and 10 where there are 1,000."""
-PACE_S = 5.0
-"""Seconds of a search after which its pace tells something."""
 
 
 @dataclass

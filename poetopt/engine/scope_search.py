@@ -8,24 +8,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from poetopt import clock
-from poetopt.engine.budget import LEAST_S, Budget
+from poetopt.engine.budget import Budget
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.model_search import Kind, ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.restriction import Refinement, Restriction
 from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel
+from poetopt.engine.tuning import ATTEMPTS, LEAST_S, OBJECTIVE_TARGET, RESTRICTED_SHARE, SETTLED_DEPTH
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.scope import scope_depth, scope_name
-
-ATTEMPTS = 8
-"""How many restrictions of a model are tried."""
-RESTRICTED_SHARE = 0.5
-"""Share of the remaining time that they may take where there is a plan already."""
-SETTLED_DEPTH = 8
-"""Beyond a proven scope of this depth better schedules are rare: what is left to do is to raise the bound."""
-TARGET = 1e4
-"""What the objective is scaled to: solvers' tolerances are absolute."""
 
 
 def search_scope(
@@ -163,7 +155,7 @@ class _ScopeSearch:
         """What the objective is multiplied by."""
         run, chosen = self.run, self.run.chosen
         baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
-        return TARGET / (run.incumbent.value or baseline or 1.0)
+        return OBJECTIVE_TARGET / (run.incumbent.value or baseline or 1.0)
 
     def _nothing_beyond(self, inner: Proof) -> Ending:
         """A scope without a schedule outside of `inner` is proven as that is."""

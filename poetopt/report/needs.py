@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from poetopt.diagnosis.minimum_budget import least_ram
-from poetopt.engine.constructive import WORK
 from poetopt.engine.solution import Options
+from poetopt.engine.tuning import WORK
 from poetopt.heuristics.work import Work
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate

@@ -10,9 +10,9 @@ import pytest
 from poetopt.arena import pack
 from poetopt.diagnosis.minimum_budget import least_deadline, least_ram
 from poetopt.diagnosis.solve import solve
-from poetopt.engine.constructive import WORK
 from poetopt.engine.limits import hardest_step, impossible, placed_bytes
 from poetopt.engine.solution import Options, Status
+from poetopt.engine.tuning import WORK
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.heuristics.work import OutOfWorkError, Work

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from poetopt.diagnosis.solve import solve
-from poetopt.engine.budget import NEARLY, Budget
+from poetopt.engine.budget import Budget
 from poetopt.engine.deepening import claim
 from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scope_search import interrupted
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.tuning import NEARLY
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem

@@ -10,9 +10,10 @@ import poetopt as po
 from poetopt.engine.constructive import first_schedules
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Ending
-from poetopt.engine.restriction import CLOSE, Refinement
+from poetopt.engine.restriction import Refinement
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options
+from poetopt.engine.tuning import CLOSE
 from poetopt.plan.simulate import simulate
 from tests.problems import random_tight
 

@@ -1,0 +1,206 @@
+"""The numbers that the search goes by, and what each was measured on (cells of `benchmarks/solve.py`).
+
+Shares are of what is left where nothing else is said, seconds are of a machine of two cores. Where no cell is named,
+nothing was measured.
+"""
+
+from __future__ import annotations
+
+# How long, and how well
+NEARLY = 0.005
+"""Where no more than this is open, a wider scope is worth more than the rest of the proof. Measured on zoo resnet50
+a72 30 %, whose last 0.1 % of depth 4 took 58 s where depth 8 has a fifth less."""
+LEAST_S = 0.5
+"""Seconds for which it is worth to begin once more."""
+
+# The whole search
+ENDING_SHARE = 0.1
+"""At most this share of the time limit is set aside for what comes after the search."""
+ENDING_S = 1e-5
+"""Seconds of it for each pair of operators: 2 where there are 457 of them, and 10 where there are 1,000. Measured on
+zoo resnet50 and the generated networks of 1,000 operators."""
+PACE_S = 5.0
+"""Seconds of a search after which its pace tells something. Measured on zoo resnet50 m4 50 %, which stays 2 to 3 %
+open in `forward`."""
+
+# Constructive heuristics
+WORK = 1_000_000
+"""Units of work of the greedy schedules for one budget: about three seconds. Measured on the zoo: as many units a
+second on all of it."""
+OFFER_WORK = 20
+"""Units for each operator, of simulating a schedule and finding its layout."""
+QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
+"""What a second costs, in units of the power that computing takes, where schedules of least energy come late.
+Measured on resnet18-cifar on tx2 at 45 % within 1.25x."""
+QUICK_SHARE = 0.1
+"""Share of the time limit that schedules of those prices may take."""
+HEURISTICS_SHARE = 0.25
+"""Share of the time limit after which no further target is tried, where there is a schedule. Measured on the deep
+networks."""
+GRACE_S = 1.0
+"""They may go on for this long beyond it: a schedule is worth that however short the limit."""
+PLAIN = ((False, True, 0.4), (True, False, 0.08))
+"""Solutions of plainer problems: whether they page, whether they recompute, and the share of the time left for each.
+Measured on problems whose storage is woken, random ones and resnet18_cifar."""
+
+# The ladder of scopes
+SOON_SHARE = 0.35
+"""Share of the remaining time after which `auto` leaves a scope that is nearly proven. Measured on zoo resnet50 a72
+30 %."""
+CLAIMED_SHARE = 0.5
+"""Share of it that a scope may take once a narrower one is proven, unless it is the last. Measured on the cells of
+`benchmarks/solve.py` in the default scope."""
+NO_GOODS_SHARE = 0.2
+"""Share of it that `auto` spends on leaving out refused schedules before it goes on. Measured on deadlines on m4."""
+WARM_UP_SHARES = (0.2, 0.6, 0.4)
+"""Share of the remaining time that each of the first scopes may take to warm up one that was asked for. Measured on
+exact_resnet18_cifar m4 40 % (depth 8), bert m4 60 % and exact_bert_base m4 30 % (depth 12), in `forward`."""
+WARM_UP_GAP, WARM_UP_TIME = 0.05, 0.18
+"""The third one follows where the second paid, left no more than this gap open, and took no more than this share of
+the time that was left: else it would leave too little for the scope that was asked for. Measured on exact_bert_base
+m4 30 %, bert m4 15 %."""
+BRIEF_SHARE, BRIEF_S = 0.06, 6.0
+"""Share of it, or seconds, for the first one where the second is no depth: schedules are found in that one. Measured
+on zoo resnet50 m4 and a72 30 %."""
+WARM_ENOUGH_SHARE = 0.4
+"""Share of its time after which a warm-up ends though a little is open."""
+FINER, FINEST = 6.0, 5e-3
+"""A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: what its
+schedule costs too much is open in all scopes that come after it. Measured on zoo bert-base with 3 % asked: 0.7159 J
+at depth 8, where 0.6996 takes a second more."""
+LABELS_SHARE = 0.8
+"""Share of the remaining time that label setting may take, where the incumbent seems within its reach. Measured on
+exact_resnet18_cifar m4 25 %."""
+
+# One scope
+ATTEMPTS = 8
+"""How many restrictions of a model are tried. Measured on random problems with DMA."""
+RESTRICTED_SHARE = 0.5
+"""Share of the remaining time that they may take where there is a plan already."""
+SETTLED_DEPTH = 8
+"""Beyond a proven scope of this depth better schedules are rare: what is left to do is to raise the bound. Measured
+on exact_resnet18_cifar m4 in `forward`."""
+OBJECTIVE_TARGET = 1e4
+"""What the objective is scaled to: solvers' tolerances are absolute."""
+
+# Restriction refinement
+SHRINK = 400
+"""The RAM budget is first made smaller by this fraction of it, then by twice as much each time. Measured on random
+problems whose plans have no layout."""
+CLOSE = 0.02
+"""Shares of what may hide that differ by less than this count as one. Measured on random problems with DMA."""
+
+# The relaxation without small tensors
+LIGHT = 0.3
+"""What takes no room any more takes this share of the asked gap of the budget at most: bytes are worth what they
+cost, or some times that. Measured on zoo resnet50: at 0.3 no loss is to be seen."""
+FEWER = 0.9
+"""The relaxation is worth it where at most this share of the tensors still takes room."""
+
+# Cutting
+ROUNDS_FROM_NOTHING = 12
+"""At most this many rounds where each solves the relaxation from nothing: the first ones gain the most. Measured on
+CBC."""
+STALL = 3
+"""After this many rounds in which the bound rose by less than STALL_GAIN of the overhead, the cutting may end."""
+STALL_GAIN = 2e-4
+STALL_SHARE = 0.3
+"""It does end when they took this share of its time. On a plateau each round cuts off one of many optimal corners, at
+little cost, and what comes after it is often the rest of the gap. Measured on exact_bert_base m4 30 %."""
+PLATEAU_S, PLATEAU_SHARE = 8.0, 0.5
+"""Or when they took this many seconds, and this share of what the rounds before them took: where rounds are dear, a
+branching gains more. Measured on zoo resnet50 a72 50 %, bert m4 60 % in `forward`."""
+STEEP, STEEP_ROUNDS = 0.01, 10
+"""Rounds that close more than this share of what is open go on beyond the time that was meant for cutting. Later ones
+differ much from each other: once there are this many, their mean counts. Measured on exact_bert_base m4 30 % in
+`forward`."""
+ANEW = 3.0
+"""A search solves the relaxation anew, and doesn't look at the clock meanwhile: it takes this many times what the
+first one took before it does anything else. Where less time is left for it, cutting and the tree have that, too.
+Measured on exact_bert_base m4 30 % in `forward`."""
+CUT_FAR = 300
+"""Until a point breaks fewer rows than this, it is too far from what they allow to be worth cuts. Measured on zoo
+resnet50."""
+
+# Relaxation-guided schedules
+REPLAY_TARGETS = (1.0, 0.98)
+"""Shares of the RAM budget that are aimed at: a plan's recomputes run in index order, and may need more than the
+replay. Measured on the zoo."""
+REPLAY_SHARE = 0.15, 0.1
+"""Share of the time that may go into replays, where they are many: at first, and after one that brought nothing.
+Measured on the zoo."""
+PERTURBED_GAP = 0.01
+"""Where no more than this is open once a relaxation is cut, its point isn't perturbed. Measured on bert m4 15 % in
+`forward`; small cells are quicker without."""
+PERTURB_PATIENCE, PERTURB_MOST = 0.3, 1.0
+"""It is perturbed for this share of the time that cutting took, again after each schedule that is better, and for
+this share of it at most. Measured on bert m4 15 % in `forward`."""
+
+# The search of one model
+CUT_SHARE = (0.5, 0.8)
+"""Share of the remaining time that cutting may take before the integer search, and where the bound still rises.
+Measured on exact_bert_base m4 30 % in `forward`."""
+WAIT_S = 1.0
+"""A search whose best point breaks lazy constraints goes on for this long at least. Measured on exact_resnet18_cifar
+m4 40 %."""
+WINDOWS_GAP = 0.03
+"""Where the relaxation leaves no more than this open, no windows are searched before the whole. Measured on
+resnet18_cifar at depth 8."""
+CORE_GAP = 0.01
+"""Where it leaves no more than this, the core is searched first, whether in an inner scope or not. Measured on zoo
+mobilenetv2."""
+NEIGHBOURHOODS_SHARE = 0.3
+"""Share of the remaining time that both may take before the whole is searched."""
+CUTOFF_MARGIN = 1e-7
+"""Solutions have to be better than the best one by this fraction."""
+LATE = 3
+"""Searches whose best point is late before the model is restricted: rows don't tell what the planner can order.
+Measured on deadlines on m4."""
+
+# Large neighbourhood search
+WINDOWS = (6, 4)
+"""The decided stages are divided into this many windows, which overlap by half; first the narrower ones. Measured on
+resnet18_cifar, bert."""
+CORES = (0.1, 0.3)
+"""How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent. Measured
+on resnet18_cifar, zoo mobilenetv2."""
+CORE_S = 6.0
+"""At most this many seconds for each."""
+WINDOW_S = 4.0
+"""At most this many seconds a window."""
+
+# The parallel tree
+TREE_GRACE_S = 0.3
+"""What a solver closes in less isn't worth a second copy of the model."""
+
+# Label setting
+LABEL_FROM_NOTHING = 0.05
+"""The first limit is no less than this share of the incumbent."""
+LABEL_ROOM = 0.03
+"""How far the ceiling of a search is above its first limit, as a share of it. Below it a limit takes only what the
+ones before left out, but all of them keep what lies between. Measured on exact_resnet18_cifar m4 25 % in
+`forward`."""
+LABEL_WIDEST_STEP, LABEL_WIDE_STEP, LABEL_LEAST_STEP = 0.07, 0.01, 0.003
+"""How far a limit is above the one before, as a share of it: at most, at most once searches aren't brief, at least.
+Measured on exact_resnet18_cifar m4 25 and 40 %."""
+LABEL_BRIEF_S = 0.2
+"""Searches of this many seconds count as brief, however they compare."""
+LABEL_TIMES = 1.3
+"""How many times longer than the one before each search is meant to take, with what it has from that. Measured on
+exact_resnet18_cifar m4 25 and 40 %."""
+LABEL_APART = 0.02
+"""How fast seconds grow is seen by limits that are at least this share apart."""
+LABEL_PATIENCE, LABEL_PATIENCE_S = 3.0, 2.0
+"""A search is given up that takes LABEL_PATIENCE times what it took so far, and LABEL_PATIENCE_S seconds. Measured on
+exact_resnet18_cifar a72, where labels are many."""
+LABEL_REACH = 2.0
+"""Where a limit half of the way to the incumbent would take this many times what is left, it is out of reach.
+Measured on resnet18_cifar m4 15 %."""
+LABEL_OTHERS = 2
+"""How many other schedules of the least cost are looked for where the first one has no layout."""
+LABEL_TOLERANCE = 1e-6
+"""What costs as much costs no more than this share above it."""
+
+# The incumbent
+LAYOUT_S = 0.5
+"""A schedule's layout may take so long however late it comes. Measured on zoo resnet50."""
