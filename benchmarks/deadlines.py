@@ -23,7 +23,7 @@ from poetopt.engine.solution import Options, Solution, Status
 from poetopt.formulations.language import Formulation
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, simulate
-from poetopt.plan.transfers import Hiding, hiding
+from poetopt.plan.transfers import Overlap, overlap
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
@@ -100,7 +100,7 @@ def line(problem: Problem, factor: float, solution: Solution, solved: int, secon
     if simulation is None or solution.plan is None:
         cells += ["-"] * 7
     else:
-        found: Hiding = hiding(solution.plan, simulation)
+        found: Overlap = overlap(solution.plan, simulation)
         cells += [
             f"{simulation.makespan_s / problem.baseline_time_s:.4f}x",
             f"{simulation.overhead_j:.6g}",

@@ -80,8 +80,8 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
             f"certificates exist for the formulation 'retention', not for '{options.formulation_name}'"
         )
     chosen = formulation(options.formulation)
-    # Rows of `hiding` stand on multipliers of their own, which nothing here derives again: the bound does without.
-    chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "hiding"))
+    # Rows of `transfer_overlap` stand on multipliers of their own, which nothing here derives again: none are used.
+    chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
     until = begin + options.time_limit_s
     with clock.ending(until):
         model = model_of(chosen, problem, options, scope)

@@ -32,7 +32,7 @@ LEADS = (1.0, 1.5, 2.0, 4.0, 16.0, float("inf"))
 
 
 @dataclass(frozen=True)
-class Hiding:
+class Overlap:
     """How much of a plan's transfers happens while the CPU computes.
 
     transfer_s, hidden_s
@@ -52,7 +52,7 @@ class Hiding:
         return self.hidden_s / self.transfer_s if self.transfer_s else 1.0
 
 
-def hiding(plan: Plan, simulation: Simulation | None = None) -> Hiding:
+def overlap(plan: Plan, simulation: Simulation | None = None) -> Overlap:
     """What `plan` hides. Raises PlanError for one that is not valid.
 
     The CPU stands still only while the channel is busy, so the hidden seconds are those of all transfers less what the
@@ -77,7 +77,7 @@ def hiding(plan: Plan, simulation: Simulation | None = None) -> Hiding:
             place += 1
         moved += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
     hidden = found.transfer_s - (found.makespan_s - found.compute_s)
-    return Hiding(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
+    return Overlap(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
 
 
 def plan_transfers(

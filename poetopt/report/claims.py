@@ -21,7 +21,7 @@ from poetopt.plan.entries import LARGEST_NUMBER, Entry
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.plan.transfers import hiding
+from poetopt.plan.transfers import overlap
 from poetopt.printable import shortened, shown
 from poetopt.report.told import check_told
 
@@ -109,7 +109,7 @@ def _kinds(report: Entry) -> None:
 def _figures(report: Entry, file: PlanFile, simulation: Simulation) -> None:
     """What follows from the plan, the problem and the budget alone."""
     plan, problem = file.plan, file.plan.problem
-    hidden = hiding(plan, simulation)
+    hidden = overlap(plan, simulation)
     found: dict[str, object] = {
         "energy_j": simulation.energy_j,
         "overhead_j": simulation.overhead_j,

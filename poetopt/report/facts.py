@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from poetopt.engine.solution import OPTIMAL_GAP, Status
 from poetopt.formulations.goal import ENERGY
-from poetopt.plan.transfers import hiding
+from poetopt.plan.transfers import overlap
 from poetopt.printable import shown
 from poetopt.report.objective import minimised
 from poetopt.report.proof import Claim
@@ -59,7 +59,7 @@ def facts(view: View) -> tuple[Fact, ...]:
     pages = f"{simulation.page_outs:,} out, {simulation.page_ins:,} in"
     found.append(Fact("Pages", pages, moved if problem.paging else "the device has no storage"))
     if problem.dma and simulation.transfer_s:
-        hidden = hiding(view.plan, simulation)
+        hidden = overlap(view.plan, simulation)
         found.append(Fact("Transfers", show_seconds(hidden.transfer_s), during_words(hidden)))
     if problem.resident_bytes:
         beside = "parameters, gradients, state: beside the budget"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from poetopt import notes as told
 from poetopt.engine.solution import DeadlineModel, Solution, Status
 from poetopt.plan.instructions import Plan
-from poetopt.plan.transfers import Hiding
+from poetopt.plan.transfers import Overlap
 from poetopt.printable import shown
 from poetopt.problem import Problem
 from poetopt.report.layout import table
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
-from poetopt.report.words import hiding_words, order_fields, order_words
+from poetopt.report.words import order_fields, order_words, overlap_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.version import __version__
 
@@ -64,13 +64,13 @@ class Report:
         return arena_bytes(self.plan)
 
     @cached_property
-    def hiding(self) -> Hiding | None:
+    def overlap(self) -> Overlap | None:
         """How much of the transfers happens while the CPU computes: nothing on a device without DMA."""
         if self.plan is None:
             return None
-        from poetopt.plan.transfers import hiding
+        from poetopt.plan.transfers import overlap
 
-        return hiding(self.plan, self.solution.simulation)
+        return overlap(self.plan, self.solution.simulation)
 
     @cached_property
     def plan_bytes(self) -> int | None:
@@ -166,8 +166,8 @@ class Report:
             "wakes": simulation.wakes if simulation else None,
             "bytes_paged": simulation.bytes_paged if simulation else None,
             "transfer_s": simulation.transfer_s if simulation else None,
-            "hidden_s": self.hiding.hidden_s if self.hiding else None,
-            "hidden_bytes": self.hiding.hidden_bytes if self.hiding else None,
+            "hidden_s": self.overlap.hidden_s if self.overlap else None,
+            "hidden_bytes": self.overlap.hidden_bytes if self.overlap else None,
             "plan_bytes": self.plan_bytes,
             "build_s": solution.build_s,
             "solve_s": solution.solve_s,
@@ -255,8 +255,8 @@ class Report:
                 ("time", self._time()),
                 ("schedule", self._schedule()),
             ]
-            if self.problem.dma and self.hiding and self.hiding.transfer_s:
-                rows.append(("transfers", hiding_words(self.hiding)))
+            if self.problem.dma and self.overlap and self.overlap.transfer_s:
+                rows.append(("transfers", overlap_words(self.overlap)))
         rows += [("asked", text) for text in self.solution.options.asks]
         if self.solution.objective is not None:
             rows.append(("minimised", objective_words(self.solution.objective)))

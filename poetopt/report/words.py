@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from poetopt.engine.solution import OrderFound, Solution, Status
-from poetopt.plan.transfers import Hiding
+from poetopt.plan.transfers import Overlap
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_limit, show_seconds, show_share
 
@@ -82,11 +82,11 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     return known
 
 
-def hiding_words(found: Hiding) -> str:
+def overlap_words(found: Overlap) -> str:
     """How much of the transfers the CPU's computing hides."""
     return f"{show_bytes(found.transfer_bytes)} in {show_seconds(found.transfer_s)}, {during_words(found)}"
 
 
-def during_words(found: Hiding) -> str:
+def during_words(found: Overlap) -> str:
     """What the CPU does while transfers go on."""
     return f"{show_seconds(found.hidden_s)} of it while the CPU computes" if found.hidden_s else "while the CPU waits"

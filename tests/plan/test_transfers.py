@@ -12,7 +12,7 @@ from poetopt.errors import PlanError
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
-from poetopt.plan.transfers import hiding, plan_transfers
+from poetopt.plan.transfers import overlap, plan_transfers
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import plan_optimum, random_tight
 from tests.plan.reference import reference
@@ -121,10 +121,10 @@ def test_hides_a_transfer_behind_computes() -> None:
     after = simulate(planned, ram_bytes=before.peak_bytes + 8)
     assert after.waits_s == 0.0
     assert after.makespan_s == 8.0
-    found = hiding(planned)
+    found = overlap(planned)
     assert (found.transfer_s, found.hidden_s, found.transfer_bytes, found.hidden_bytes) == (4.0, 4.0, 16, 16)
     assert found.share == 1.0
-    assert hiding(plan).share == 0.0
+    assert overlap(plan).share == 0.0
 
 
 def test_page_ins_come_just_in_time() -> None:
@@ -138,14 +138,14 @@ def test_page_ins_come_just_in_time() -> None:
 def test_without_dma_nothing_can_be_hidden() -> None:
     plan = Plan(chain(dma=False), LATE)
     assert plan_transfers(plan, 1000) is plan
-    assert hiding(plan).hidden_s == 0.0
-    assert hiding(plan).hidden_bytes == 0
+    assert overlap(plan).hidden_s == 0.0
+    assert overlap(plan).hidden_bytes == 0
 
 
 def test_a_plan_without_transfers_stays_as_it_is() -> None:
     plan = Plan(chain(), tuple(Instruction(Action.COMPUTE, k) for k in range(8)))
     assert plan_transfers(plan, 1000) is plan
-    assert hiding(plan).share == 1.0
+    assert overlap(plan).share == 1.0
 
 
 def test_a_plan_over_its_budget_is_refused() -> None:

@@ -13,12 +13,12 @@ import poetopt as po
 from poetopt.engine.solution import Objective, Options, Solution, Status
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
-from poetopt.plan.transfers import Hiding
+from poetopt.plan.transfers import Overlap
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
 from poetopt.report.objective import Minimised, objective_words
 from poetopt.report.proof import Claim, exact_words, proof_words, scope_words
-from poetopt.report.words import failure_words, hiding_words
+from poetopt.report.words import failure_words, overlap_words
 
 PROBLEM = Problem(
     name="one",
@@ -160,9 +160,9 @@ def test_tables_wrap_under_their_text_and_keep_units() -> None:
 
 
 def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
-    said = hiding_words(Hiding(2.0, 1.5, 4000, 3000))
+    said = overlap_words(Overlap(2.0, 1.5, 4000, 3000))
     assert said == "4.00 kB in 2.00 s, 1.50 s of it while the CPU computes"
-    assert hiding_words(Hiding(2.0, 0.0, 4000, 0)) == "4.00 kB in 2.00 s, while the CPU waits"
+    assert overlap_words(Overlap(2.0, 0.0, 4000, 0)) == "4.00 kB in 2.00 s, while the CPU waits"
 
 
 def test_each_goal_in_its_unit() -> None:

@@ -18,7 +18,6 @@ from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.dominated import dominated
-from poetopt.formulations.retention.hiding import hiding
 from poetopt.formulations.retention.label_setting.search import label_search
 from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
@@ -29,7 +28,8 @@ from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.space import RetentionSpace, count_recomputes, retention_space
-from poetopt.formulations.retention.wake import wake
+from poetopt.formulations.retention.storage_activation import storage_activation
+from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
 from poetopt.problem import Problem
@@ -180,10 +180,20 @@ def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tupl
 retention = Formulation(
     name="retention",
     doc=__doc__,
-    blocks=(recompute, paging, residency, memory, rounding, chain_cuts, wake, deadline, hiding),
+    blocks=(recompute, paging, residency, memory, rounding, chain_cuts, storage_activation, deadline, transfer_overlap),
     space=retention_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
-    simulated=("recompute", "paging", "residency", "memory", "rounding", "chain_cuts", "wake", "deadline", "hiding"),
+    simulated=(
+        "recompute",
+        "paging",
+        "residency",
+        "memory",
+        "rounding",
+        "chain_cuts",
+        "storage_activation",
+        "deadline",
+        "transfer_overlap",
+    ),
     scopes=_scopes,
     scope_difference=scope_difference,
     no_good=no_good,

@@ -60,4 +60,4 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
         if any(stage <= first.get(i, -1) for i in space.problem.operators[operator].outputs):
             variables.append(again[x])
     signs = [-1.0] * active + [1.0] * (len(variables) - active)
-    return Row(variables, signs, 1.0 - active, math.inf, 1.0, "late", core=True, block="hiding")
+    return Row(variables, signs, 1.0 - active, math.inf, 1.0, "late", core=True, block="transfer_overlap")

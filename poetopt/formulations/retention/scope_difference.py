@@ -8,7 +8,7 @@ A schedule that takes none of them is no better than one of the inner scope: it 
 pages a tensor in at a point that the inner scope lacks, nothing reads it there, so that it may as well come in at the
 next point that is read, and take less memory. That moves transfers, and leaves all sums of joules and seconds as they
 are: so there is no such row where the order of transfers counts (a storage that is woken), nor where the proof of the
-inner scope rests on rows about when transfers run (`hiding`).
+inner scope rests on rows about when transfers run (`transfer_overlap`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def scope_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | N
         The blocks whose lazy constraints the proof of the inner scope may rest on.
     """
     space: RetentionSpace = model.space
-    if space.problem.wake_j or "hiding" in sources:
+    if space.problem.wake_j or "transfer_overlap" in sources:
         return None
     known = retention_space(space.problem, space.limits, inner, space.paging, True, space.lean).recompute_of
     variables = list(model.recompute.r.values())

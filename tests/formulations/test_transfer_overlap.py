@@ -1,4 +1,4 @@
-"""The rows of the block `hiding`: they spare every plan in time, and catch many schedules that no order saves."""
+"""The rows of `transfer_overlap`: they spare every plan in time, and catch many schedules that no order saves."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_plan_in_time_is_cut_off(seed: int) -> None:
     items = [by_item(values) for values in in_time]
     for point in tried:
         for row in RETENTION.separate(model, point):
-            if row.kind == "hiding":
+            if row.kind == "transfer_overlap":
                 assert all(activity(row, value) <= row.upper + 1e-6 for value in items)
 
 
@@ -103,6 +103,6 @@ def test_schedules_that_no_order_saves_are_caught() -> None:
                 continue
             late += 1
             rows = RETENTION.separate(model, FakePoint(values, integral=True))
-            caught += any(row.kind == "hiding" and activity(row, by_item(values)) > row.upper for row in rows)
+            caught += any(row.kind == "transfer_overlap" and activity(row, by_item(values)) > row.upper for row in rows)
     assert late > 0.15 * len(seeds(340))
     assert caught > 0.2 * late, (late, caught)

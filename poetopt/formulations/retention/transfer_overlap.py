@@ -1,4 +1,4 @@
-r"""Block `hiding`: how much of the transfers the CPU can hide at all, on a device with DMA. Only a separator.
+r"""Block `transfer_overlap`: how much of the transfers the CPU can hide at all, on a device with DMA. Only a separator.
 
 The CPU stands still only while the channel is busy, so the makespan is $\Psi + C + X - H$: one pass, the recomputes,
 the transfers, less the seconds H in which both are busy. With z a transfer that takes d seconds and moves m bytes,
@@ -162,7 +162,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     one_pass = problem.baseline_time_s
     if limit is None or not one_pass:
         return []
-    row = _Hiding(model, space, block.windows, point)
+    row = _Overlap(model, space, block.windows, point)
     need = one_pass + float(row.again_s.sum()) + row.transfer_s - limit
     if need <= VIOLATION * one_pass or row.transfer_s <= 0:
         return []  # nothing needs to be hidden
@@ -173,7 +173,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     return [found] if found.violation > (VIOLATION if point.integral else CUT) else []
 
 
-class _Hiding:
+class _Overlap:
     """The linear program of the module's docstring at one point, and the row that its multipliers make."""
 
     def __init__(
@@ -375,7 +375,7 @@ class _Hiding:
             lower=-np.inf,
             upper=(limit - constant) / one_pass,
             violation=value / one_pass,
-            kind="hiding",
+            kind="transfer_overlap",
             core=integral,
         )
 
@@ -384,6 +384,10 @@ def _needed(space: Space) -> bool:
     return space.paging and space.problem.dma and space.limits.makespan_s is not None
 
 
-hiding = Block(
-    "hiding", _build, requires=("recompute", "paging", "residency", "memory"), separator=_separate, when=_needed
+transfer_overlap = Block(
+    "transfer_overlap",
+    _build,
+    requires=("recompute", "paging", "residency", "memory"),
+    separator=_separate,
+    when=_needed,
 )

@@ -1,4 +1,4 @@
-r"""Block `wake`: powering the storage on costs energy, once for each run of transfers without a pause.
+r"""Block `storage_activation`: powering the storage on costs energy, once for each run of transfers without a pause.
 
 Gap c is the time before stage c's own operator and after the one before it that takes any time. With $w_c$ the runs
 that begin in gap c, without DMA a run lies in one gap, and for every page-in
@@ -97,4 +97,4 @@ def _needed(space: Space) -> bool:
     return space.paging and space.problem.wake_j > 0
 
 
-wake = Block("wake", _build, requires=("paging",), when=_needed)
+storage_activation = Block("storage_activation", _build, requires=("paging",), when=_needed)
