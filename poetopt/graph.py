@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from poetopt.printable import shown
+from poetopt.problem.home import Home
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +57,35 @@ class Role(StrEnum):
     """The scalar loss. Resident, so that it outlives the step."""
 
 
-RESIDENT_ROLES = frozenset({Role.PARAMETER, Role.CONSTANT, Role.PARAMETER_GRADIENT, Role.STATE, Role.LOSS})
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """Where a tensor of a role begins and ends, in the words of `poetopt.problem.ProblemTensor`."""
+
+    home: Home
+    carried: bool = False
+    result: bool = False
+
+    @property
+    def outlives(self) -> bool:
+        """Whether the step may not end without it. Then it lies in the resident region."""
+        return self.carried or self.result
+
+
+_RESIDENCES: Mapping[Role, Residence] = {
+    Role.INPUT: Residence(Home.RAM),
+    Role.PARAMETER: Residence(Home.RAM, carried=True),
+    Role.CONSTANT: Residence(Home.RAM, carried=True),
+    Role.ACTIVATION: Residence(Home.NOWHERE),
+    Role.GRADIENT: Residence(Home.NOWHERE),
+    Role.PARAMETER_GRADIENT: Residence(Home.NOWHERE, result=True),
+    Role.STATE: Residence(Home.NOWHERE, result=True),
+    Role.LOSS: Residence(Home.NOWHERE, result=True),
+}
+
+
+def residence(role: Role) -> Residence:
+    """Where tensors of `role` begin and end."""
+    return _RESIDENCES[role]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +113,7 @@ class Tensor:
     @property
     def resident(self) -> bool:
         """Whether the tensor lies in the resident region, which no schedule touches."""
-        return self.role in RESIDENT_ROLES
+        return residence(self.role).outlives
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError
-from poetopt.graph import Operator, TrainingGraph
+from poetopt.graph import Operator, TrainingGraph, residence
 from poetopt.operators.resident import resident_storages
 from poetopt.operators.work import work
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor
@@ -44,7 +44,7 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
     kernels = 0
 
     def add(name: str, producer: int) -> None:
-        nbytes = graph.tensors[name].nbytes
+        nbytes, held = graph.tensors[name].nbytes, residence(graph.tensors[name].role)
         index[name] = len(tensors)
         tensors.append(
             ProblemTensor(
@@ -52,6 +52,9 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
                 nbytes=nbytes,
                 producer=producer,
                 transfers=device.transfers(nbytes),
+                home=held.home,
+                carried=held.carried,
+                result=held.result,
             )
         )
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from poetopt.graph import Role, TrainingGraph
+from poetopt.graph import Role, TrainingGraph, residence
+from poetopt.problem import Home
 
 PARTS: Mapping[Role, str] = {
     Role.PARAMETER: "parameters",
@@ -27,7 +28,7 @@ def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
     """
     found: dict[str, Role] = {}
     for name, tensor in graph.tensors.items():
-        given = tensor.role in (Role.PARAMETER, Role.CONSTANT)
+        given = residence(tensor.role).home is not Home.NOWHERE
         if tensor.resident and (given or name in graph.producers):
             root = graph.tensors[graph.root(name)]
             # a constant whose view is somebody's gradient stays a constant

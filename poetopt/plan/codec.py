@@ -8,12 +8,16 @@ A plan file has, in this order:
     budget              ram_bytes and deadline_s that the plan was made for, or null
     device              dma, paging, alignment, reserve_bytes, wake_j, resident_bytes, ram_bytes, and
                         storage_bytes (null: not known), storage_block_bytes; files before them lack the two
-    tensors             name, bytes, producer (null: a graph input), and costs of paging
-    operators           name, kind, inputs, outputs, workspace_bytes, time_s, energy_j, and flags
+    tensors             name, bytes, producer (null: there when the step begins), costs of paging, home; and where
+                        they are not the default carried, result, updated_by, forms
+    operators           name, kind, count, inputs, outputs, workspace_bytes, time_s, energy_j, and flags; variants
+                        where there are any
     inputs_at           byte offset of each graph input
     instructions        ["compute", operator, offset of each new output ..., offset of the workspace],
                         ["page_out", tensor], ["page_in", tensor, offset], ["free", tensor]
     report              what `solve --json` printed, where there is one
+
+Version 1 lacks home and what follows it. `poetopt.plan.tables` says how fields become keys.
 
 Tensors and operators are named by their place in their table. A plan that has not been laid out has no
 `inputs_at` and no offsets. Reading a file simulates the plan and checks its layout again.
@@ -25,17 +29,25 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from poetopt.errors import PlanError
+from poetopt.errors import PlanError, ProblemError
 from poetopt.files import write_atomically
+from poetopt.garbage import building
 from poetopt.inputs import PLAN_BYTES, read_text
 from poetopt.plan.compact import decode_compact, encode_compact
-from poetopt.plan.entries import LARGEST, Entry, parsed
+from poetopt.plan.damage import told
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.plan.tables import BLOCKS, number, table, whole_number
+from poetopt.plan.text import LARGEST, parsed
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.version import __version__
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 __all__ = [
     "PlanFile",
@@ -50,7 +62,9 @@ __all__ = [
 ]
 
 FORMAT = "poetopt-plan"
-VERSION = 1
+VERSION = 2
+READ = (1, 2)
+"""Files of these versions are read: what the first lacks has its default."""
 
 MOST_INSTRUCTIONS = 1_000_000
 """Of a plan file: networks of 10,000 operators have plans of some 60,000, and these take some seconds."""
@@ -91,53 +105,11 @@ def to_json(
         "format": FORMAT,
         "version": VERSION,
         "written_by": __version__,
-        "model": {
-            "name": problem.name,
-            "reference": problem.model_ref,
-            "sha256": problem.model_hash,
-            "recipe": dict(problem.recipe),
-            "device": problem.device,
-            "notes": list(problem.notes),
-        },
+        "model": BLOCKS["model"].row(problem),
         "budget": {"ram_bytes": ram_bytes, "deadline_s": deadline_s},
-        "device": {
-            "dma": problem.dma,
-            "paging": problem.paging,
-            "alignment": problem.alignment,
-            "reserve_bytes": problem.reserve_bytes,
-            "wake_j": problem.wake_j,
-            "storage_bytes": problem.storage_bytes,
-            "storage_block_bytes": problem.storage_block_bytes,
-            "resident_bytes": problem.resident_bytes,
-            "ram_bytes": problem.device_ram_bytes,
-        },
-        "tensors": [
-            {
-                "name": tensor.name,
-                "bytes": tensor.nbytes,
-                "producer": None if tensor.producer < 0 else tensor.producer,
-                "page_in_s": tensor.page_in_s,
-                "page_in_j": tensor.page_in_j,
-                "page_out_s": tensor.page_out_s,
-                "page_out_j": tensor.page_out_j,
-            }
-            for tensor in problem.tensors
-        ],
-        "operators": [
-            {
-                "name": operator.name,
-                "kind": operator.kind,
-                "count": operator.count,
-                "inputs": list(operator.inputs),
-                "outputs": list(operator.outputs),
-                "workspace_bytes": operator.workspace_bytes,
-                "time_s": operator.time_s,
-                "energy_j": operator.energy_j,
-                "recomputable": operator.recomputable,
-                "backward": operator.backward,
-            }
-            for operator in problem.operators
-        ],
+        "device": BLOCKS["device"].row(problem),
+        "tensors": [table(ProblemTensor).row(tensor) for tensor in problem.tensors],
+        "operators": [table(ProblemOperator).row(operator) for operator in problem.operators],
         "inputs_at": places[0] if places else None,
         "instructions": [
             [str(step.action), step.target, *(places[index + 1] if places else ())]
@@ -188,7 +160,7 @@ def load(path: str | os.PathLike[str], problem_loader: Callable[[PlanFile], Prob
         raise PlanError(f"{shown} is not a plan file: it is not text; {_solve_it(shown)}") from error
     try:
         found = from_json(parsed(text))
-    except PlanError as error:
+    except (PlanError, ProblemError) as error:
         raise PlanError(f"{shown}: {error}") from error
     return found if problem_loader is None else with_problem(found, problem_loader(found), shown)
 
@@ -222,28 +194,64 @@ def with_problem(found: PlanFile, again: Problem, shown: str) -> PlanFile:
 
 
 def from_json(data: object) -> PlanFile:
-    """The plan of a plan file's object, simulated and with its layout checked. Raises PlanError."""
-    top = Entry(data, "the plan file")
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    """The plan of a plan file's object, simulated and with its layout checked.
+
+    Raises PlanError for what is damaged or not valid, ProblemError for a problem that can't be simulated yet.
+    """
+    if not isinstance(data, dict):
+        raise PlanError("the plan file is not an object; the file is damaged")
+    if data.get("format") != FORMAT:
         raise PlanError(f'it is not a plan file: "format" is not "{FORMAT}"; where it is a model, {_solve_it("MODEL")}')
-    if data.get("version") != VERSION:
+    if data.get("version") not in READ:
         raise PlanError(
-            f"it is a plan file of version {data.get('version')!r}, and this program reads version {VERSION}; "
-            "solve the model again, or use the poetopt that wrote it"
+            f"it is a plan file of version {data.get('version')!r}, and this program reads version "
+            f"{' or '.join(map(str, READ))}; solve the model again, or use the poetopt that wrote it"
         )
-    problem = _problem(top)
-    instructions, places = _instructions(top, problem)
+    with building():
+        top = _checked(data)
+        problem = _problem(top)
+        instructions, places = _instructions(top, problem)
     plan = Plan(problem, instructions)
-    budget = top.entry("budget")
-    ram_bytes = budget.optional("ram_bytes", budget.whole)
-    deadline_s = budget.optional("deadline_s", budget.number)
+    ram_bytes, deadline_s = top.budget.ram_bytes, top.budget.deadline_s
     simulate(plan, ram_bytes=ram_bytes)
     if places is not None:
         plan = Plan(problem, instructions, tuple(offset for group in places for offset in group))
         if any(len(group) != count for group, count in zip(places, _counts(plan), strict=True)):
             raise PlanError("an instruction has more or fewer offsets than it makes buffers; the file is damaged")
         check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-    return PlanFile(plan, ram_bytes, deadline_s, top.mapping("report"))
+    return PlanFile(plan, ram_bytes, deadline_s, top.report)
+
+
+@cache
+def _schema() -> type[BaseModel]:
+    """What a plan file holds, checked down to each number; instructions are read one by one."""
+    from pydantic import ConfigDict, create_model
+
+    strict = ConfigDict(strict=True)
+    budget = create_model(
+        "Budget", __config__=strict, ram_bytes=(whole_number() | None, ...), deadline_s=(number() | None, ...)
+    )
+    parts: dict[str, Any] = {
+        "model": BLOCKS["model"].model,
+        "device": BLOCKS["device"].model,
+        "tensors": list[table(ProblemTensor).model],  # type: ignore[misc]  # made at run time
+        "operators": list[table(ProblemOperator).model],  # type: ignore[misc]
+        "budget": budget,
+        "inputs_at": list[whole_number()] | None,  # type: ignore[misc]
+        "instructions": list[Any],
+        "report": dict[str, Any],
+    }
+    definitions: dict[str, Any] = {key: (kind, ...) for key, kind in parts.items()}
+    return create_model("PlanTable", __config__=strict, **definitions)
+
+
+def _checked(data: dict[str, object]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return _schema().model_validate(data)
+    except ValidationError as error:
+        raise PlanError(told(error)) from error
 
 
 def _structure(problem: Problem) -> tuple[object, ...]:
@@ -254,75 +262,22 @@ def _structure(problem: Problem) -> tuple[object, ...]:
     )
 
 
-def _problem(top: Entry) -> Problem:
-    model, device = top.entry("model"), top.entry("device")
-    tensors = tuple(
-        ProblemTensor(
-            entry.text("name"),
-            entry.whole("bytes"),
-            -1 if entry.value("producer") is None else entry.whole("producer"),
-            Transfers(
-                entry.number("page_in_s"),
-                entry.number("page_in_j"),
-                entry.number("page_out_s"),
-                entry.number("page_out_j"),
-            ),
+def _problem(top: Any) -> Problem:
+    tensors, operators = table(ProblemTensor), table(ProblemOperator)
+    own = {key: value for name, block in BLOCKS.items() for key, value in block.given(getattr(top, name)).items()}
+    try:
+        return Problem(
+            tensors=tuple(map(tensors.value, top.tensors)), operators=tuple(map(operators.value, top.operators)), **own
         )
-        for entry in top.entries("tensors")
-    )
-    operators = tuple(
-        ProblemOperator(
-            entry.text("name"),
-            entry.indices("inputs", len(tensors)),
-            entry.indices("outputs", len(tensors)),
-            entry.number("time_s"),
-            entry.number("energy_j"),
-            workspace_bytes=entry.whole("workspace_bytes"),
-            recomputable=entry.flag("recomputable"),
-            backward=entry.flag("backward"),
-            kind=entry.text("kind"),
-            count=entry.whole("count") if "count" in entry.data else 1,
-        )
-        for entry in top.entries("operators")
-    )
-    producers = {i: k for k, operator in enumerate(operators) for i in operator.outputs}
-    for i, tensor in enumerate(tensors):
-        if producers.get(i, -1) != tensor.producer:
-            raise PlanError(f"tensors[{i}] ({tensor.name!r}): its producer is not the operator that writes it")
-    if sum(len(operator.outputs) for operator in operators) != len(producers):
-        raise PlanError("two operators write the same tensor; the file is damaged")
-    alignment = device.whole("alignment")
-    if alignment < 1:
-        device.refuse("alignment", "a number of at least 1")
-    block_bytes = device.whole("storage_block_bytes") if "storage_block_bytes" in device.data else 1
-    if block_bytes < 1:
-        device.refuse("storage_block_bytes", "a number of at least 1")
-    return Problem(
-        name=model.text("name"),
-        device=model.text("device"),
-        operators=operators,
-        tensors=tensors,
-        paging=device.flag("paging"),
-        dma=device.flag("dma"),
-        alignment=alignment,
-        reserve_bytes=device.whole("reserve_bytes"),
-        wake_j=device.number("wake_j") if "wake_j" in device.data else 0.0,
-        storage_bytes=device.optional("storage_bytes", device.whole) if "storage_bytes" in device.data else None,
-        storage_block_bytes=block_bytes,
-        resident_bytes=device.whole("resident_bytes"),
-        device_ram_bytes=device.optional("ram_bytes", device.whole),
-        model_ref=model.text("reference"),
-        model_hash=model.text("sha256"),
-        recipe=model.mapping("recipe"),
-        notes=tuple(model.texts("notes")),
-    )
+    except ProblemError as error:
+        raise PlanError(f"{error}; the file is damaged") from error
 
 
-def _instructions(top: Entry, problem: Problem) -> tuple[tuple[Instruction, ...], list[list[int]] | None]:
+def _instructions(top: Any, problem: Problem) -> tuple[tuple[Instruction, ...], list[list[int]] | None]:
     """The instructions; the offsets of the graph inputs and of what each instruction allocates."""
-    laid_out = top.value("inputs_at") is not None
-    places = [list(top.wholes("inputs_at"))] if laid_out else []
-    rows = top.rows("instructions")
+    laid_out = top.inputs_at is not None
+    places = [top.inputs_at] if laid_out else []
+    rows = top.instructions
     if len(rows) > MOST_INSTRUCTIONS:
         raise PlanError(
             f"it has {len(rows):,} instructions, and at most {MOST_INSTRUCTIONS:,} are read: no plan of a step that is "
@@ -330,20 +285,29 @@ def _instructions(top: Entry, problem: Problem) -> tuple[tuple[Instruction, ...]
         )
     steps: list[Instruction] = []
     known: dict[tuple[str, int], Instruction] = {}  # few are different: they are made once
+    counts = {Action.COMPUTE: len(problem.operators)}
     for index, row in enumerate(rows):
-        match row:
-            case [str(name), int(target), *offsets] if name in _ACTIONS and type(target) is int:
-                action = _ACTIONS[name]
-            case _:
+        if type(row) is not list or len(row) < 2 or type(row[0]) is not str or type(row[1]) is not int:
+            raise PlanError(f"instructions[{index}] is not an action, a target and offsets; the file is damaged")
+        name, target, *offsets = row
+        step = known.get((name, target))
+        if step is None:
+            action = _ACTIONS.get(name)
+            if action is None:
                 raise PlanError(f"instructions[{index}] is not an action, a target and offsets; the file is damaged")
-        limit = len(problem.operators) if action is Action.COMPUTE else len(problem.tensors)
-        if not 0 <= target < limit or not all(type(o) is int and 0 <= o <= LARGEST for o in offsets):
-            raise PlanError(f"instructions[{index}] has a target or offset that can't be; the file is damaged")
-        if (name, target) not in known:
-            known[name, target] = Instruction(action, target)
-        steps.append(known[name, target])
-        places.append([o for o in offsets if isinstance(o, int)] if offsets else _NOWHERE)
+            if not 0 <= target < counts.get(action, len(problem.tensors)):
+                raise _impossible(index)
+            step = known[name, target] = Instruction(action, target)
+        for offset in offsets:
+            if type(offset) is not int or not 0 <= offset <= LARGEST:
+                raise _impossible(index)
+        steps.append(step)
+        places.append(offsets or _NOWHERE)
     return tuple(steps), places if laid_out else None
+
+
+def _impossible(index: int) -> PlanError:
+    return PlanError(f"instructions[{index}] has a target or offset that can't be; the file is damaged")
 
 
 def _offsets(plan: Plan) -> list[list[int]]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from poetopt.errors import ProblemError
 from poetopt.problem.home import Home
 from poetopt.problem.operators import ProblemOperator
 from poetopt.problem.tensors import ProblemTensor
 
+if TYPE_CHECKING:
+    from poetopt.problem.problem import Problem
 
-def check(operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]) -> None:
+
+def check(problem: Problem) -> None:
     """Raise ProblemError, naming the tensor or operator, where they contradict each other."""
+    operators, tensors = problem.operators, problem.tensors
+    for key in ("alignment", "storage_block_bytes"):
+        if getattr(problem, key) < 1:
+            raise ProblemError(f'"{key}" must be a number of at least 1')
     writer = [-1] * len(tensors)
     readers: dict[int, list[int]] = {i: [] for i, tensor in enumerate(tensors) if tensor.updated}
     for k, operator in enumerate(operators):
@@ -21,8 +28,8 @@ def check(operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]
             for i in indices:
                 if not last < i < len(tensors):
                     raise ProblemError(
-                        f'operators[{k}] ({operator.name!r}): "{key}" must be ascending places in a table of '
-                        f"{len(tensors)}"
+                        f'operators[{k}]: "{key}" must be ascending places in a table of {len(tensors)} '
+                        f"({operator.name!r})"
                     )
                 last = i
         for i in operator.outputs:

@@ -70,7 +70,7 @@ class Problem:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self.operators, self.tensors)
+        check(self)
 
     def __repr__(self) -> str:
         size = f"{len(self.operators)} operators, {len(self.tensors)} tensors"

@@ -17,12 +17,13 @@ from poetopt.errors import PlanError
 from poetopt.formulations import NAMES
 from poetopt.passes.blocks import is_block
 from poetopt.plan.codec import PlanFile, encode_compact
-from poetopt.plan.entries import LARGEST_NUMBER, Entry
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.plan.storeall import store_all_bytes
+from poetopt.plan.text import LARGEST_NUMBER
 from poetopt.plan.transfers import overlap
 from poetopt.printable import shortened, shown
+from poetopt.report.entries import Entry
 from poetopt.report.told import check_told
 
 SOLVED = (

@@ -16,9 +16,9 @@ from poetopt.errors import FormulationError, PlanError
 from poetopt.formulations import NAMES
 from poetopt.formulations.scope import NEEDED, kind_words, scope_depth
 from poetopt.notes import About
-from poetopt.plan.entries import Entry
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.printable import shortened, shown
+from poetopt.report.entries import Entry
 
 SOLVED = (
     "status", "reason", "why", "scope", "formulation", "backend", "asks", "objective", "model", "model_ref",

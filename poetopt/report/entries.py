@@ -1,38 +1,14 @@
-"""Reading JSON that someone else may have written: each field is checked, and each complaint says where."""
+"""The report in a plan file, which anybody may have written: each field is checked, and each complaint says where."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
 from poetopt.errors import PlanError
+from poetopt.plan.text import LARGEST, LARGEST_NUMBER
 
 T = TypeVar("T")
-
-LARGEST = 2**53
-"""No whole number may exceed it: JSON readers agree up to there, and sums stay within 64 bits."""
-LARGEST_NUMBER = 1e300
-"""No other number may exceed it: sums of seconds and joules stay finite."""
-
-
-def parsed(text: str) -> object:
-    """The JSON value in `text`, whose numbers are all finite. Raises PlanError."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise PlanError(f"it holds {constant}, which is no number; the file is damaged")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise PlanError(
-            f"it is not a whole plan file: {error.msg} at line {error.lineno}, column {error.colno}; "
-            "`poetopt solve MODEL --device DEVICE -o PLAN` writes one"
-        ) from error
-    except ValueError as error:
-        raise PlanError("it holds a number of thousands of digits; the file is damaged") from error
-    except RecursionError as error:
-        raise PlanError("it is not a plan file: it is nested too deeply") from error
 
 
 class Entry:
@@ -79,28 +55,6 @@ class Entry:
         value = self.value(key)
         return value if isinstance(value, list) else self.refuse(key, "a list")
 
-    def wholes(self, key: str) -> Iterator[int]:
-        for value in self.rows(key):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
-                self.refuse(key, "a list of whole numbers of at least 0")
-            yield value
-
     def texts(self, key: str) -> Iterator[str]:
         for value in self.rows(key):
             yield value if isinstance(value, str) else self.refuse(key, "a list of texts")
-
-    def indices(self, key: str, limit: int) -> tuple[int, ...]:
-        found = tuple(self.wholes(key))
-        if any(i >= limit for i in found) or list(found) != sorted(set(found)):
-            self.refuse(key, f"ascending places in a table of {limit}")
-        return found
-
-    def mapping(self, key: str) -> dict[str, object]:
-        return self.entry(key).data
-
-    def entry(self, key: str) -> Entry:
-        return Entry(self.value(key), f'"{key}"')
-
-    def entries(self, key: str) -> Iterator[Entry]:
-        for index, value in enumerate(self.rows(key)):
-            yield Entry(value, f"{key}[{index}]")

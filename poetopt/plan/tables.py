@@ -1,0 +1,226 @@
+"""How a problem stands in a plan file: each field of its dataclasses under a key.
+
+Everything is read off the dataclasses of `poetopt.problem`: a field that is added to a tensor or an operator is
+written and read again without a word here. Numbers are at least 0; an index of -1 is null. pydantic is imported when a
+file is first read.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, cached_property
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from poetopt.graph import TrainingGraph
+from poetopt.plan.text import LARGEST, LARGEST_NUMBER
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+RENAMED = {"nbytes": "bytes"}
+"""Fields of tensors and operators whose key is another word."""
+INDICES = ("producer", "updated_by")
+"""Fields that hold an index, or -1."""
+BESIDE = Transfers
+"""The fields of this part stand beside the others, and not in an object of their own."""
+_PARTS = tuple(field.name for field in fields(BESIDE))
+FIRST: Mapping[type, Collection[str]] = {
+    ProblemTensor: ("name", "nbytes", "producer", "transfers"),
+    ProblemOperator: (
+        "name", "kind", "count", "inputs", "outputs", "workspace_bytes", "time_s", "energy_j", "recomputable",
+        "backward",
+    ),
+}  # fmt: skip
+"""The fields of the first version, which are always written; a new field is, where it hasn't its default."""
+LATER = ("count", "wake_j", "storage_bytes", "storage_block_bytes")
+"""Those of them that the earliest files lack."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The objects in a file that stand for values of a dataclass.
+
+    kind
+        The dataclass.
+    keys
+        The key of each field, in the order of the file; fields of a part that stands `BESIDE` have their own names.
+    first
+        The fields that are written in their default too. No file lacks them, unless they came `LATER`.
+    """
+
+    kind: type[Any]
+    keys: Mapping[str, str]
+    first: Collection[str]
+
+    @cached_property
+    def _fields(self) -> Mapping[str, Field[Any]]:
+        found = {field.name: field for field in fields(self.kind)}
+        return {name: found[name] for name in self.keys}
+
+    @cached_property
+    def _hints(self) -> Mapping[str, Any]:
+        return typing.get_type_hints(self.kind, localns={"TrainingGraph": TrainingGraph})
+
+    @cached_property
+    def model(self) -> type[BaseModel]:
+        """Checks an object: which keys it has, and the kind of each value."""
+        from pydantic import ConfigDict, create_model
+
+        found: dict[str, Any] = {}
+        for name, field in self._fields.items():
+            default = ... if name in self.first and name not in LATER else _default(field)
+            if self._hints[name] is BESIDE:
+                for part in fields(BESIDE):
+                    found[part.name] = (_checked(float), ... if default is ... else part.default)
+            else:
+                found[self.keys[name]] = (_index() if name in INDICES else _checked(self._hints[name]), default)
+        return create_model(self.kind.__name__, __config__=ConfigDict(strict=True), **found)
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[str, ...], tuple[tuple[int, Callable[[Any], Any]], ...], int]:
+        """The key of each field; what makes some fields of their values, by place; where the part stands `BESIDE`."""
+        reads = [_to_index if name in INDICES else _reader(self._hints[name]) for name in self._fields]
+        beside = [place for place, name in enumerate(self._fields) if self._hints[name] is BESIDE]
+        made = tuple((place, read) for place, read in enumerate(reads) if read is not None and place not in beside)
+        return tuple(self.keys.values()), made, beside[0] if beside else -1
+
+    def _values(self, row: BaseModel) -> list[Any]:
+        """The fields in a checked object, in the order of `keys`."""
+        keys, made, beside = self._columns
+        held = row.__dict__
+        if beside < 0:
+            found = [held[key] for key in keys]
+        else:
+            found = [held[key] if place != beside else None for place, key in enumerate(keys)]
+            found[beside] = BESIDE(*[held[key] for key in _PARTS])
+        for place, read in made:
+            found[place] = read(found[place])
+        return found
+
+    def given(self, row: BaseModel) -> dict[str, Any]:
+        """The fields in a checked object, by name."""
+        return dict(zip(self.keys, self._values(row), strict=True))
+
+    def value(self, row: BaseModel) -> Any:
+        """What a checked object stands for."""
+        return self.kind(**self.given(row))
+
+    def row(self, value: Any) -> dict[str, Any]:
+        """The object for `value`, of dicts, lists, texts and numbers alone."""
+        found: dict[str, Any] = {}
+        for name, field in self._fields.items():
+            held = getattr(value, name)
+            if name not in self.first and held == _default(field):
+                continue
+            if self._hints[name] is BESIDE:
+                found.update({part: getattr(held, part) for part in _PARTS})
+            else:
+                found[self.keys[name]] = None if name in INDICES and held < 0 else _written(held)
+        return found
+
+
+@cache
+def table(kind: type[Any]) -> Table:
+    """The table of tensors, of operators, or of a part of one of them."""
+    names = [field.name for field in fields(kind)]
+    first = FIRST.get(kind, [field.name for field in fields(kind) if _default(field) is ...])
+    ordered = [*(name for name in first if name in names), *(name for name in names if name not in first)]
+    return Table(kind, {name: RENAMED.get(name, name) for name in ordered}, first)
+
+
+_MODEL = {
+    "name": "name",
+    "model_ref": "reference",
+    "model_hash": "sha256",
+    "recipe": "recipe",
+    "device": "device",
+    "notes": "notes",
+}
+_DEVICE = {
+    "dma": "dma",
+    "paging": "paging",
+    "alignment": "alignment",
+    "reserve_bytes": "reserve_bytes",
+    "wake_j": "wake_j",
+    "storage_bytes": "storage_bytes",
+    "storage_block_bytes": "storage_block_bytes",
+    "resident_bytes": "resident_bytes",
+    "device_ram_bytes": "ram_bytes",
+}
+BLOCKS: Mapping[str, Table] = {"model": Table(Problem, _MODEL, _MODEL), "device": Table(Problem, _DEVICE, _DEVICE)}
+"""The problem's own fields: an object of the file for each kind of them."""
+
+
+def _default(field: Field[Any]) -> Any:
+    """What a field is where nobody says it; an ellipsis where it has to be said."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return ... if field.default is MISSING else field.default
+
+
+def whole_number() -> Any:
+    """The type of a size, a count or a place."""
+    import pydantic
+
+    return Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
+
+
+def number() -> Any:
+    """The type of seconds and joules."""
+    import pydantic
+
+    return Annotated[float, pydantic.Field(ge=0, le=LARGEST_NUMBER)]
+
+
+def _index() -> Any:
+    return whole_number() | None
+
+
+def _checked(hint: Any) -> Any:
+    """The type in a file of what has the type `hint` in a dataclass."""
+    import pydantic
+
+    inner = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin is UnionType:
+        return _checked(inner[0]) | None
+    if origin is tuple:
+        return list[_checked(inner[0])]  # type: ignore[misc]  # made at run time
+    if origin is not None:
+        return dict[str, Any]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return table(hint).model
+    if issubclass(hint, Enum):
+        return Annotated[hint, pydantic.Field(strict=False)]
+    return whole_number() if hint is int else number() if hint is float else hint
+
+
+def _to_index(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
+    """What makes a field of a checked value, where that is another."""
+    if typing.get_origin(hint) is tuple:
+        inner = _reader(typing.get_args(hint)[0])
+        return tuple if inner is None else lambda values: tuple(map(inner, values))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return lambda value: value if isinstance(value, hint) else table(hint).value(value)
+    return None
+
+
+def _written(value: Any) -> Any:
+    """A field's value in JSON."""
+    kind: type[Any] = type(value)
+    if is_dataclass(kind):
+        return table(kind).row(value)
+    if isinstance(value, tuple):
+        return [_written(entry) for entry in value]
+    if isinstance(value, Enum):
+        return value.value
+    return dict(value) if isinstance(value, Mapping) else value

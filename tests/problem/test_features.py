@@ -1,0 +1,71 @@
+"""Whoever can't plan for something refuses it in one sentence, and never answers as if it weren't there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from poetopt import baselines
+from poetopt.errors import ProblemError
+from poetopt.formulations import formulation
+from poetopt.plan.compact import encode_compact
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Feature, Form, Home, Problem, Variant, check_supported
+from tests.problem.test_problem import operator, plain, tensor, whole_memory
+from tests.problems import store_all
+
+
+def scheduled(baseline: str, problem: Problem) -> Plan:
+    return baselines.method(baseline).schedule(problem, 100)
+
+
+HAVING: dict[Feature, Callable[[Problem], Problem]] = {
+    Feature.STORED: tensor(0, home=Home.STORAGE),
+    Feature.MAPPED: tensor(0, home=Home.FLASH),
+    Feature.CARRIED: tensor(0, carried=True),
+    Feature.RESULT: tensor(2, result=True),
+    Feature.UPDATED: tensor(0, updated_by=1),
+    Feature.PACKED: tensor(1, forms=(Form("int8", 5),)),
+    Feature.STREAMED: operator(0, variants=(Variant((0,)),)),
+}
+ASKED: dict[str, Callable[[Problem], Any]] = {
+    "the simulator": lambda problem: simulate(store_all(problem)),
+    "the compact encoding": lambda problem: encode_compact(Plan(problem, ())),
+    "formulation 'retention'": lambda problem: formulation("retention").build(problem, ram_bytes=100, scope="depth:1"),
+    "formulation 'poet'": lambda problem: formulation("poet").build(problem, ram_bytes=100),
+    **{f"baseline '{name}'": partial(scheduled, name) for name in baselines.names()},
+}
+
+
+def test_each_feature_has_a_problem() -> None:
+    assert set(HAVING) == set(Feature)
+
+
+@pytest.mark.parametrize("feature", Feature)
+def test_a_feature_is_beyond_whoever_does_not_name_it(feature: Feature) -> None:
+    problem = HAVING[feature](plain())
+    assert set(problem.features) == {feature}
+    others = set(Feature) - {feature}
+    assert str(feature) in (problem.beyond(others) or "")
+    assert problem.beyond({feature}) is None
+    check_supported(problem, "somebody", {feature})
+    with pytest.raises(ProblemError, match=f"^somebody can't take this problem yet: .*'.*' {feature}; leave"):
+        check_supported(problem, "somebody", others)
+
+
+def test_what_is_plain_is_beyond_nobody() -> None:
+    assert plain().beyond() is None
+    assert set(whole_memory().features) == set(Feature)
+
+
+@pytest.mark.parametrize("who", ASKED)
+def test_consumers_refuse_what_they_do_not_know(who: str) -> None:
+    ASKED[who](replace(plain(), device="a72"))
+    for feature, having in HAVING.items():
+        with pytest.raises(ProblemError, match=f"{who} can't take this problem yet: .*{feature}"):
+            ASKED[who](having(plain()))
