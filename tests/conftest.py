@@ -19,6 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that import torch come last (see `tests.later`)."""
+    items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hear interrupts also where the shell that began the tests had them ignored (`make test &` in a script).
 

@@ -168,6 +168,7 @@ def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
             compile(code, page.name, "exec")
 
 
+@pytest.mark.torch
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

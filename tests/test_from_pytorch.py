@@ -107,6 +107,7 @@ def test_running_variances_are_the_batch_s_own_and_the_page_corrects_them() -> N
     assert corrected == pytest.approx(torch_s, rel=1e-5)
 
 
+@pytest.mark.torch
 def test_a_torch_export_in_training_form_has_torch_s_gradients(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")

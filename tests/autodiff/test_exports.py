@@ -15,14 +15,15 @@ from poetopt.frontends.origins import origins
 from poetopt.frontends.read import read_model
 from poetopt.graph import TrainingGraph
 from tests.autodiff.oracle import run
+from tests.later import ALL_USE_TORCH, later
+from tests.seeds import turns
 
-torch = pytest.importorskip("torch")
-
-from tests.autodiff.classics import classics  # noqa: E402
-from tests.autodiff.exported import Chunks, export, export_newer, networks  # noqa: E402
-from tests.autodiff.folding import pulled_back  # noqa: E402
-from tests.autodiff.newcomers import newcomers  # noqa: E402
-from tests.seeds import turns  # noqa: E402
+torch = later("torch")
+modules = later("tests.autodiff.exported")
+classics = later("tests.autodiff.classics")
+newcomers = later("tests.autodiff.newcomers")
+folding = later("tests.autodiff.folding")
+pytestmark = ALL_USE_TORCH
 
 CASES = {
     "squeeze-excite": (11, 17), "unet": (11, 20), "lstm": (11, 17), "gru": (14,), "encoder": (14, 17, 20),
@@ -43,16 +44,16 @@ LATER = ("convnext", "mobile", "t5", "speech", "swin")
 
 @pytest.mark.parametrize(("name", "opset"), [(name, opset) for name, opsets in CASES.items() for opset in opsets])
 def test_gradients_equal_torchs(name: str, opset: int) -> None:
-    module, x = networks()[name]
-    compare(module, x, differentiate(load_onnx(export(module, x, opset))), {})
+    module, x = modules.networks()[name]
+    compare(module, x, differentiate(load_onnx(modules.export(module, x, opset))), {})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
 @pytest.mark.parametrize(("name", "optimize", "dynamic"), NEWER)
 def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynamic: bool) -> None:
-    module, x = (Chunks(), torch.randn(2, 5, 16)) if name == "chunks" else networks()[name]
+    module, x = (modules.Chunks(), torch.randn(2, 5, 16)) if name == "chunks" else modules.networks()[name]
     scatter(module, 0.05)
-    model = export_newer(module.eval(), x, optimize=optimize, dynamic=dynamic and x.shape[0] > 1)
+    model = modules.export_newer(module.eval(), x, optimize=optimize, dynamic=dynamic and x.shape[0] > 1)
     graph = differentiate(load_onnx(model, batch=x.shape[0]))
     compare(module, x, graph, origins(read_model(model)).names)
 
@@ -60,7 +61,7 @@ def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynam
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
 @pytest.mark.parametrize("name", COMPUTED)
 def test_gradients_of_weights_that_the_exporter_computed(name: str) -> None:
-    module, x = networks()[name]
+    module, x = modules.networks()[name]
     scatter(module, 0.1)
     compare_folded(module, x)
 
@@ -68,24 +69,24 @@ def test_gradients_of_weights_that_the_exporter_computed(name: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "mobilenetv2"])
 def test_gradients_of_convolutional_networks_from_the_newer_exporter(name: str) -> None:
-    module, x = next((module, x) for key, module, x in classics() if key == name)
+    module, x = next((module, x) for key, module, x in classics.classics() if key == name)
     compare_folded(module, x)
 
 
 @pytest.mark.parametrize(("name", "opset"), [("resnet50", 18), ("vgg16", 11), ("mobilenetv2", 11)])
 def test_gradients_of_convolutional_networks(name: str, opset: int) -> None:
-    module, x = next((module, x) for key, module, x in classics() if key == name)
+    module, x = next((module, x) for key, module, x in classics.classics() if key == name)
     # in training mode torch would draw another mask for the dropout
-    model = export(module, x, opset, training=name == "resnet50")
+    model = modules.export(module, x, opset, training=name == "resnet50")
     compare(module.train(name == "resnet50"), x, differentiate(load_onnx(model)), {})
 
 
 @pytest.mark.parametrize(("name", "opset"), [(name, k) for n, name in enumerate(LATER) for k in turns(n, (12, 20))])
 def test_gradients_of_later_networks(name: str, opset: int) -> None:
-    module, x = newcomers()[name]
+    module, x = newcomers.newcomers()[name]
     scatter(module, 0.05)
     trained = ",".join(key for key, _ in module.named_parameters())  # this exporter doesn't tell buffers from them
-    compare(module, x, differentiate(load_onnx(export(module, x, opset), train=trained)), {})
+    compare(module, x, differentiate(load_onnx(modules.export(module, x, opset), train=trained)), {})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
@@ -93,9 +94,11 @@ def test_gradients_of_later_networks(name: str, opset: int) -> None:
     ("name", "dynamic"), [(name, k) for n, name in enumerate(LATER) for k in turns(n, (True, False))]
 )
 def test_gradients_of_later_networks_from_the_newer_exporter(name: str, dynamic: bool) -> None:
-    module, x = newcomers()[name]
+    module, x = newcomers.newcomers()[name]
     scatter(module, 0.05)
-    graph = differentiate(load_onnx(export_newer(module.eval(), x, optimize=False, dynamic=dynamic), batch=x.shape[0]))
+    graph = differentiate(
+        load_onnx(modules.export_newer(module.eval(), x, optimize=False, dynamic=dynamic), batch=x.shape[0])
+    )
     compare(module, x, graph, {})
 
 
@@ -110,11 +113,11 @@ def scatter(module: Any, scale: float) -> None:
 
 def compare_folded(module: Any, x: Any) -> None:
     """Gradients of what the optimizing exporter stores, taken back to the module's parameters, against torch's."""
-    model = export_newer(module.eval(), x, optimize=True, dynamic=False)
+    model = modules.export_newer(module.eval(), x, optimize=True, dynamic=False)
     graph = differentiate(load_onnx(model, batch=x.shape[0]))
     loss, own, found = steps(module, x, graph)
     stored = origins(read_model(model)).names
-    agree(loss, found, own, pulled_back(module, graph, found, stored))
+    agree(loss, found, own, folding.pulled_back(module, graph, found, stored))
 
 
 def compare(module: Any, x: Any, graph: TrainingGraph, stored: Mapping[str, str]) -> None:

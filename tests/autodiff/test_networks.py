@@ -14,6 +14,7 @@ SEEDS = (3, 5, 6)
 """One sign that flips within rounding of zero moves a gradient by 1e-3, so a second and third batch may be asked."""
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["mlp", "lenet", "resnet18-cifar", "vgg16-cifar", "bert-tiny"])
 def test_a_step_equals_torchs(name: str) -> None:
     pytest.importorskip("torch")
@@ -39,6 +40,7 @@ def test_a_step_equals_torchs(name: str) -> None:
     assert max(worst) <= 0.1, worst
 
 
+@pytest.mark.torch
 def test_deep_networks_come_close() -> None:
     """Fifty layers of batch statistics amplify each flipped sign: torch's own float32 is 2 % from its float64 here."""
     pytest.importorskip("torch")

@@ -130,6 +130,7 @@ def straight() -> TrainingGraph:
     return differentiate(load_onnx(qat()), loss="cross-entropy", straight_through=True)
 
 
+@pytest.mark.torch
 def test_straight_through_is_that_of_torch() -> None:
     torch: Any = pytest.importorskip("torch")
     f = torch.nn.functional

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -17,8 +16,10 @@ from poetopt.autodiff.rules.geometry import Window
 from poetopt.graph import Graph, Role, Tensor
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, distinct, graph_of, normal, weights_of
+from tests.later import ALL_USE_TORCH, later
 
-torch = pytest.importorskip("torch")
+torch = later("torch")
+pytestmark = ALL_USE_TORCH
 Array = NDArray[Any]
 
 

@@ -90,6 +90,7 @@ def test_runs_of_steps_are_joined_in_order(op: str, monkeypatch: pytest.MonkeyPa
         assert np.array_equal(value, found[1][name])
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("op", GATES)
 def test_packed_sequences_of_torch(op: str, bidirectional: bool) -> None:

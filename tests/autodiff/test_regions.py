@@ -180,6 +180,7 @@ def test_the_order_of_operands_does_not_matter(swaps: list[bool], half: str) -> 
     ("encoder", 14, {"Gelu": 1, "LayerNormalization": 2}), ("decoder", 14, {"RMSNormalization": 2, "Swish": 1}),
     ("squeeze-excite", 17, {"Swish": 3}), ("mixed", 11, {"Mish": 1, "HardSwish": 1}),
 ])  # fmt: skip
+@pytest.mark.torch
 def test_exported_networks_need_less(
     name: str, opset: int, kinds: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_finite_differences(spec: Spec) -> None:
             assert abs(slope - float(np.sum(gradient * direction))) <= TOLERANCE * scale, name
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("spec", [s for s in ROWS if s.torch], ids=lambda spec: spec.name)
 def test_torch(spec: Spec) -> None:
     torch = pytest.importorskip("torch")

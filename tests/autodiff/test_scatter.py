@@ -13,11 +13,13 @@ from poetopt.errors import MissingVjpError
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, graph_of, normal
 from tests.autodiff.test_rules import gradients
+from tests.later import ALL_USE_TORCH, later
 
 REDUCTIONS = {"max": "amax", "min": "amin", "mul": "prod"}
 
 
-torch = pytest.importorskip("torch")
+torch = later("torch")
+pytestmark = ALL_USE_TORCH
 
 
 def _torch(how: str, x: np.ndarray[Any, Any], index: np.ndarray[Any, Any], updates: np.ndarray[Any, Any]) -> list[Any]:

@@ -301,6 +301,7 @@ def test_what_goes_with_what() -> None:
         differentiate(model("y = Softmax<axis=-1>(z)", outputs=1))
 
 
+@pytest.mark.torch
 def test_bce_is_stable_and_equals_torchs() -> None:
     torch = pytest.importorskip("torch")
     for tail, loss in (("y = Sigmoid(z)", "auto"), ("y = Identity(z)", "bce")):

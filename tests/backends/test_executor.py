@@ -31,6 +31,7 @@ from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan
+from tests.seeds import turns
 
 KEYS = {
     "bit_identical", "gradients", "max_abs_diff", "budget_bytes", "arena_bytes", "kernel_workspace_bytes",
@@ -102,8 +103,9 @@ def test_store_all(name: str) -> None:
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for place, name in enumerate(NETWORKS) for seed in turns(place, range(3))]
+)
 def test_any_valid_plan(name: str, seed: int, tmp_path: Path) -> None:
     """Wasteful plans: recomputes of anything at any time, pages of anything, frees as early or late as is valid."""
     found = problem(name)

@@ -89,6 +89,7 @@ def test_a_condition_on_a_weight_is_not_known() -> None:
         load_onnx(model)
 
 
+@pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", ["diagonal", "response"])

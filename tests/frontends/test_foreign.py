@@ -16,8 +16,9 @@ from poetopt.errors import ModelError
 from poetopt.frontends import load
 from poetopt.graph import Graph
 from tests.frontends.support import floats, model_of
+from tests.later import later, uses_torch
 
-torch = pytest.importorskip("torch")
+torch = later("torch")
 
 
 def archive(*names: str) -> bytes:
@@ -73,6 +74,7 @@ def test_by_content(tmp_path: Path, ending: str) -> None:
         assert remedy.format(path=path) in message
 
 
+@uses_torch
 def test_torch_files(tmp_path: Path) -> None:
     """Written by torch itself: weights, a whole module, the old format, a script."""
     module = torch.nn.Linear(2, 2)

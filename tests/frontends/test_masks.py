@@ -85,6 +85,7 @@ def test_what_something_else_reads_is_trained() -> None:
     assert "added" in load_onnx(scores(mask(-100), elsewhere=True)).trained
 
 
+@pytest.mark.torch
 def test_the_older_exporter_folds_a_buffer_away() -> None:
     torch = pytest.importorskip("torch")
     from tests.frontends.test_torch_exports import export

@@ -33,6 +33,7 @@ def test_a_dilated_convolution(auto: str) -> None:
     assert all(found[name].tobytes() == want.tobytes() for name, want in wanted.items())
 
 
+@pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_torch_pads_alike() -> None:
     torch = pytest.importorskip("torch")

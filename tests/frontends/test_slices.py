@@ -56,6 +56,7 @@ def test_a_pruned_weight_is_no_part() -> None:
     assert parts({"sparse": sparse, "half": np.where(floats(32, 64, seed=1) > 1, sparse[:32], np.float32(0))}) == []
 
 
+@pytest.mark.torch
 def test_the_older_exporter_cuts_a_parameter() -> None:
     torch = pytest.importorskip("torch")
     from tests.frontends.test_torch_exports import export

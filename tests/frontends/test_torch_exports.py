@@ -17,15 +17,15 @@ from poetopt.frontends.proto import model_proto
 from poetopt.graph import Role
 from tests.autodiff.oracle import run as run_graph
 from tests.frontends.support import floats, run
+from tests.later import ALL_USE_TORCH, later
 
-torch = pytest.importorskip("torch")
+torch = later("torch")
+pytestmark = ALL_USE_TORCH
 
 if TYPE_CHECKING:
     from poetopt.graph import Graph
 
-nn = torch.nn
-TRAINING = torch.onnx.TrainingMode.TRAINING
-EVAL = torch.onnx.TrainingMode.EVAL
+nn = later("torch.nn")
 
 
 def export(module: Any, x: Any, *, training: bool = False, dynamo: bool = False, **options: Any) -> onnx.ModelProto:
@@ -33,7 +33,8 @@ def export(module: Any, x: Any, *, training: bool = False, dynamo: bool = False,
     file = io.BytesIO()
     module.train(training)
     if not dynamo:
-        options |= {"training": TRAINING if training else EVAL, "do_constant_folding": not training}
+        mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
+        options |= {"training": mode, "do_constant_folding": not training}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module, (x,), file, input_names=["x"], output_names=["y"], dynamo=dynamo, **options)

@@ -13,12 +13,12 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.notes import important
 from tests.frontends.kinds import kind, node
 from tests.frontends.support import floats
+from tests.frontends.test_torch_exports import export
+from tests.later import ALL_USE_TORCH, later
 
-torch = pytest.importorskip("torch")
-
-from tests.frontends.test_torch_exports import export  # noqa: E402
-
-nn = torch.nn
+torch = later("torch")
+pytestmark = ALL_USE_TORCH
+nn = later("torch.nn")
 
 
 def normalized() -> Any:
@@ -26,18 +26,21 @@ def normalized() -> Any:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
 
 
-class LoRA(nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+def lora(merged: bool) -> Any:
     """A dense layer with a low-rank matrix beside it, or added to its weight."""
 
-    def __init__(self, merged: bool) -> None:
-        super().__init__()
-        self.base, self.merged = nn.Linear(6, 5), merged
-        self.lora_a, self.lora_b = (nn.Parameter(torch.randn(shape)) for shape in ((2, 6), (5, 2)))
+    class LoRA(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.merged = nn.Linear(6, 5), merged
+            self.lora_a, self.lora_b = (nn.Parameter(torch.randn(shape)) for shape in ((2, 6), (5, 2)))
 
-    def forward(self, x: Any) -> Any:
-        if self.merged:
-            return nn.functional.linear(x, self.base.weight + self.lora_b @ self.lora_a, self.base.bias)
-        return self.base(x) + x @ self.lora_a.T @ self.lora_b.T
+        def forward(self, x: Any) -> Any:
+            if self.merged:
+                return nn.functional.linear(x, self.base.weight + self.lora_b @ self.lora_a, self.base.bias)
+            return self.base(x) + x @ self.lora_a.T @ self.lora_b.T
+
+    return LoRA()
 
 
 def said(graph: Any) -> str:
@@ -76,7 +79,7 @@ def test_names_of_merged_convolutions(names: tuple[str, str], merged: bool) -> N
 @pytest.mark.parametrize("merged", [False, True])
 def test_parameters_that_the_newer_exporter_folded_away_are_named(merged: bool) -> None:
     pytest.importorskip("onnxscript")
-    model = export(LoRA(merged), torch.zeros(3, 6), dynamo=True, external_data=False)
+    model = export(lora(merged), torch.zeros(3, 6), dynamo=True, external_data=False)
     if merged:
         with pytest.raises(ModelError, match="matches no weight of the file: the exporter folded lora_a, lora_b into"):
             load_onnx(model, train="*lora*")
@@ -85,15 +88,15 @@ def test_parameters_that_the_newer_exporter_folded_away_are_named(merged: bool) 
         assert UNFOLDED in str(raised.value)
     else:
         assert len(load_onnx(model, train="*lora*").trained) == 2
-    whole = export(LoRA(merged), torch.zeros(3, 6), dynamo=True, external_data=False, optimize=False)
+    whole = export(lora(merged), torch.zeros(3, 6), dynamo=True, external_data=False, optimize=False)
     assert set(load_onnx(whole, train="*lora*").trained) == {"lora_a", "lora_b"}
 
 
 def test_parameters_that_the_older_exporter_renamed_are_named() -> None:
     with pytest.raises(ModelError, match="the exporter folded parameters into onnx::MatMul_") as raised:
-        load_onnx(export(LoRA(merged=False), torch.zeros(3, 6)), train="*lora*")
+        load_onnx(export(lora(merged=False), torch.zeros(3, 6)), train="*lora*")
     assert KEEPS_NAMES in str(raised.value)
-    kept = export(LoRA(merged=False), torch.zeros(3, 6), training=True)
+    kept = export(lora(merged=False), torch.zeros(3, 6), training=True)
     assert set(load_onnx(kept, train="*lora*").trained) == {"lora_a", "lora_b"}
     rows = load_onnx(export(nn.Sequential(nn.Linear(6, 5)), torch.zeros(2, 3, 6)), train="0.*")
     assert rows.trained == ("0.bias",)
