@@ -72,7 +72,7 @@ class Cell:
 
 
 CELLS = (
-    Cell("resnet18-cifar", "m4", 0.5, "depth:8", "chain cuts", 1.31843, 1.31843),
+    Cell("resnet18-cifar", "m4", 0.5, "depth:8", "chain cuts, guided replays", 1.31843, 1.31843),
     Cell("vgg16-cifar", "m4", 0.5, "depth:8", "chain cuts, rounded memory rows", 2.47916, 2.47916),
     Cell("resnet18-cifar", "m4", 0.5, "forward", "dominated recomputes", 0.812676, 0.800824, gap=0.03),
     Cell("resnet18-cifar", "a72", 0.5, "forward", "scope-difference cut", 0.192687, 0.192687, gap=0.01),
