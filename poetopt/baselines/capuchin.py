@@ -32,7 +32,9 @@ from poetopt.baselines.keeping import irreplaceable
 from poetopt.baselines.prefetch import with_prefetch
 from poetopt.errors import NoScheduleError
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.effects import effects
+from poetopt.plan.instructions import Plan
+from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -222,20 +224,8 @@ def _evict(evictions: _Evictions, ram_bytes: int, choose: _Choose) -> str:
 def _peak(plan: Plan, live_bytes: tuple[int, ...]) -> tuple[int, frozenset[int]]:
     """The stage of the highest instruction, and the tensors in RAM during it that it doesn't touch."""
     top = max(range(len(live_bytes)), key=lambda index: live_bytes[index])
-    resident = set(plan.problem.at_start)
-    stage = 0
-    for index, step in enumerate(plan.instructions):
-        if index == top:
-            touched = {step.target}
-            if step.action is Action.COMPUTE:
-                operator = plan.problem.operators[step.target]
-                touched = {*operator.inputs, *operator.outputs}
-            return stage, frozenset(resident - touched)
-        if step.action is Action.COMPUTE:
-            resident.update(plan.problem.operators[step.target].outputs)
-            stage += step.target == stage
-        elif step.action is Action.PAGE_IN:
-            resident.add(step.target)
-        elif step.action is Action.FREE:
-            resident.discard(step.target)
-    raise AssertionError("the peak is at no instruction")
+    machine = Machine(plan.problem)
+    *before, peak = effects(plan.problem).each(plan.instructions[: top + 1])
+    for effect in before:
+        machine.apply(effect)
+    return machine.ahead, frozenset(machine.resident.difference(peak.reads, peak.makes, peak.frees))

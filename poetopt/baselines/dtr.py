@@ -30,7 +30,9 @@ from poetopt.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.baselines.keeping import irreplaceable
 from poetopt.errors import NoScheduleError
 from poetopt.plan.assemble import plan_of
+from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -77,7 +79,6 @@ class _Replay:
     problem: Problem
     room: int
     score: _Score
-    live: int = 0
     clock: float = 0.0
     work: int = 0
     steps: list[Instruction] = field(default_factory=list)
@@ -85,7 +86,8 @@ class _Replay:
     def __post_init__(self) -> None:
         problem = self.problem
         count = len(problem.tensors)
-        self.resident = [False] * count
+        self.machine = Machine(problem)
+        self.computes, self.frees = effects(problem)[Action.COMPUTE], effects(problem)[Action.FREE]
         self.evicted = [False] * count
         self.accessed = [0.0] * count
         self.locked = [0] * count
@@ -104,9 +106,6 @@ class _Replay:
                 self.until[i] = max(self.until[i], index, end)
 
     def run(self) -> Plan:
-        for i in self.problem.at_start:
-            self.resident[i] = True
-            self.live += self.problem.tensors[i].nbytes
         for i in self.problem.at_start:
             self._drop_if_done(i)
         for index, operator in enumerate(self.problem.operators):
@@ -127,17 +126,16 @@ class _Replay:
         for i in touched:
             self.locked[i] += 1
         for i in operator.inputs:
-            if not self.resident[i]:
+            if i not in self.machine.resident:
                 self._again(i)
-        fresh = [i for i in operator.outputs if not self.resident[i]]
-        self._make_room(self.problem.nbytes(fresh) + operator.workspace_bytes, index)
+        effect = self.computes[index]
+        fresh = self.machine.fresh(effect)
+        self._make_room(self.machine.need(effect), index)
+        self._do(effect)
         for i in fresh:
-            self.resident[i] = True
-            self.live += self.problem.tensors[i].nbytes
             if self.evicted[i]:
                 self.evicted[i] = False
                 self.classes.restored(i)
-        self.steps.append(Instruction(Action.COMPUTE, index))
         # The tick keeps the order of accesses where operators take no time.
         self.clock += operator.time_s + self.tick
         for i in touched:
@@ -146,35 +144,38 @@ class _Replay:
 
     def _again(self, tensor: int) -> None:
         producer = self.problem.tensors[tensor].producer
+        if not self.problem.may_recompute(tensor):
+            # A rematerialization before it in the same stage was the last to need it.
+            raise _StuckError(f"'{self.problem.tensors[tensor].name}' is gone, and can't be computed again")
         self._compute(producer)
         for i in (*self.problem.operators[producer].inputs, *self.problem.operators[producer].outputs):
             self._drop_if_done(i)
 
     def _drop_if_done(self, i: int) -> None:
-        if not self.resident[i] or self.left[i] or self.locked[i]:
+        if i not in self.machine.resident or self.left[i] or self.locked[i]:
             return
         if not self.fixed[i] or self.until[i] <= self.stage:
             self._evict(i)
 
     def _evict(self, i: int) -> None:
-        self.steps.append(Instruction(Action.FREE, i))
-        self.resident[i] = False
-        self.live -= self.problem.tensors[i].nbytes
+        self._do(self.frees[i])
         self.evicted[i] = True
         self.classes.evicted(i)
 
+    def _do(self, effect: Effect) -> None:
+        self.machine.apply(effect)
+        self.steps.append(effect.step)
+
     def _make_room(self, nbytes: int, index: int) -> None:
-        while self.live + nbytes > self.room:
+        while (needed := self.machine.live - self.problem.reserve_bytes + nbytes) > self.room:
             able = [
                 i
-                for i, here in enumerate(self.resident)
-                if here and not self.locked[i] and not self.fixed[i] and self.problem.tensors[i].nbytes
+                for i in self.machine.resident
+                if not self.locked[i] and not self.fixed[i] and self.problem.tensors[i].nbytes
             ]
             if not able:
                 name = self.problem.operators[index].name
-                raise _StuckError(
-                    f"at operator '{name}' nothing is left to evict: {self.live + nbytes:,} bytes are needed there"
-                )
+                raise _StuckError(f"at operator '{name}' nothing is left to evict: {needed:,} bytes are needed there")
             scores = self.score(self, able)
             self._evict(min(zip(scores, able, strict=True))[1])
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from poetopt.heuristics.work import Work
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action
-from poetopt.plan.machine import Machine, effects
+from poetopt.plan.machine import Machine
 from poetopt.problem import Problem, ProblemOperator
 from poetopt.schedule import Schedule
 

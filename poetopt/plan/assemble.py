@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -27,6 +28,7 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
     page_ins = _by_stage(schedule.page_ins)
     paged = {tensor for _, tensor in schedule.page_ins}
     written = {i for i in paged if problem.written_first(i)}
+    written |= {i for i in problem.stored_at_start if problem.tensors[i].carried}  # after its update, if it has one
     events = [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(-1) if i in written]
     for stage in range(len(problem.operators)):
         arriving = set(page_ins.get(stage, ()))
@@ -50,26 +52,22 @@ def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 def with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]:
     """`events` with every tensor freed as soon as nothing reads it before it is made again."""
+    table = effects(problem)
+    free = table[Action.FREE]
     needed = [False] * len(problem.tensors)
-    frees: list[list[int]] = [[] for _ in events]
-    for index in range(len(events) - 1, -1, -1):
-        action, target = events[index].action, events[index].target
-        if action is Action.COMPUTE:
-            operator = problem.operators[target]
-            made, read = operator.outputs, operator.inputs
-        elif action is Action.PAGE_IN:
-            made, read = (target,), ()
-        else:
-            made, read = (), (target,)
-        frees[index] = [i for i in (*made, *read) if not needed[i]]
-        for i in made:
+    for i in problem.at_end:
+        needed[i] = True
+    frees: list[list[int]] = []
+    for effect in reversed([*table.each(events)]):
+        frees.append([i for i in (*effect.makes, *effect.reads) if not needed[i]])
+        for i in effect.makes:
             needed[i] = False
-        for i in read:
+        for i in effect.reads:
             needed[i] = True
-    result = [Instruction(Action.FREE, i) for i in problem.at_start if not needed[i]]
-    for event, freed in zip(events, frees, strict=True):
+    result = [free[i].step for i in problem.at_start if not needed[i]]
+    for event, freed in zip(events, reversed(frees), strict=True):
         result.append(event)
-        result += [Instruction(Action.FREE, i) for i in sorted(set(freed))]
+        result += [free[i].step for i in sorted(set(freed))]
     return result
 
 

@@ -38,18 +38,18 @@ class Branching:
         stack: list[tuple[Queueing, tuple[int, ...]]] = [(start, ())] if self._promising(start) else []
         while stack and self._left > 0:
             self._left -= 1
-            clock, path = stack.pop()
+            moment, path = stack.pop()
             if len(path) == len(self.order):
-                if clock.makespan_s < self.makespan_s * (1 - TOLERANCE):
-                    self.order, self.makespan_s = list(path), clock.makespan_s
+                if moment.makespan_s < self.makespan_s * (1 - TOLERANCE):
+                    self.order, self.makespan_s = list(path), moment.makespan_s
                 continue
-            if not self._promising(clock) or self._dominated(clock):
+            if not self._promising(moment) or self._dominated(moment):
                 continue
             branches = []
-            for rank, event in enumerate(self._next(clock)):
-                after = clock.copy()
+            for rank, event in enumerate(self._next(moment)):
+                after = moment.copy()
                 if after.step(event) and self._promising(after):
-                    branches.append((self.bound(after), after.cpu, rank, after, event))
+                    branches.append((self.bound(after), after.clock.cpu, rank, after, event))
             branches.sort(key=lambda branch: branch[:3], reverse=True)
             stack += [(after, (*path, event)) for _, _, _, after, event in branches]
         self.proven = not stack
@@ -59,36 +59,37 @@ class Branching:
         """No order of the events is over earlier."""
         return _bound(moves, _due(moves), Queueing(moves, ram_bytes))
 
-    def bound(self, clock: Queueing) -> float:
-        """No way to go on from `clock` is over earlier."""
-        return _bound(self.moves, self._due, clock)
+    def bound(self, moment: Queueing) -> float:
+        """No way to go on from `moment` is over earlier."""
+        return _bound(self.moves, self._due, moment)
 
-    def _promising(self, clock: Queueing) -> bool:
-        return self.bound(clock) < self.makespan_s * (1 - TOLERANCE)
+    def _promising(self, moment: Queueing) -> bool:
+        return self.bound(moment) < self.makespan_s * (1 - TOLERANCE)
 
-    def _next(self, clock: Queueing) -> list[int]:
+    def _next(self, moment: Queueing) -> list[int]:
         """The events that may come now."""
         moves = self.moves
         found = []
-        blocked = clock.done
+        blocked = moment.done
         for event, transfer in enumerate(moves.transfers, start=moves.count):
-            if event in clock.queued:
+            if event in moment.queued:
                 continue
-            if clock.done in transfer.before:
+            if moment.done in transfer.before:
                 blocked = moves.count
-            if all(other < clock.done if other < moves.count else other in clock.queued for other in transfer.after):
+            if all(other < moment.done if other < moves.count else other in moment.queued for other in transfer.after):
                 found.append(event)
         # Page-outs first: they take no room.
         found.sort(key=lambda event: moves.transfers[event - moves.count].action is Action.PAGE_IN)
-        return [clock.done, *found] if blocked < moves.count else found
+        return [moment.done, *found] if blocked < moves.count else found
 
-    def _dominated(self, clock: Queueing) -> bool:
+    def _dominated(self, moment: Queueing) -> bool:
         """Whether a moment like this one was seen no later in any respect; else remember it."""
-        held = tuple(index for index in clock.resident if index >= 0)
+        held = tuple(index for index in moment.held if index >= 0)
+        clock = moment.clock
         times = (clock.cpu, clock.channel, *clock.arrived, *clock.settled)
         # What has settled by now is settled: only what is still under way can matter.
         times = tuple(max(time, clock.cpu) for time in times)
-        seen = self._seen.setdefault((clock.done, frozenset(clock.queued), held), [])
+        seen = self._seen.setdefault((moment.done, frozenset(moment.queued), held), [])
         if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in seen):
             return True
         seen.append(times)
@@ -100,13 +101,13 @@ def _due(moves: Moves) -> list[tuple[int, int]]:
     return sorted((moves.first_use(event), event) for event in moves.page_ins())
 
 
-def _bound(moves: Moves, due_by: list[tuple[int, int]], clock: Queueing) -> float:
-    queued = clock.queued
+def _bound(moves: Moves, due_by: list[tuple[int, int]], moment: Queueing) -> float:
+    queued = moment.queued
     left = sum(
         transfer.seconds for event, transfer in enumerate(moves.transfers, start=moves.count) if event not in queued
     )
-    free = max(clock.cpu, clock.channel)
-    found = max(clock.cpu + moves.tail_s[clock.done], clock.channel, free + left if left else 0.0)
+    free = max(moment.clock.cpu, moment.clock.channel)
+    found = max(moment.clock.cpu + moves.tail_s[moment.done], moment.clock.channel, free + left if left else 0.0)
     due = free
     for place, event in due_by:
         if event not in queued:

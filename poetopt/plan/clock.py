@@ -11,7 +11,7 @@ beside it.
 
 from __future__ import annotations
 
-from poetopt.plan.machine import Effect
+from poetopt.plan.effects import Effect
 from poetopt.problem import Problem
 
 
@@ -68,10 +68,7 @@ class Clock:
             for i in effect.reads:
                 if self.arrived[i] > start:
                     start = self.arrived[i]
-            for i in effect.makes:
-                if self.settled[i] > start:
-                    start = self.settled[i]
-            for i in effect.frees:
+            for i in effect.settles:
                 if self.settled[i] > start:
                     start = self.settled[i]
         self.cpu = start + effect.seconds

@@ -37,7 +37,7 @@ def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
     Raises PlanError for a plan that is not valid. A new plan has no offsets.
     """
     best = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.wake_j:
+    if not plan.problem.wake_j or plan.problem.beyond():
         return plan
     found = plan
     trials = min(trials, EFFORT // max(len(plan.instructions), 1))

@@ -14,7 +14,8 @@ from math import inf
 
 from poetopt.arena import pack
 from poetopt.errors import PlanError
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.effects import effects
+from poetopt.plan.instructions import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +143,16 @@ def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
 
     for tensor in problem.at_start:
         allocate(tensor, -1)
-    for index, step in enumerate(plan.instructions):
-        if step.action is Action.COMPUTE:
-            operator = problem.operators[step.target]
-            for tensor in operator.outputs:
-                if tensor not in where:
-                    allocate(tensor, index)
-            lives.append((step.target, True, operator.workspace_bytes, index, index))
-        elif step.action is Action.PAGE_IN:
-            allocate(step.target, index)
-        elif step.action is Action.FREE:
-            k = where.pop(step.target, -1)
+    for index, effect in enumerate(effects(problem).each(plan.instructions)):
+        for tensor in effect.makes:
+            if tensor not in where:
+                allocate(tensor, index)
+        if effect.operator >= 0:
+            lives.append((effect.operator, True, effect.workspace_bytes, index, index))
+        for tensor in effect.frees:
+            k = where.pop(tensor, -1)
             if k < 0:
-                raise PlanError(f"instruction {index} frees {problem.tensors[step.target].name!r}, not in RAM")
+                raise PlanError(f"instruction {index} frees {problem.tensors[tensor].name!r}, not in RAM")
             lives[k] = (*lives[k][:4], index)
     return lives
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.problem import Problem
 
@@ -40,75 +41,74 @@ class _Walk:
 
     def __init__(self, problem: Problem, steps: Sequence[Instruction]) -> None:
         self.problem = problem
-        self.steps = steps
+        self.effects = [*effects(problem).each(steps)]
         tensors = len(problem.tensors)
         # Of the stay that the walk is in, for each tensor: its last use, its FREE, whether a page-out belongs to it.
         self.last_use = [NEVER] * tensors
         self.freed = [NEVER] * tensors
         self.written_out = [False] * tensors
-        self.frees: list[list[int]] = [[] for _ in range(len(steps) + 1)]
+        # After each instruction; after the end, where nothing is freed; and last, before the first.
+        self.frees: list[list[int]] = [[] for _ in range(len(steps) + 2)]
+        for i in problem.at_end:
+            self.last_use[i] = len(steps)
 
     def cleaned(self) -> tuple[Instruction, ...]:
         """The instructions that stay, with frees where they belong."""
-        problem, steps = self.problem, self.steps
-        first_runs, first_outs, held = self._forward()
-        read_back = [False] * len(problem.tensors)
-        kept: list[bool] = [False] * len(steps)
-        for index in range(len(steps) - 1, -1, -1):
-            action, target = steps[index].action, steps[index].target
-            if action is Action.FREE:
-                self.freed[target] = index
-            elif action is Action.COMPUTE:
-                operator = problem.operators[target]
-                kept[index] = first_runs[target] == index or any(
-                    self.last_use[i] != NEVER and i not in held[index] for i in operator.outputs
+        problem = self.problem
+        first, held = self._forward()
+        # What a page-out must reach: the next page-in, or the next step.
+        read_back = {i for i in problem.stored_at_start if problem.tensors[i].carried}
+        kept = [False] * len(self.effects)
+        for index in range(len(self.effects) - 1, -1, -1):
+            effect = self.effects[index]
+            if effect.frees:
+                for i in effect.frees:
+                    self.freed[i] = index
+            elif effect.stores:
+                kept[index] = index in first and not read_back.isdisjoint(effect.stores)
+                if kept[index]:
+                    for i in effect.stores:
+                        self._use(i, index)
+                        self.written_out[i] = True
+            else:
+                read_back.difference_update(effect.updates)
+                kept[index] = index in first or any(
+                    self.last_use[i] != NEVER and i not in held[index] for i in effect.makes
                 )
-                for i in operator.outputs:
+                for i in effect.makes:
                     if kept[index] or i not in held[index]:
                         self._begin(i, index, kept[index])
                 if kept[index]:
-                    for i in operator.inputs:
+                    read_back.update(effect.fetches)
+                    for i in effect.reads:
                         self._use(i, index)
-            elif action is Action.PAGE_IN:
-                kept[index] = self.last_use[target] != NEVER
-                read_back[target] |= kept[index]
-                self._begin(target, index, kept[index])
-            elif read_back[target] and first_outs[target] == index:
-                kept[index] = True
-                self._use(target, index)
-                self.written_out[target] = True
         for i in problem.at_start:
             self._begin(i, -1, True)
-        result = [Instruction(Action.FREE, i) for i in sorted(self.frees[-1])]
-        for index, step in enumerate(steps):
+        free = effects(problem)[Action.FREE]
+        result = [free[i].step for i in sorted(self.frees[-1])]
+        for index, effect in enumerate(self.effects):
             if kept[index]:
-                result.append(step)
-            result += [Instruction(Action.FREE, i) for i in sorted(self.frees[index])]
+                result.append(effect.step)
+            result += [free[i].step for i in sorted(self.frees[index])]
         return tuple(result)
 
-    def _forward(self) -> tuple[list[int], list[int], list[frozenset[int]]]:
-        """First run of each operator, first page-out of each tensor, and which outputs each compute overwrites."""
-        problem = self.problem
-        first_runs = [NEVER] * len(problem.operators)
-        first_outs = [NEVER] * len(problem.tensors)
-        resident = set(problem.at_start)
-        held: list[frozenset[int]] = []
-        for index, step in enumerate(self.steps):
-            overwritten: frozenset[int] = frozenset()
-            if step.action is Action.COMPUTE:
-                outputs = problem.operators[step.target].outputs
-                overwritten = frozenset(resident.intersection(outputs))
-                resident.update(outputs)
-                if first_runs[step.target] == NEVER:
-                    first_runs[step.target] = index
-            elif step.action is Action.PAGE_IN:
-                resident.add(step.target)
-            elif step.action is Action.FREE:
-                resident.discard(step.target)
-            elif first_outs[step.target] == NEVER:
-                first_outs[step.target] = index
-            held.append(overwritten)
-        return first_runs, first_outs, held
+    def _forward(self) -> tuple[set[int], list[set[int]]]:
+        """The first runs of operators and first page-outs of tensors, and what each instruction overwrites in place."""
+        ran: set[int] = set()
+        stored = set(self.problem.stored_at_start)
+        resident = set(self.problem.at_start)
+        first: set[int] = set()
+        held: list[set[int]] = []
+        for index, effect in enumerate(self.effects):
+            if (effect.operator >= 0 and effect.operator not in ran) or not stored.issuperset(effect.stores):
+                first.add(index)
+            ran.add(effect.operator)
+            stored.difference_update(effect.updates)
+            stored.update(effect.stores)
+            held.append(resident.intersection(effect.makes))
+            resident.update(effect.makes)
+            resident.difference_update(effect.frees)
+        return first, held
 
     def _use(self, tensor: int, index: int) -> None:
         if self.last_use[tensor] == NEVER:

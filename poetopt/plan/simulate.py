@@ -15,9 +15,13 @@ from dataclasses import dataclass, field
 
 from poetopt.errors import PlanError
 from poetopt.plan.clock import Clock
+from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.plan.machine import Effect, Machine, effects
-from poetopt.problem import Problem, check_supported
+from poetopt.plan.machine import Machine
+from poetopt.problem import Feature, Problem, check_supported
+
+SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED})
+"""Features of problems that the machine runs."""
 
 RELATIVE_TOLERANCE = 1e-9
 """A makespan may exceed the deadline by this fraction: sums of floats depend on their order."""
@@ -85,7 +89,8 @@ def simulate(
 
     Raises PlanError, naming the instruction, for a plan that is not valid: it reads or frees what is not
     in RAM, pages in what was never written out, pages on a device without storage or more than it holds, computes an
-    operator too early, never, or again though it can't be recomputed, or exceeds a budget.
+    operator too early, never, or again though it can't be recomputed, reads what an update has replaced, ends without
+    what the next step needs, or exceeds a budget.
     """
     if isinstance(plan, Problem):
         if instructions is None:
@@ -95,7 +100,7 @@ def simulate(
         if instructions is not None:
             raise TypeError("simulate(plan) takes no second list of instructions")
         problem, steps = plan.problem, plan.instructions
-    check_supported(problem, "the simulator")
+    check_supported(problem, "the simulator", SUPPORTS)
     machine = Machine(problem)
     initial_bytes = machine.live
     if ram_bytes is not None and initial_bytes > ram_bytes:

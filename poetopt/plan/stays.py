@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction
 from poetopt.problem import Problem
 
@@ -54,6 +55,8 @@ class Moves:
         The operator of each compute.
     order
         The events as they stand in the plan.
+    effects
+        What each event does.
     begins
         For each event the stays that it makes.
     ends
@@ -64,8 +67,10 @@ class Moves:
 
     def __init__(self, problem: Problem, steps: Sequence[Instruction]) -> None:
         self.problem = problem
+        table = effects(problem)
         self.computes = [step.target for step in steps if step.action is Action.COMPUTE]
         self.count = len(self.computes)
+        self.effects = [table[Action.COMPUTE][operator] for operator in self.computes]
         self.stays: list[Stay] = []
         self.transfers: list[Transfer] = []
         self.order: list[int] = []
@@ -76,8 +81,8 @@ class Moves:
         self._place = -1
         for i in problem.at_start:
             self._begin(i, START)
-        for step in steps:
-            self._read(step)
+        for effect in table.each(steps):
+            self._read(effect)
         self.ends: list[list[int]] = [[] for _ in range(self.count)]
         for index, stay in enumerate(self.stays):
             if stay.touched is not None:
@@ -115,27 +120,27 @@ class Moves:
         touched = self.stays[self.transfers[event - self.count].stay].touched
         return touched[0] if touched else self.count
 
-    def _read(self, step: Instruction) -> None:
-        if step.action is Action.FREE:
-            del self._current[step.target]
-        elif step.action is Action.COMPUTE:
+    def _read(self, effect: Effect) -> None:
+        for i in effect.frees:
+            del self._current[i]
+        if effect.operator >= 0:
             place = self._place = self._place + 1
             self.order.append(place)
-            operator = self.problem.operators[step.target]
-            for i in operator.outputs:
+            for i in effect.makes:
                 if i not in self._current:
                     self._begin(i, place)
-            for i in (*operator.inputs, *operator.outputs):
+            for i in (*effect.reads, *effect.makes):
                 stay = self.stays[self._current[i]]
                 stay.touched = (stay.touched[0] if stay.touched else place, place)
-        else:
+        elif not effect.frees:
             event = self.count + len(self.transfers)
             self.order.append(event)
             self.begins.append([])
-            if step.action is Action.PAGE_OUT:
-                self._page_out(step.target, event)
-            else:
-                self._page_in(step.target, event)
+            self.effects.append(effect)
+            for i in effect.stores:
+                self._page_out(i, event)
+            for i in effect.fetches:
+                self._page_in(i, event)
 
     def _page_out(self, tensor: int, event: int) -> None:
         index = self._current[tensor]

@@ -95,12 +95,12 @@ def plan_transfers(
         Seconds that are early enough, where that is all that matters: a makespan up to it is not improved further, and
         one that no order brings down to it is not improved at all.
 
-    Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, and
-    on a device without DMA, the result is `plan` itself. A new plan has no offsets. Raises PlanError for a plan that
-    is not valid.
+    Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, on
+    a device without DMA, and where tensors have other homes or updates, the result is `plan` itself. A new plan has no
+    offsets. Raises PlanError for a plan that is not valid.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.dma or not before.page_ins + before.page_outs:
+    if not plan.problem.dma or not before.page_ins + before.page_outs or plan.problem.beyond():
         return plan
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not moves.transfers:
@@ -118,11 +118,11 @@ def plan_transfers(
     if search.makespan_s >= before.makespan_s * (1 - TOLERANCE):
         return plan
     search.put_off(trials)
-    clock = search.run(search.order, written=True)
-    if clock is None or clock.steps is None:
+    moment = search.run(search.order, written=True)
+    if moment is None or moment.steps is None:
         return plan
-    clock.finish()
-    planned = replace(plan, instructions=tuple(clock.steps), offsets=())
+    moment.finish()
+    planned = replace(plan, instructions=tuple(moment.steps), offsets=())
     # an order that is over earlier may wake the storage more often
     return planned if not plan.problem.wake_j or simulate(planned).overhead_j <= before.overhead_j else plan
 
@@ -133,7 +133,7 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODE
     Each page-out stays with the stay that it is of in `plan`. Raises PlanError for a plan that is not valid.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
-    if before.makespan_s <= goal_s:
+    if before.makespan_s <= goal_s or plan.problem.beyond():
         return False
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not plan.problem.dma or not moves.transfers:
@@ -153,25 +153,25 @@ class _Search:
         self.ram_bytes = ram_bytes
         self.trials = trials
         self.order = moves.order
-        clock = self.run(moves.order)
-        self.makespan_s = float("inf") if clock is None else clock.makespan_s
+        moment = self.run(moves.order)
+        self.makespan_s = float("inf") if moment is None else moment.makespan_s
         self.least_s = moves.tail_s[0]
 
     def run(self, order: Sequence[int], *, written: bool = False) -> Queueing | None:
-        """The clock after all events, or None where they don't fit in RAM."""
-        clock = Queueing(self.moves, self.ram_bytes, written=written)
+        """The moment after all events, or None where they don't fit in RAM."""
+        moment = Queueing(self.moves, self.ram_bytes, written=written)
         for event in order:
-            if not clock.step(event):
+            if not moment.step(event):
                 return None
-        return clock
+        return moment
 
     def consider(self, order: list[int]) -> bool:
         """Take `order` if it is over earlier than the best."""
         self.trials -= 1
-        clock = self.run(order)
-        if clock is None or clock.makespan_s >= self.makespan_s * (1 - TOLERANCE):
+        moment = self.run(order)
+        if moment is None or moment.makespan_s >= self.makespan_s * (1 - TOLERANCE):
             return False
-        self.order, self.makespan_s = order, clock.makespan_s
+        self.order, self.makespan_s = order, moment.makespan_s
         return True
 
     def try_simple_orders(self) -> None:
@@ -246,12 +246,12 @@ class _Search:
 
     def _suspects(self) -> list[int]:
         """Transfers that something waited for, or that were on the channel before one of those, longest waits first."""
-        clock = self.run(self.order)
-        if clock is None:
+        moment = self.run(self.order)
+        if moment is None:
             return []
         place = {event: k for k, event in enumerate(self.order)}
         found: dict[int, None] = {}
-        for _, waiting, tensor in sorted(clock.waits, reverse=True):
+        for _, waiting, tensor in sorted(moment.waits, reverse=True):
             until = place.get(waiting, len(self.order))
             transfers = [event for event in self.order[:until] if event >= self.moves.count]
             own = [
@@ -285,8 +285,8 @@ class _Search:
             while low < high and trials > 0:
                 trials -= 1
                 middle = (low + high + 1) // 2
-                clock = self.run([*rest[:middle], event, *rest[middle:]])
-                if clock is not None and clock.makespan_s <= self.makespan_s * (1 + TOLERANCE):
+                moment = self.run([*rest[:middle], event, *rest[middle:]])
+                if moment is not None and moment.makespan_s <= self.makespan_s * (1 + TOLERANCE):
                     low = middle
                 else:
                     high = middle - 1

@@ -8,7 +8,9 @@ from poetopt.diagnosis.minimum_budget import least_ram
 from poetopt.engine.solution import Options
 from poetopt.engine.tuning import WORK
 from poetopt.heuristics.work import Work
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary
 from poetopt.plan.storeall import store_all_bytes
@@ -133,18 +135,13 @@ def needs(problem: Problem) -> Needs:
 def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int], ...]:
     """What of `total_bytes` is taken during instruction `at` of a plan, the largest first."""
     problem = plan.problem
-    live = dict.fromkeys(problem.at_start)
-    workspace = 0
-    for index, step in enumerate(plan.instructions[: at + 1]):
-        if step.action is Action.FREE and index < at:
-            live.pop(step.target, None)
-        elif step.action is Action.PAGE_IN:
-            live[step.target] = None
-        elif step.action is Action.COMPUTE:
-            live.update(dict.fromkeys(problem.operators[step.target].outputs))
-            workspace = problem.operators[step.target].workspace_bytes if index == at else 0
+    machine = Machine(problem)
+    *before, last = effects(problem).each(plan.instructions[: at + 1])
+    for effect in before:
+        machine.apply(effect)
+    live = machine.resident.union(last.makes)
     found = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
-    found += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
+    found += [("workspace", "workspace", last.workspace_bytes), ("kernels' own", "kernels", problem.reserve_bytes)]
     found.append(("gaps between buffers", "gaps", total_bytes - sum(nbytes for _, _, nbytes in found)))
     return tuple(sorted((entry for entry in found if entry[2]), key=lambda entry: (-entry[2], entry[0])))
 

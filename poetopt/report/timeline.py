@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def timeline(view: View) -> tuple[Slice, ...]:
 
 
 def _slices(view: View) -> Iterator[Slice]:
-    problem, simulation = view.problem, view.simulation
+    problem, simulation, table = view.problem, view.simulation, effects(view.problem)
     last_transfer: dict[int, int] = {}
     last_page_in: dict[int, int] = {}
     for index, step in enumerate(view.plan.instructions):
@@ -77,12 +78,9 @@ def _slices(view: View) -> Iterator[Slice]:
                 yield Slice(Lane.CPU, Kind.WAIT, index, index, start, end)
             continue
         if start > reached:
-            if step.action is Action.COMPUTE:
-                operator = problem.operators[step.target]
-                awaited = [last_page_in[i] for i in operator.inputs if i in last_page_in]
-                awaited += [last_transfer[i] for i in operator.outputs if i in last_transfer]
-            else:
-                awaited = [last_transfer[step.target]]
+            effect = table[step.action][step.target]
+            awaited = [last_page_in[i] for i in effect.reads if i in last_page_in]
+            awaited += [last_transfer[i] for i in effect.settles if i in last_transfer]
             cause = max(awaited, key=lambda k: (simulation.end_s[k], k))
             yield Slice(Lane.CPU, Kind.WAIT, index, cause, reached, start)
         if step.action is Action.COMPUTE:

@@ -1,0 +1,146 @@
+"""What each instruction reads, makes, stores and frees: the one table, which everybody asks who follows a plan.
+
+A new kind of instruction is an `Action`, a row of `Effects`, and where it asks for what no other does a check in
+`Machine.apply`; its seconds are `Clock.advance`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from poetopt.errors import PlanError
+from poetopt.plan.instructions import Action, Instruction
+from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What an instruction does whenever it runs. Sequences hold tensors.
+
+    seconds, joules
+        Of the CPU for a compute, of the transfer for a page-in or page-out.
+    operator
+        What it computes; -1 where it computes nothing.
+    recomputable, until
+        Whether it may run again, and the last stage for that: an update ends what reads the old value.
+    reads
+        They must be in RAM; what lies in flash isn't among them.
+    fetches
+        They must be on storage, and not in RAM.
+    makes
+        They are in RAM from now on: in a fresh buffer, or over what is there.
+    updates
+        They are written anew, over themselves: a copy of them on storage is old from now on.
+    stores
+        They are on storage from now on.
+    frees
+        Their buffers are released as it ends.
+    settles
+        It waits for transfers of them that are under way: it overwrites or frees them.
+    workspace_bytes
+        What it takes of RAM beside them while it runs.
+    """
+
+    step: Instruction
+    seconds: float = 0.0
+    joules: float = 0.0
+    operator: int = -1
+    recomputable: bool = True
+    until: int = -1
+    reads: tuple[int, ...] = ()
+    fetches: tuple[int, ...] = ()
+    makes: tuple[int, ...] = ()
+    updates: tuple[int, ...] = ()
+    stores: tuple[int, ...] = ()
+    frees: tuple[int, ...] = ()
+    settles: tuple[int, ...] = ()
+    workspace_bytes: int = 0
+
+
+class _Run(NamedTuple):
+    """A compute: the operator, what of its inputs isn't read in flash, what it updates, and the last stage for it."""
+
+    operator: ProblemOperator
+    reads: tuple[int, ...]
+    updates: tuple[int, ...]
+    until: int
+
+
+def _runs(problem: Problem) -> Iterator[_Run]:
+    tensors, end = problem.tensors, len(problem.operators)
+    for operator, updates in zip(problem.operators, problem.updates, strict=True):
+        reads = tuple(i for i in operator.inputs if tensors[i].home is not Home.FLASH)
+        until = min((tensors[i].updated_by for i in reads if tensors[i].updated), default=end)
+        yield _Run(operator, reads, updates, until)
+
+
+def _compute(index: int, run: _Run) -> Effect:
+    operator = run.operator
+    return Effect(
+        Instruction(Action.COMPUTE, index),
+        operator.time_s,
+        operator.energy_j,
+        operator=index,
+        recomputable=operator.recomputable,
+        until=run.until,
+        reads=run.reads,
+        makes=operator.outputs,
+        updates=run.updates,
+        settles=(*operator.outputs, *run.updates),
+        workspace_bytes=operator.workspace_bytes,
+    )
+
+
+def _page_out(i: int, tensor: ProblemTensor) -> Effect:
+    here = (i,)
+    return Effect(Instruction(Action.PAGE_OUT, i), tensor.page_out_s, tensor.page_out_j, reads=here, stores=here)
+
+
+def _page_in(i: int, tensor: ProblemTensor) -> Effect:
+    here = (i,)
+    return Effect(Instruction(Action.PAGE_IN, i), tensor.page_in_s, tensor.page_in_j, fetches=here, makes=here)
+
+
+def _free(i: int, _: ProblemTensor) -> Effect:
+    here = (i,)
+    return Effect(Instruction(Action.FREE, i), frees=here, settles=here)
+
+
+class _Row(dict[int, Effect]):
+    """The effects of one action by target, each made when it is first asked for. Raises PlanError for no target."""
+
+    def __init__(self, make: Callable[[int, Any], Effect], entries: Sequence[_Run | ProblemTensor]) -> None:
+        super().__init__()
+        self.make, self.entries = make, entries
+
+    def __missing__(self, target: int) -> Effect:
+        if not 0 <= target < len(self.entries):
+            raise PlanError("there is no operator or tensor of that index")
+        effect = self[target] = self.make(target, self.entries[target])
+        return effect
+
+
+class Effects(dict[Action, _Row]):
+    """The table of a problem: `effects[action][target]`. It holds no reference to the problem, which holds it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self[Action.COMPUTE] = _Row(_compute, [*_runs(problem)])
+        self[Action.PAGE_OUT] = _Row(_page_out, problem.tensors)
+        self[Action.PAGE_IN] = _Row(_page_in, problem.tensors)
+        self[Action.FREE] = _Row(_free, problem.tensors)
+
+    def each(self, steps: Iterable[Instruction]) -> Iterator[Effect]:
+        """The effects of a list of instructions. Raises PlanError for a target that isn't there."""
+        return (self[step.action][step.target] for step in steps)
+
+
+def effects(problem: Problem) -> Effects:
+    """The table of `problem`, made once."""
+    # Kept with the problem, as its cached properties are: a hash of a problem takes longer than a simulation.
+    found: Effects | None = vars(problem).get("_effects")
+    if found is None:
+        found = vars(problem)["_effects"] = Effects(problem)
+    return found
