@@ -200,7 +200,7 @@ def _written_over(runtime: Runtime, operator: Operator, layout: InnerLayout, whe
             wrong = [name for name in shared if name not in allowed]
             require(
                 not wrong,
-                f"{where}: node {k} ({node.op_type}) writes over {', '.join(wrong)}, which `in_place` forbids",
+                f"{where}: node {k} ({node.op_type}) writes over {', '.join(wrong)}, which `in_place` doesn't name",
             )
             count += bool(shared)
             value[written] = memory[root(written)] = written
