@@ -10,8 +10,7 @@ from __future__ import annotations
 import heapq
 
 from poetopt.plan.clock import Clock
-from poetopt.plan.effects import Effect, effects
-from poetopt.plan.instructions import Action, Instruction
+from poetopt.plan.instructions import Instruction
 from poetopt.plan.machine import Machine
 from poetopt.plan.stays import START, Moves
 
@@ -73,22 +72,31 @@ class Queueing:
             if self.held[moves.stays[index].tensor] != START:
                 self._free(self.held[moves.stays[index].tensor], event)
         effect = moves.effects[event]
-        need = machine.need(effect)
+        need = machine.need(effect) if begins else effect.workspace_bytes
         while machine.live + need > self.ram_bytes:
             if not self.waiting:
                 return False
             self._release(event)
-        self._do(effect, event)
+        machine.apply(effect)
+        cpu = self.clock.cpu
+        start = self.clock.advance(effect)
+        if self.steps is not None:
+            self.steps.append(effect.step)
         for index in begins:
             self.held[moves.stays[index].tensor] = index
-        transfer = moves.transfer(event)
-        if transfer:
+        if event >= moves.count:
             self.queued.add(event)
-            self._ended(transfer.stay)
-        else:
-            self.done = event + 1
-            for index in moves.ends[event]:
-                self._ended(index)
+            self._ended(moves.transfers[event - moves.count].stay)
+            return True
+        if start > cpu:
+            arrived, settled = self.clock.arrived, self.clock.settled
+            late = [i for i in effect.reads if arrived[i] == start] or [
+                i for i in effect.settles if settled[i] == start
+            ]
+            self.waits.append((start - cpu, event, late[0]))
+        self.done = event + 1
+        for index in moves.ends[event]:
+            self._ended(index)
         return True
 
     def finish(self) -> None:
@@ -116,18 +124,12 @@ class Queueing:
             self._free(index, event)
 
     def _free(self, index: int, event: int) -> None:
-        tensor = self.moves.stays[index].tensor
+        tensor, clock = self.moves.stays[index].tensor, self.clock
+        effect = self.moves.frees[tensor]
         self.held[tensor] = START
-        self._do(effects(self.moves.problem)[Action.FREE][tensor], event)
-
-    def _do(self, effect: Effect, event: int) -> None:
-        self.machine.apply(effect)
-        clock = self.clock
-        cpu = clock.cpu
-        start = clock.advance(effect)
-        if start > cpu and not (effect.fetches or effect.stores):
-            late = [i for i in effect.reads if clock.arrived[i] == start]
-            cause = late[0] if late else next(i for i in effect.settles if clock.settled[i] == start)
-            self.waits.append((start - cpu, event, cause))
+        self.machine.free(tensor)
+        if clock.settled[tensor] > clock.cpu:
+            self.waits.append((clock.settled[tensor] - clock.cpu, event, tensor))
+            clock.advance(effect)
         if self.steps is not None:
             self.steps.append(effect.step)

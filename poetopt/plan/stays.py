@@ -55,8 +55,8 @@ class Moves:
         The operator of each compute.
     order
         The events as they stand in the plan.
-    effects
-        What each event does.
+    effects, frees
+        What each event does, and what a FREE of each tensor does.
     begins
         For each event the stays that it makes.
     ends
@@ -71,6 +71,7 @@ class Moves:
         self.computes = [step.target for step in steps if step.action is Action.COMPUTE]
         self.count = len(self.computes)
         self.effects = [table[Action.COMPUTE][operator] for operator in self.computes]
+        self.frees = table[Action.FREE]
         self.stays: list[Stay] = []
         self.transfers: list[Transfer] = []
         self.order: list[int] = []
