@@ -127,6 +127,13 @@ def test_a_runtime() -> None:
     assert (problem.alignment, problem.reserve_bytes) == (8, 0)
 
 
+def test_a_field_of_a_tensor() -> None:
+    names = run("A field of a tensor")
+    assert names["row"]["bits"] == 8
+    assert names["again"] == names["Rated"]("y", 20, 0, bits=8)
+    assert "bits" not in names["table"](names["Rated"]).row(names["Rated"]("y", 20, 0))
+
+
 def test_a_device(tmp_path: Path) -> None:
     (text,) = blocks("A device", "toml")
     path = tmp_path / "board.toml"

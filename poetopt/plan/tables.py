@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
+from operator import itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,8 @@ INDICES = ("producer", "updated_by")
 BESIDE = Transfers
 """The fields of this part stand beside the others, and not in an object of their own."""
 _PARTS = tuple(field.name for field in fields(BESIDE))
+_get_parts = itemgetter(*_PARTS)
+Reader = tuple[int, Callable[[Any], Any]]
 FIRST: Mapping[type, Collection[str]] = {
     ProblemTensor: ("name", "nbytes", "producer", "transfers"),
     ProblemOperator: (
@@ -82,33 +85,35 @@ class Table:
         return create_model(self.kind.__name__, __config__=ConfigDict(strict=True), **found)
 
     @cached_property
-    def _columns(self) -> tuple[tuple[str, ...], tuple[tuple[int, Callable[[Any], Any]], ...], int]:
-        """The key of each field; what makes some fields of their values, by place; where the part stands `BESIDE`."""
-        reads = [_to_index if name in INDICES else _reader(self._hints[name]) for name in self._fields]
-        beside = [place for place, name in enumerate(self._fields) if self._hints[name] is BESIDE]
-        made = tuple((place, read) for place, read in enumerate(reads) if read is not None and place not in beside)
-        return tuple(self.keys.values()), made, beside[0] if beside else -1
+    def _columns(self) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]], tuple[Reader, ...], int]:
+        """The fields in the dataclass's order; their values in a checked object; what makes some of them, by place.
+
+        Last the place of the part that stands `BESIDE`, or -1: another field's value holds it until it is made.
+        """
+        names = tuple(field.name for field in fields(self.kind) if field.name in self.keys)
+        beside = next((place for place, name in enumerate(names) if self._hints[name] is BESIDE), -1)
+        keys = [self.keys[names[0 if place == beside else place]] for place in range(len(names))]
+        reads = [_to_index if name in INDICES else _reader(self._hints[name]) for name in names]
+        made = tuple((place, read) for place, read in enumerate(reads) if read is not None and place != beside)
+        return names, itemgetter(*keys, keys[0]), made, beside  # of one key alone it would give no tuple
 
     def _values(self, row: BaseModel) -> list[Any]:
-        """The fields in a checked object, in the order of `keys`."""
-        keys, made, beside = self._columns
-        held = row.__dict__
-        if beside < 0:
-            found = [held[key] for key in keys]
-        else:
-            found = [held[key] if place != beside else None for place, key in enumerate(keys)]
-            found[beside] = BESIDE(*[held[key] for key in _PARTS])
+        _, get, made, beside = self._columns
+        found = list(get(row.__dict__))
+        del found[-1]
+        if beside >= 0:
+            found[beside] = BESIDE(*_get_parts(row.__dict__))
         for place, read in made:
             found[place] = read(found[place])
         return found
 
     def given(self, row: BaseModel) -> dict[str, Any]:
         """The fields in a checked object, by name."""
-        return dict(zip(self.keys, self._values(row), strict=True))
+        return dict(zip(self._columns[0], self._values(row), strict=True))
 
     def value(self, row: BaseModel) -> Any:
-        """What a checked object stands for."""
-        return self.kind(**self.given(row))
+        """What a checked object stands for; `keys` name all fields of the dataclass."""
+        return self.kind(*self._values(row))
 
     def row(self, value: Any) -> dict[str, Any]:
         """The object for `value`, of dicts, lists, texts and numbers alone."""
@@ -208,7 +213,7 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
     """What makes a field of a checked value, where that is another."""
     if typing.get_origin(hint) is tuple:
         inner = _reader(typing.get_args(hint)[0])
-        return tuple if inner is None else lambda values: tuple(map(inner, values))
+        return tuple if inner is None else lambda values: tuple(map(inner, values)) if values else ()
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda value: value if isinstance(value, hint) else table(hint).value(value)
     return None
