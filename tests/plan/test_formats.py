@@ -133,7 +133,7 @@ def test_every_field_of_a_problem_stands_in_a_file() -> None:
 
 def test_what_a_problem_says_of_tensors_is_read_back_before_the_simulator_refuses_it(tmp_path: Path) -> None:
     save(Plan(whole_memory(), ()), tmp_path / "plan.json")
-    with pytest.raises(PlanError, match=r"plan\.json: the simulator can't take this problem yet: tensor 'x' lies on"):
+    with pytest.raises(PlanError, match=r"plan\.json: the simulator can't take this problem yet: tensor 'y' has"):
         load(tmp_path / "plan.json")
 
 
