@@ -17,7 +17,7 @@ from poetopt.engine.solution import Listener, Options, Solution, Status, graded
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem
+from poetopt.problem import Problem, check_supported
 from poetopt.schedule import Schedule
 
 
@@ -38,9 +38,11 @@ def search(
     begin
         The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
 
-    Raises FormulationError and BackendUnavailableError for options that don't exist.
+    Raises FormulationError and BackendUnavailableError for options that don't exist, ProblemError for a problem with
+    features that no search plans for yet.
     """
     chosen, now = formulation_of(options.formulation), time.monotonic()
+    check_supported(problem, "the search")
     run = Run(problem, options, listener, begin=now if begin is None else begin)
     if begin is not None:
         run.timing["reading"] = now - begin

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import poetopt as po
 from poetopt import baselines
 from poetopt.errors import ProblemError
 from poetopt.formulations import formulation
@@ -34,6 +35,7 @@ HAVING: dict[Feature, Callable[[Problem], Problem]] = {
     Feature.STREAMED: operator(0, variants=(Variant((0,)),)),
 }
 ASKED: dict[str, Callable[[Problem], Any]] = {
+    "the search": lambda problem: po.solve(problem, ram=100),
     "the simulator": lambda problem: simulate(store_all(problem)),
     "the compact encoding": lambda problem: encode_compact(Plan(problem, ())),
     "formulation 'retention'": lambda problem: formulation("retention").build(problem, ram_bytes=100, scope="depth:1"),
