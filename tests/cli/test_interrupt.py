@@ -123,11 +123,11 @@ def interrupted(inside: str, command: str, folder: Path, program: str = WATCHED)
 @pytest.mark.parametrize(
     ("inside", "command"),
     [
-        ("pareto/through_scopes", "pareto chain.json --gap 0"),
-        ("unhurried/through_scopes", "pareto chain.json --against deadline --ram 30%"),
-        ("compare/through_scopes", "compare chain.json --methods poet --gap 0 --plans made"),
-        ("compare/through_scopes", "compare chain.json --methods checkmate"),
-        ("sensitivity/through_scopes", "solve chain.json --ram 40% --sensitivity"),
+        ("pareto/deepen", "pareto chain.json --gap 0"),
+        ("unhurried/deepen", "pareto chain.json --against deadline --ram 30%"),
+        ("compare/deepen", "compare chain.json --methods poet --gap 0 --plans made"),
+        ("compare/deepen", "compare chain.json --methods checkmate"),
+        ("sensitivity/deepen", "solve chain.json --ram 40% --sensitivity"),
     ],
 )
 def test_many_solves_end_at_once(tmp_path: Path, inside: str, command: str) -> None:
@@ -188,7 +188,7 @@ def test_a_plan_is_written_though_the_signal_comes_then(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
 
 
-@pytest.mark.parametrize("inside", [*(f"through_scopes/{wait_s}" for wait_s in (0, 0.005, 0.02, 0.05)), "plan_text/0"])
+@pytest.mark.parametrize("inside", [*(f"deepen/{wait_s}" for wait_s in (0, 0.005, 0.02, 0.05)), "plan_text/0"])
 def test_a_signal_that_is_sent_twice_is_one(tmp_path: Path, inside: str) -> None:
     """Terminals send it to a group, and a wrapper in the group passes it on."""
     ended = interrupted(inside, "solve chain.json --ram 40% --gap 0 -o plan.json", tmp_path, TWICE)
@@ -231,7 +231,7 @@ def test_a_terminated_run_leaves_no_half_written_dump(run: Runner, tmp_path: Pat
 def test_a_terminated_solve_gives_the_best_so_far_as_at_ctrl_c(tmp_path: Path) -> None:
     write_problem(tmp_path / "chain.json", chain(24))
     arguments = ("solve", "chain.json", "--device", "m4", "--ram", "40%", "--gap", "0", "-o", "plan.json")
-    ended = terminated(tmp_path, "through_scopes", *arguments)
+    ended = terminated(tmp_path, "deepen", *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "plan.json"]
 
