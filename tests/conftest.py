@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import seeds
 
@@ -30,5 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Programs that tests start, and interrupt, would have inherited that.
     """
     seeds.run_all(config.getoption("--seeds") == "all")
+    # A busy machine draws examples slowly, and takes long for each: neither is a fault.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
