@@ -57,7 +57,7 @@ def deepen(run: Run) -> Proof:
         return climb.through() if asked == "auto" else climb.to(asked)
     except KeyboardInterrupt:
         run.interrupt()
-        return interrupted(run, climb.at_hand, climb.last)
+        return climb.interrupted()
 
 
 def _ladder(run: Run) -> tuple[str, ...]:
@@ -66,8 +66,9 @@ def _ladder(run: Run) -> tuple[str, ...]:
 
 
 def _asked(options: Options, scopes: Sequence[str]) -> str:
-    """The scope that is asked for: where there is but one, all are that one."""
-    return scopes[0] if len(scopes) == 1 else options.scope
+    """The scope that is asked for: where nothing runs again, all are one; `auto` is the only one where there is one."""
+    alone = len(scopes) == 1 and (options.scope == "auto" or not options.remat)
+    return scopes[0] if alone else options.scope
 
 
 def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
@@ -103,6 +104,9 @@ class _Climb:
         self._run, self._scopes = run, scopes
         self.at_hand = scopes[0]
         self.last: Proof | None = None
+        self._proven: Proof | None = None
+        self._nearly: Proof | None = None
+        """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
         self._labels: LabelSetting | None = None
         self._aside: tuple[Proof | None, bool] = None, False
         """The cuts of a warm-up with room set aside, and whether it left nothing to find."""
@@ -135,13 +139,16 @@ class _Climb:
             paid = self.last.pays(before, run.options.gap)
         return self._by_labels(asked) or self._widest(asked, run.budget, no_goods=1.0)
 
+    def interrupted(self) -> Proof:
+        """What is known by now."""
+        found = interrupted(self._run, self.at_hand, self.last)
+        return claim(self._proven, self._nearly, found, self._run.options.gap)
+
     def through(self) -> Proof:
         """Prove one scope after the other, each of which may be the answer; the widest where nothing else holds any."""
         run, gap = self._run, self._run.options.gap
         *rungs, widest = self._scopes
         top = rungs[-1]
-        proven: Proof | None = None
-        nearly: Proof | None = None
         last: Proof | None = None
         settled = False
         for place, scope in enumerate(rungs):
@@ -158,14 +165,14 @@ class _Climb:
                     return proof
             before = run.incumbent.value
             search = self._widest if _wide(scope) else self._search
-            last = search(scope, self._budget(scope, top, proven), no_goods=NO_GOODS_SHARE)
+            last = search(scope, self._budget(scope, top), no_goods=NO_GOODS_SHARE)
             paid = last.pays(before, gap)
             if last.closed:
-                settled = proven is not None and not paid
-                proven = last
+                settled = self._proven is not None and not paid
+                self._proven = last
             elif last.within(NEARLY):
-                nearly = last
-                settled = proven is not None and not paid
+                settled = self._proven is not None and not paid
+                self._nearly = last
             elif not last.infeasible and not last.finished:
                 settled = True
         assert last is not None
@@ -174,13 +181,13 @@ class _Climb:
         if run.incumbent.best is None and not last.infeasible and run.budget.remaining_s > 2 * LEAST_S:
             self.last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
-        return claim(proven, nearly, last, gap)
+        return claim(self._proven, self._nearly, last, gap)
 
-    def _budget(self, scope: str, top: str, proven: Proof | None) -> Budget:
+    def _budget(self, scope: str, top: str) -> Budget:
         budget = self._run.budget
         if _wide(scope):
             return replace(budget, in_reach=True)
-        if proven is not None and _wide(top):
+        if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)
 

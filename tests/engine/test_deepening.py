@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.budget import Budget
 from poetopt.engine.deepening import claim
 from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scope_search import interrupted
-from poetopt.engine.solution import Options, Solution, Status
+from poetopt.engine.solution import Options, Progress, Solution, Status
 from poetopt.engine.tuning import NEARLY
+from poetopt.errors import FormulationError
+from poetopt.formulations.retention import retention
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
@@ -112,3 +116,29 @@ def test_a_plan_found_since_that_is_better_than_all_of_a_proven_scope_lies_outsi
     assert found.outdone
     run.enter("forward", value / 2)
     assert interrupted(run, "forward", proof(4, 2 * value, 2 * value)).asked == "forward"
+
+
+def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
+    """The widest scope that is proven is claimed, and what is open beyond it is told."""
+
+    def impatient(progress: Progress) -> None:
+        if progress.scope == "forward" and progress.phase != "labels":
+            raise KeyboardInterrupt
+
+    claimed = 0
+    for seed in range(40):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=12, training=True)
+        formulation = replace(retention, name="without labels", label_search=None)
+        options = Options(ram_bytes=ram_bytes, gap=0.0, time_limit_s=30.0, formulation=formulation)
+        found = solve(problem, options, impatient)
+        if found.interrupted and found.plan is not None and found.scope.startswith("depth<="):
+            claimed += 1
+            assert found.overhead_gap == pytest.approx(0.0, abs=1e-6)
+            assert "of the next kind" in found.reason or "of a wider kind" in found.reason
+    assert claimed > 1
+
+
+def test_a_scope_that_a_formulation_lacks_is_refused() -> None:
+    problem, ram_bytes = random_tight(random.Random(1), operators=6, training=True)
+    with pytest.raises(FormulationError, match="has no scope 'depth:4'"):
+        solve(problem, Options(ram_bytes=ram_bytes, formulation="poet", scope="depth:4"))
