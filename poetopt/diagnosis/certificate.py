@@ -95,7 +95,7 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
     def rederived(rows: Sequence[Row]) -> None:
         nonlocal cuts
         for row in rows:
-            if row.key is not None:
+            if row.key is not None or not row.core:  # a core row is the model's own, as those written down are
                 rederive(model, row)
                 cuts += 1
 

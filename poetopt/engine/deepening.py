@@ -185,7 +185,7 @@ class _Climb:
 
     def _budget(self, scope: str, top: str) -> Budget:
         budget = self._run.budget
-        if _wide(scope):
+        if scope == top:
             return replace(budget, in_reach=True)
         if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)

@@ -29,6 +29,8 @@ def told(error: ValidationError) -> str:
         return f"{_where(place)} is not an object; the file is damaged"
     if what == "missing":
         return f'{_where(place[:-1])} has no "{place[-1]}"; the file is damaged'
+    if what == "extra_forbidden":
+        return f'{_where(place[:-1])}: "{place[-1]}" is nothing that this version knows; a newer poetopt may read it'
     listed = isinstance(place[-1], int)  # a value in a list: the list is told
     if listed:
         place = place[:-1]

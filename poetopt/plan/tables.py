@@ -82,7 +82,7 @@ class Table:
                     found[part.name] = (_checked(float), ... if default is ... else part.default)
             else:
                 found[self.keys[name]] = (_index() if name in INDICES else _checked(self._hints[name]), default)
-        return create_model(self.kind.__name__, __config__=ConfigDict(strict=True), **found)
+        return create_model(self.kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **found)
 
     @cached_property
     def _columns(self) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]], tuple[Reader, ...], int]:

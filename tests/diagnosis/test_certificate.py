@@ -22,7 +22,9 @@ from poetopt.engine.cutting import cut
 from poetopt.engine.solution import Options, Status
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
+from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.rows import PointLike, Row
 from tests.bruteforce import stage_optimum
 from tests.problems import random_tight
 
@@ -77,9 +79,6 @@ class Liar:
 
     def probe(self, column: int, *_: object) -> tuple[float, bool]:
         return math.inf, True
-
-    def search(self, cutoff: float, *_: object) -> tuple[float, bool]:
-        return cutoff, True
 
 
 @pytest.mark.parametrize("void", [False, True])
@@ -197,6 +196,23 @@ def test_a_cut_without_one_of_its_terms_is_refused() -> None:
                 rederive(model, replace(row, variables=row.variables[1:], coefficients=row.coefficients[1:]))
             return
     raise AssertionError("no problem needed a cut")
+
+
+def _false_cut(block: PyomoBlock, point: PointLike) -> list[Row]:
+    recomputes = list(block.model().recompute.r.values())
+    short = 2.0 - float(point[block.model().recompute.r].sum())
+    ones = [1.0] * len(recomputes)
+    return [Row(recomputes, ones, 2.0, math.inf, short, "false")] if short > 0 and not point.integral else []
+
+
+def test_a_cut_that_nothing_derives_is_refused() -> None:
+    """Whoever leaves its key away isn't believed either."""
+    wrong = Block("wrong", lambda _: None, requires=("recompute",), separator=_false_cut, restricts=False)
+    chosen = replace(formulation("retention").with_block(wrong), name="retention")
+    for seed in range(4):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6, training=True)
+        with pytest.raises(PoetError, match="a row of the block 'wrong' can't be derived again"):
+            certify(problem, Options(ram_bytes=ram_bytes, formulation=chosen), "full")
 
 
 def test_only_retention_has_certificates() -> None:

@@ -149,6 +149,8 @@ def row_with(kind: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
             row_with("tensors", home="nowhere"),
             r"tensors\[0\] \('x'\): its home can't be 'nowhere'.*file is damaged",
         ),
+        (row_with("tensors", retain_s=5.0), r'tensors\[0\]: "retain_s" is nothing that this version knows'),
+        (row_with("operators", tiles=2), r'operators\[0\]: "tiles" is nothing that this version knows'),
         (row_with("tensors", carried=1), r'tensors\[0\]: "carried" must be true or false; the file is damaged'),
         (row_with("tensors", forms={}), r'tensors\[0\]: "forms" must be a list'),
         (row_with("tensors", forms=[5]), r"tensors\[0\]\.forms\[0\] is not an object"),
