@@ -86,7 +86,7 @@ def _wide(scope: str) -> bool:
 
 
 def _between(scopes: Sequence[str]) -> str:
-    """The scope that warms up the top of the ladder and proves little by itself; empty where there is none."""
+    """`needed`, where it stands before `forward`: searched for schedules and cuts, not for its bound. Else empty."""
     wide = [scope for scope in scopes[:-1] if _wide(scope)]
     return wide[0] if len(wide) > 1 else ""
 
@@ -109,7 +109,7 @@ class _Climb:
         """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
         self._labels: LabelSetting | None = None
         self._aside: tuple[Proof | None, bool] = None, False
-        """The cuts of a warm-up with room set aside, and whether it left nothing to find."""
+        """Of the warm-up that leaves small tensors' room free: a Proof with cuts to use again; whether it closed."""
 
     def to(self, asked: str) -> Proof:
         """Prove the scope that was asked for, once narrower ones have warmed it up."""
@@ -137,7 +137,7 @@ class _Climb:
             assert self.last is not None
             quick = left_s - budget.remaining_s <= WARM_UP_TIME * left_s
             paid = self.last.pays(before, run.options.gap)
-        return self._by_labels(asked) or self._widest(asked, run.budget, no_goods=1.0)
+        return self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
 
     def interrupted(self) -> Proof:
         """What is known by now."""
@@ -164,7 +164,7 @@ class _Climb:
                 if proof := self._by_labels(top):
                     return proof
             before = run.incumbent.value
-            search = self._widest if _wide(scope) else self._search
+            search = self._last_scope if _wide(scope) else self._search
             last = search(scope, self._budget(scope, top), no_goods=NO_GOODS_SHARE)
             paid = last.pays(before, gap)
             if last.closed:
@@ -191,8 +191,8 @@ class _Climb:
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)
 
-    def _widest(self, scope: str, budget: Budget, *, no_goods: float = 0.0) -> Proof:
-        """Search a scope of chains of any length: a relaxation of the problem first, where that may be enough."""
+    def _last_scope(self, scope: str, budget: Budget, *, no_goods: float = 0.0) -> Proof:
+        """Search the last scope: of a relaxation of the problem first, where there is one whose proof may be enough."""
         run = self._run
         relaxed = RelaxedRun.of(run)
         if relaxed is None:
@@ -200,8 +200,8 @@ class _Climb:
         self.at_hand = scope
         bound = 0.0 if self._labels is None else self._labels.bound_j
         run.enter(scope, bound)
-        cuts, rare = self._aside
-        found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=rare)
+        cuts, closed = self._aside
+        found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=closed)
         if found.infeasible or run.closed(run.options.gap) or run.budget.remaining_s < LEAST_S:
             self.last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
             return self.last

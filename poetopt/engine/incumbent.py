@@ -207,10 +207,9 @@ class Incumbent:
         return lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
 
     def settle(self) -> None:
-        """Lay the best plan out as a device does that has its compact form alone: while searching, any layout did."""
+        """Replace the best plan's layout by the one that a device computes from the compact form, where that fits."""
         if self.best is None:
             return
-        # as `lay_out_within`: what it goes on with found the layout that is there
         laid_out = lay_out(self.best.plan, quick=True)
         arena = arena_bytes(laid_out)
         if arena <= self.room_bytes:

@@ -40,7 +40,7 @@ class LabelSetting:
     bound_j
         No schedule of the scope costs less.
     out_of_reach
-        The least value of an incumbent that is known to be so.
+        Incumbents of this value or more are skipped: searches up to there take too long.
     """
 
     run: Run

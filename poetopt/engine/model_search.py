@@ -34,7 +34,7 @@ from poetopt.formulations.rows import PointLike, Row
 
 
 @dataclass(frozen=True)
-class Kind:
+class Mode:
     """How a model is to be searched.
 
     exact
@@ -66,12 +66,12 @@ class ModelSearch:
         budget: Budget,
         model: Any,
         session: Session,
-        kind: Kind,
+        mode: Mode,
         binding: tuple[tuple[str, Hashable], ...] = (),
     ) -> None:
-        self.run, self.budget, self.model, self.session, self.kind = run, budget, model, session, kind
+        self.run, self.budget, self.model, self.session, self.mode = run, budget, model, session, mode
         self.binding = binding
-        self._exact = kind.exact
+        self._exact = mode.exact
         """Until a schedule is left out that isn't proven to be late."""
         self._tree: ParallelTree | None = None
         self._root_s = 0.0
@@ -85,11 +85,11 @@ class ModelSearch:
             return Ending.INFEASIBLE
         if self._closed():
             return Ending.FINISHED
-        if not self._exact or self.kind.no_goods:
+        if not self._exact or self.mode.no_goods:
             return self._whole()
         self.run.proving.root = time.monotonic(), self.run.bound
         with ParallelTree(
-            self.run, self.budget, self.model, self.session, self._root, self.kind.bound_only
+            self.run, self.budget, self.model, self.session, self._root, self.mode.bound_only
         ) as self._tree:
             ending = self._whole()
         return Ending.INFEASIBLE if self._tree.infeasible else ending
@@ -105,8 +105,8 @@ class ModelSearch:
 
         now, remaining_s = time.monotonic(), max(run.remaining_s(self.budget), 0.0)
         with run.timed("relaxation"):
-            if self.kind.difference is not None:
-                session.add([self.kind.difference])
+            if self.mode.difference is not None:
+                session.add([self.mode.difference])
             session.add(run.chosen.revive(self.model, self.binding))
             cutting = cut(
                 run.chosen,
@@ -138,16 +138,16 @@ class ModelSearch:
 
     def _whole(self) -> Ending:
         """Neighbourhoods first where that may pay, then the integer search."""
-        run, session, kind = self.run, self.session, self.kind
+        run, session, mode = self.run, self.session, self.mode
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-        wide = kind.difference is None and not kind.bound_only and not run.closed(max(self.budget.gap, WINDOWS_GAP))
-        near = wide or (not kind.bound_only and run.closed(CORE_GAP))
-        if near or kind.no_goods:
+        wide = mode.difference is None and not mode.bound_only and not run.closed(max(self.budget.gap, WINDOWS_GAP))
+        near = wide or (not mode.bound_only and run.closed(CORE_GAP))
+        if near or mode.no_goods:
             with run.timed("neighbourhoods"):
                 budget = self.budget.part(NEIGHBOURHOODS_SHARE)
-                if self._exact and not kind.no_goods:
+                if self._exact and not mode.no_goods:
                     core_search(run, budget, self.model, session)
-                if wide or kind.no_goods:
+                if wide or mode.no_goods:
                     rolling_windows(run, budget, self.model, session)
             if self._closed():
                 return Ending.FINISHED
@@ -169,9 +169,8 @@ class ModelSearch:
     def _integer(self) -> Ending:
         """The integer search, again for as long as its answer breaks lazy constraints.
 
-        A point that breaks one is better than what keeps them all, and would have the search give up all that lies
-        between. So a search ends early where its best points have been of those for as long as it took to find the
-        first one.
+        A point that breaks some of them becomes the solver's cutoff, and prunes schedules that keep them all. So a
+        search ends early where its best points have broken some for as long as it took to find the first one.
         """
         run, chosen, model, session = self.run, self.run.chosen, self.model, self.session
         began = time.monotonic()
@@ -213,7 +212,7 @@ class ModelSearch:
                 enough=enough,
             )
             if found.outcome is Outcome.INFEASIBLE:
-                if self.kind.no_goods and not self._exact:
+                if self.mode.no_goods and not self._exact:
                     return Ending.REFUSED  # what is left was never searched
                 if best is None or not (session.tightened or cutoff):
                     return Ending.INFEASIBLE
@@ -226,13 +225,13 @@ class ModelSearch:
             schedule = chosen.points.schedule(model, found.point)
             refusal = run.incumbent.refused(schedule)
             late += refusal is not None and refusal.late_s > 0
-            if rows and (self.kind.no_goods or late < LATE):
+            if rows and (self.mode.no_goods or late < LATE):
                 session.add(found_late)
                 found_late.clear()
                 continue
             if refusal is None:
                 return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
-            values = chosen.points.values(model, schedule) if self.kind.no_goods else None
+            values = chosen.points.values(model, schedule) if self.mode.no_goods else None
             if values is None or chosen.no_good is None:
                 return Ending.REFUSED
             if refusal.arena_excess or not run.incumbent.hopeless(schedule):
@@ -245,7 +244,7 @@ class ModelSearch:
         best = self.run.incumbent.best
         for schedule in [*([] if best is None else [best.schedule]), *self.run.starts]:
             values = self.run.chosen.points.values(self.model, schedule)
-            if values is not None and (self.kind.difference is None or _keeps(self.kind.difference, values)):
+            if values is not None and (self.mode.difference is None or _keeps(self.mode.difference, values)):
                 return values
         return None
 

@@ -36,8 +36,8 @@ def lighten(problem: Problem, most_bytes: float) -> Problem:
     return replace(problem, tensors=tensors, graph=None)
 
 
-class Through(Incumbent):
-    """Judges schedules of the relaxed problem as those of the whole, and hands them on."""
+class JudgedWhole(Incumbent):
+    """Judges schedules of the relaxed problem as those of the whole one, whose incumbent they may become."""
 
     def __init__(self, whole: Run, relaxed: Problem, options: Options) -> None:
         super().__init__(relaxed, options, best=whole.incumbent.best, lock=whole.lock)
@@ -80,11 +80,11 @@ class RelaxedRun(Run):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.incumbent = Through(self.whole, self.problem, self.options)
+        self.incumbent = JudgedWhole(self.whole, self.problem, self.options)
 
     @classmethod
     def of(cls, run: Run, *, aside: bool = False) -> RelaxedRun | None:
-        """None where hardly any tensor is small, and where more counts than bytes and joules.
+        """None where few tensors are small, with a deadline, storage that is woken, or blocks of others.
 
         aside
             Whether the room of all small tensors together is set aside: what keeps the rest is a schedule of the whole

@@ -32,7 +32,7 @@ class Proving:
     bound
         No schedule of the scope costs less.
     ceiling
-        The bound of an inner scope, where only what lies beyond that scope is searched: no bound is above it.
+        With a scope-difference cut the model lacks the inner scope: the bound claimed is capped at the inner scope's.
     """
 
     scope: str

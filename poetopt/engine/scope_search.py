@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from poetopt import clock
 from poetopt.engine.budget import Budget
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.model_search import Kind, ModelSearch
+from poetopt.engine.model_search import Mode, ModelSearch
 from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.restriction import Refinement, Restriction
 from poetopt.engine.run import Run
@@ -39,7 +39,7 @@ def search_scope(
     bound
         What is known of the scope already.
     bound_only
-        True if a better incumbent is unlikely: see `Kind`.
+        True if a better incumbent is unlikely: see `Mode`.
     """
     run.enter(scope, bound)
     return _ScopeSearch(run, scope, budget, inner, bound_only).search(no_goods)
@@ -132,12 +132,12 @@ class _ScopeSearch:
             return Ending.INFEASIBLE
         except TimeUpError:
             return Ending.STOPPED
-        kind = Kind(restriction.exact, no_goods, bound_only=self.bound_only)
+        mode = Mode(restriction.exact, no_goods, bound_only=self.bound_only)
         if inner is not None and difference is not None:
             run.proving.ceiling = math.inf if inner.infeasible else inner.bound
-            rare = not inner.infeasible and not inner.outdone and scope_depth(inner.asked) >= SETTLED_DEPTH
-            kind = replace(kind, difference=difference, bound_only=rare)
-        search = ModelSearch(run, budget, model, session, kind, self.binding)
+            deep = not inner.infeasible and not inner.outdone and scope_depth(inner.asked) >= SETTLED_DEPTH
+            mode = replace(mode, difference=difference, bound_only=deep)
+        search = ModelSearch(run, budget, model, session, mode, self.binding)
         try:
             ending = search.search()
         finally:

@@ -20,7 +20,7 @@ IMPORTED = "imported"
 
 
 class Status(StrEnum):
-    """What is known of the answer; the order of severity is the spec's."""
+    """What is known of the answer, the best first."""
 
     OPTIMAL = "optimal"
     WITHIN_GAP = "within-gap"

@@ -65,8 +65,8 @@ on zoo resnet50 m4 and a72 30 %."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
 FINER, FINEST = 6.0, 5e-3
-"""A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: what its
-schedule costs too much is open in all scopes that come after it. Measured on zoo bert-base with 3 % asked: 0.7159 J
+"""A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: a schedule
+that costs 1 % too much there leaves 1 % open in each scope after it. Measured on zoo bert-base with 3 % asked: 0.7159 J
 at depth 8, where 0.6996 takes a second more."""
 LABELS_SHARE = 0.8
 """Share of the remaining time that label setting may take, where the incumbent seems within its reach. Measured on
@@ -115,9 +115,9 @@ STEEP, STEEP_ROUNDS = 0.01, 10
 differ much from each other: once there are this many, their mean counts. Measured on exact_bert_base m4 30 % in
 `forward`."""
 ANEW = 3.0
-"""A search solves the relaxation anew, and doesn't look at the clock meanwhile: it takes this many times what the
-first one took before it does anything else. Where less time is left for it, cutting and the tree have that, too.
-Measured on exact_bert_base m4 30 % in `forward`."""
+"""Where less than this many times the first relaxation's seconds are left, no solver search begins, which would solve
+it anew without a look at the clock: cutting and the tree have that time. Measured on exact_bert_base m4 30 % in
+`forward`."""
 CUT_FAR = 300
 """Until a point breaks fewer rows than this, it is too far from what they allow to be worth cuts. Measured on zoo
 resnet50."""

@@ -92,15 +92,15 @@ class Formulation:
         Whether only the model's own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.
     lean
-        Whether spaces are.
+        Whether `space` may leave out decisions that no optimum of energy needs.
     scopes
         (problem, limits, paging, remat) -> the scopes that `auto` goes through, each within the next; the last one is
         where it ends. One alone where there are no others.
     scope_difference
         Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> a row that
-        a schedule satisfies only by a decision that the inner scope lacks, so that what is proven inside need not be
-        searched again. A row without variables: there is no such decision. None: a schedule without such a decision may
-        still be better than all of the inner scope.
+        only schedules with a decision that the inner scope lacks satisfy: what was proven inside isn't searched again.
+        A row without variables says that there is no such decision, so that the inner proof is all. None says that
+        there is no such row: all of the scope is searched.
     no_good
         Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
         satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
@@ -159,6 +159,9 @@ class Formulation:
         doc
             For people; by default what it is made of, and what its blocks ask for.
 
+        The new one has whole spaces, no scope-difference cuts and no label search: their arguments hold only of blocks
+        that are known.
+
         Raises FormulationError for a name that is there already, a second block with a goal, or what isn't a block.
         """
         together = list(self.blocks)
@@ -174,7 +177,6 @@ class Formulation:
         if len(goals) > 1:
             raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
         added = "+".join([self.name, *(block.name for block in blocks)])
-        # Another block may care for what the argument for `scope_difference` leaves out.
         told = (
             doc
             if doc is not None
@@ -183,7 +185,11 @@ class Formulation:
         return self._other(name or added, told, together)
 
     def _other(self, name: str, doc: str, blocks: Sequence[Block]) -> Formulation:
-        """One with other blocks: without what holds of these alone."""
+        """One with other blocks: without what holds of these alone.
+
+        Another block may care for decisions that a lean space lacks, and for what the arguments behind scope-difference
+        cuts and label setting leave out.
+        """
         return replace(
             self,
             name=name,

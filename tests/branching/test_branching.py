@@ -20,7 +20,7 @@ from poetopt.branching.branch_and_cut import BranchAndCut
 from poetopt.branching.tree import Tree
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.model_search import Kind, ModelSearch
+from poetopt.engine.model_search import Mode, ModelSearch
 from poetopt.engine.parallel_tree import ParallelTree
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
@@ -156,7 +156,7 @@ def test_an_error_in_the_tree_ends_the_search_beside_it() -> None:
     chosen, options = formulation("retention"), Options(ram_bytes=ram_bytes, scope="full")
     model, run = model_of(chosen, problem, options, "full"), Run(problem, options, None)
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
-    search = ModelSearch(run, run.budget, model, session, Kind())
+    search = ModelSearch(run, run.budget, model, session, Mode())
     tree = ParallelTree(run, run.budget, model, session)
     explorers: list[Future[None]] = [Future(), Future()]
     tree._futures, search._tree = explorers, tree

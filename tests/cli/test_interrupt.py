@@ -176,7 +176,7 @@ def test_an_interrupt_whose_exception_is_lost_is_none_lost(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("inside", ["solve/failure_words", "solve/write_json"])
 def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(tmp_path: Path, inside: str) -> None:
-    ended = interrupted(inside, "solve chain.json --ram 20% --deadline 1x --time-limit 60s", tmp_path, CALLED)
+    ended = interrupted(inside, "solve chain.json --ram 20% --deadline 1x --time-limit 20s", tmp_path, CALLED)
     assert ended.returncode == 3
     assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json"]
 

@@ -146,7 +146,7 @@ def test_dma_keeps_the_deadline_too() -> None:
     for factor in (1.0, 1.05, 1.5):
         solution = solve(
             problem,
-            Options(ram_bytes=budget, deadline_s=factor * problem.baseline_time_s, scope="depth:4", time_limit_s=8),
+            Options(ram_bytes=budget, deadline_s=factor * problem.baseline_time_s, scope="depth:4", time_limit_s=3),
         )
         if solution.plan is not None:
             check(solution)

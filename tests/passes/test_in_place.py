@@ -151,7 +151,7 @@ def test_what_joins_works_in_place_and_needs_no_more(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS[1:])
 def test_gradients_within_a_tight_budget_are_those_of_ordinary_training(name: str, tmp_path: Path) -> None:
-    model = po.load(name, batch=2)
+    model = po.load(name, batch=1)
     assert isinstance(model, po.Model)
     problem = model.differentiate().cost("a72")
     least, most = problem.least_ram_bytes, po.store_all_peak_bytes(problem)
