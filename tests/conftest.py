@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests import seeds
 
@@ -31,8 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
     Programs that tests start, and interrupt, would have inherited that.
     """
     seeds.run_all(config.getoption("--seeds") == "all")
-    # A busy machine draws examples slowly, and takes long for each: neither is a fault.
-    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("busy")
+    if find_spec("hypothesis"):  # which the lowest versions are tried without
+        from hypothesis import HealthCheck, settings
+
+        # A busy machine draws examples slowly, and takes long for each: neither is a fault.
+        settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("busy")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
