@@ -30,6 +30,11 @@ def examples(count: int) -> int:
     return count if _everything else min(count, AT_EACH_CHANGE)
 
 
+def some(variants: Sequence[Variant], few: int) -> Sequence[Variant]:
+    """The first `few` of slow variants, which all show the same, or all of them."""
+    return variants if _everything else variants[:few]
+
+
 def turns(place: int, variants: Sequence[Variant]) -> Sequence[Variant]:
     """The variants in which the case at `place` of many is tried: one, so that neighbours take turns, or all."""
     return variants if _everything else [variants[place % len(variants)]]

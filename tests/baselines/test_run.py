@@ -13,7 +13,7 @@ from poetopt.units import Share
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return po.load("vgg16-cifar", batch=1).differentiate().cost("a72")
+    return po.load("bert-tiny", batch=1).differentiate().cost("a72")
 
 
 @pytest.mark.parametrize("name", ["dtr", "capuchin"])
