@@ -93,14 +93,13 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     best = run.incumbent.best
     if best is None:
         status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
-        reason = (
-            "no schedule exists"
-            if proof.scope == "full"
-            else f"no schedule of the kind searched exists, by proof; kind: {kind_words(proof.scope)}; a wider --scope "
-            "may have one"
-            if proof.infeasible
-            else f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
-        )
+        if not proof.infeasible:
+            reason = f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
+        elif proof.scope == "full":
+            reason = "no schedule exists"
+        else:
+            kind = kind_words(proof.scope)
+            reason = f"no schedule of the kind searched exists, by proof; kind: {kind}; a wider --scope may have one"
         return replace(_solution(run, status, store_all_peak), reason=reason)
     overhead = best.value
     gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)

@@ -32,6 +32,13 @@ def hasty(seed: int) -> tuple[Problem, Options, Solution]:
             return problem, options, blank
 
 
+def test_a_search_without_time_does_not_say_that_no_schedule_exists() -> None:
+    _, options, blank = hasty(0)
+    assert (blank.status, blank.scope) == (Status.UNKNOWN, options.scope)
+    assert "none is proven impossible" in blank.reason
+    assert "exists" not in blank.reason
+
+
 def sighted(answer: LateAnswer, found: Solution, *, by_rules: bool = False) -> Solution | None:
     assert found.plan is not None
     assert found.simulation is not None
