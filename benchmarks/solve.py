@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.engine.solution import Progress
+    from poetopt.engine.solution import Options, Progress
+    from poetopt.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTANCES = ROOT.parent / "shared" / "instances"
@@ -107,6 +108,41 @@ def cells() -> Iterator[Cell]:
             yield Cell("deep", f"deep:{network}", device, 0.15, "auto", 5e-2, 180)
 
 
+def problem_of(cell: Cell) -> Problem:
+    """The cell's problem: differentiated where it is a network (`zoo:`, `deep:`), else from its file."""
+    kind, _, network = cell.problem.rpartition(":")
+    if not kind:
+        from poetopt.frontends.problem_file import load_problem_file
+
+        return load_problem_file(INSTANCES / f"{cell.problem}.json").cost(cell.device)
+    import poetopt as po
+
+    if kind == "deep":
+        from benchmarks.deep import build
+
+        model: str | onnx.ModelProto = build(network)
+    else:
+        model = network
+    return po.load(model).differentiate().cost(cell.device)
+
+
+def options_of(cell: Cell, problem: Problem, limit_s: float) -> Options:
+    """What is asked of the cell's solve; a `limit_s` of 0 is the cell's own."""
+    from poetopt.engine.solution import DeadlineModel, Options
+    from poetopt.plan.storeall import store_all_bytes
+
+    return Options(
+        ram_bytes=int(cell.ram * store_all_bytes(problem)) if cell.ram <= 1 else int(cell.ram),
+        deadline_s=None if cell.deadline is None else cell.deadline * problem.baseline_time_s,
+        deadline_model=DeadlineModel.PAPER,
+        formulation=cell.formulation,
+        scope=cell.scope,
+        paging=cell.paging,
+        gap=_asked_gap(cell),
+        time_limit_s=limit_s or cell.want_s - STARTING_S,
+    )
+
+
 def measure(cell: Cell, limit_s: float, without: Sequence[str] = ()) -> dict[str, object]:
     """Solve one cell in this process, `without` some mechanisms (see `benchmarks.ablation`)."""
     begin = time.perf_counter()
@@ -115,27 +151,10 @@ def measure(cell: Cell, limit_s: float, without: Sequence[str] = ()) -> dict[str
     for name in without:
         MECHANISMS[name]()
     from poetopt.diagnosis.solve import solve
-    from poetopt.engine.solution import DeadlineModel, Options
-    from poetopt.plan.storeall import store_all_bytes
 
-    kind, _, network = cell.problem.rpartition(":")
-    if kind:
-        import poetopt as po
-
-        if kind == "deep":
-            from benchmarks.deep import build
-
-            model: str | onnx.ModelProto = build(network)
-        else:
-            model = network
-        problem = po.load(model).differentiate().cost(cell.device)
-        del model
+    problem = problem_of(cell)
+    if ":" in cell.problem:
         begin = time.perf_counter()
-    else:
-        from poetopt.frontends.problem_file import load_problem_file
-
-        problem = load_problem_file(INSTANCES / f"{cell.problem}.json").cost(cell.device)
-    peak = store_all_bytes(problem)
     improvements: list[tuple[float, float]] = []
 
     def listen(progress: Progress) -> None:
@@ -144,16 +163,7 @@ def measure(cell: Cell, limit_s: float, without: Sequence[str] = ()) -> dict[str
 
     solution = solve(
         problem,
-        Options(
-            ram_bytes=int(cell.ram * peak) if cell.ram <= 1 else int(cell.ram),
-            deadline_s=None if cell.deadline is None else cell.deadline * problem.baseline_time_s,
-            deadline_model=DeadlineModel.PAPER,
-            formulation=cell.formulation,
-            scope=cell.scope,
-            paging=cell.paging,
-            gap=_asked_gap(cell),
-            time_limit_s=limit_s or cell.want_s - STARTING_S,
-        ),
+        options_of(cell, problem, limit_s),
         listen,
     )
     total_s = time.perf_counter() - begin

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.callback_backends import gurobi_backend, scip_backend
 from benchmarks.output import put
-from benchmarks.solve import INSTANCES, ROOT, STARTING_S, Cell, _asked_gap, cells
+from benchmarks.solve import ROOT, Cell, cells, options_of, problem_of
 from poetopt.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -92,36 +92,12 @@ def cpu_clock() -> None:
     pyscipopt.Model = Model  # type: ignore[misc, unused-ignore]
 
 
-def problem_of(cell: Cell) -> Problem:
-    """The cell's problem, as `benchmarks/solve.py` has it."""
-    kind, _, network = cell.problem.rpartition(":")
-    if kind:
-        import poetopt as po
-
-        return po.load(network).differentiate().cost(cell.device)
-    from poetopt.frontends.problem_file import load_problem_file
-
-    return load_problem_file(INSTANCES / f"{cell.problem}.json").cost(cell.device)
-
-
 def measure(cell: Cell, way: str, limit_s: float) -> dict[str, Any]:
     """Solve one cell one way in this process."""
-    from poetopt.engine.solution import DeadlineModel, Options
-    from poetopt.plan.storeall import store_all_bytes
-
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job has without
     cpu_clock()
     problem, begin = problem_of(cell), time.process_time()
-    options = Options(
-        ram_bytes=int(cell.ram * store_all_bytes(problem)) if cell.ram <= 1 else int(cell.ram),
-        deadline_s=None if cell.deadline is None else cell.deadline * problem.baseline_time_s,
-        deadline_model=DeadlineModel.PAPER,
-        formulation=cell.formulation,
-        scope=cell.scope,
-        paging=cell.paging,
-        gap=_asked_gap(cell),
-        time_limit_s=limit_s or cell.want_s - STARTING_S,
-    )
+    options = options_of(cell, problem, limit_s)
     return {**solved(problem, options, way), "cpu_s": time.process_time() - begin}
 
 

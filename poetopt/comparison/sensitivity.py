@@ -22,7 +22,7 @@ from poetopt.comparison.bounds import Bound
 from poetopt.comparison.changed import PARAMETERS, Latencies, changed
 from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.incumbent import Incumbent
-from poetopt.engine.solution import DeadlineModel, Options, Solution
+from poetopt.engine.solution import Options, Solution
 from poetopt.errors import OptionError, PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import ENERGY, WRITTEN
@@ -295,7 +295,7 @@ def _best(change: Change, problem: Problem, pool: Sequence[Plan], options: Optio
 
 
 def _in_time(run: Simulation, options: Options, deadline_s: float | None) -> bool:
-    taken_s = run.compute_s if options.deadline_model is DeadlineModel.PAPER else run.makespan_s
+    taken_s = options.deadline_model.seconds(run)
     return deadline_s is None or taken_s <= deadline_s * (1 + RELATIVE_TOLERANCE)
 
 

@@ -248,9 +248,7 @@ def _shortest(problem: Problem, options: Options, until: float, seen: Seen | Non
         if trial.offer(schedule, quick=True) and trial.best is not None:
             if seen is not None:
                 seen(trial.best)
-            paper = options.deadline_model is DeadlineModel.PAPER
-            simulation = trial.best.simulation
-            time_s = simulation.compute_s if paper else simulation.makespan_s
+            time_s = options.deadline_model.seconds(trial.best.simulation)
             quickest = time_s if quickest is None else min(quickest, time_s)
         if time.monotonic() > until:
             break

@@ -30,17 +30,7 @@ def solve(
     starts: Sequence[Schedule] = (),
     begin: float | None = None,
 ) -> Solution:
-    """Find the schedule of least energy for `problem` within `options`.
-
-    Never raises for an infeasible problem or an interrupt: the Solution's status says so.
-
-    starts
-        Schedules found elsewhere, taken like those of the heuristics.
-    begin
-        The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
-
-    Raises FormulationError and BackendUnavailableError for options that don't exist.
-    """
+    """`poetopt.engine.search.search`, which has the parameters, with what would help where there is no schedule."""
     begin = time.monotonic() if begin is None else begin
     solution = search(problem, options, listener, starts, begin)
     if solution.plan is not None or solution.interrupted:

@@ -41,30 +41,6 @@ from poetopt.formulations.scope import kind_words, scope_depth
 from poetopt.units import show_share
 
 
-def first_scope(run: Run) -> str:
-    """The scope that is searched first: what is found before is said to be of it."""
-    scopes = _ladder(run)
-    asked = _asked(run.options, scopes)
-    return scopes[0] if asked == "auto" else (*_warm_ups(scopes, asked), asked)[0]
-
-
-def deepen(run: Run) -> Proof:
-    """Go up the ladder as far as options ask, or as far as the time allows."""
-    scopes = _ladder(run)
-    climb = _Climb(run, scopes)
-    try:
-        asked = _asked(run.options, scopes)
-        return climb.through() if asked == "auto" else climb.to(asked)
-    except KeyboardInterrupt:
-        run.interrupt()
-        return climb.interrupted()
-
-
-def _ladder(run: Run) -> tuple[str, ...]:
-    options = run.options
-    return run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
-
-
 def _asked(options: Options, scopes: Sequence[str]) -> str:
     """The scope that is asked for: where nothing runs again, all are one; `auto` is the only one where there is one."""
     alone = len(scopes) == 1 and (options.scope == "auto" or not options.remat)
@@ -91,19 +67,23 @@ def _between(scopes: Sequence[str]) -> str:
     return wide[0] if len(wide) > 1 else ""
 
 
-class _Climb:
-    """One way up.
+class Deepening:
+    """The way up one run's ladder, as far as its options ask, or as far as the time allows.
 
-    at_hand
-        The scope that is searched.
-    last
-        What the last one proved, if anything.
+    first
+        The scope that is searched first: what is found before is said to be of it.
     """
 
-    def __init__(self, run: Run, scopes: tuple[str, ...]) -> None:
-        self._run, self._scopes = run, scopes
-        self.at_hand = scopes[0]
-        self.last: Proof | None = None
+    def __init__(self, run: Run) -> None:
+        options = run.options
+        self._run = run
+        self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
+        self._asked = _asked(options, self._scopes)
+        self.first = self._scopes[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
+        self._at_hand = self.first
+        """The scope that is searched."""
+        self._last: Proof | None = None
+        """What the last one proved, if anything."""
         self._proven: Proof | None = None
         self._nearly: Proof | None = None
         """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
@@ -111,15 +91,29 @@ class _Climb:
         self._aside: tuple[Proof | None, bool] = None, False
         """Of the warm-up that leaves small tensors' room free: a Proof with cuts to use again; whether it closed."""
 
-    def to(self, asked: str) -> Proof:
+    def deepen(self) -> Proof:
+        """What is proven in the end, or was when it was interrupted."""
+        try:
+            return self._through() if self._asked == "auto" else self._to(self._asked)
+        except KeyboardInterrupt:
+            self._run.interrupt()
+            found = interrupted(self._run, self._at_hand, self._last)
+            return claim(self._proven, self._nearly, found, self._run.options.gap)
+
+    @property
+    def _warm_ups(self) -> tuple[str, ...]:
+        """The scopes inside of the one asked for that warm it up."""
+        return _warm_ups(self._scopes, self._asked)
+
+    def _to(self, asked: str) -> Proof:
         """Prove the scope that was asked for, once narrower ones have warmed it up."""
         run = self._run
         # Label setting says as much of a depth, but depths are asked for to see what lies in them.
         self._labels = LabelSetting.of(run, asked) if _wide(asked) else None
         quick = paid = True
         between = _between(self._scopes)
-        for place, scope in enumerate(_warm_ups(self._scopes, asked)):
-            if place > 1 and not (paid and quick and self.last is not None and self.last.within(WARM_UP_GAP)):
+        for place, scope in enumerate(self._warm_ups):
+            if place > 1 and not (paid and quick and self._last is not None and self._last.within(WARM_UP_GAP)):
                 break
             if place and (proof := self._by_labels(asked)):
                 return proof
@@ -134,17 +128,12 @@ class _Climb:
                 seconds = max(BRIEF_SHARE * left_s, min(part.remaining_s, BRIEF_S))
                 part = replace(part, until=time.monotonic() + seconds)
             self._search(scope, part.nearly_after(WARM_ENOUGH_SHARE))
-            assert self.last is not None
+            assert self._last is not None
             quick = left_s - budget.remaining_s <= WARM_UP_TIME * left_s
-            paid = self.last.pays(before, run.options.gap)
+            paid = self._last.pays(before, run.options.gap)
         return self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
 
-    def interrupted(self) -> Proof:
-        """What is known by now."""
-        found = interrupted(self._run, self.at_hand, self.last)
-        return claim(self._proven, self._nearly, found, self._run.options.gap)
-
-    def through(self) -> Proof:
+    def _through(self) -> Proof:
         """Prove one scope after the other, each of which may be the answer; the widest where nothing else holds any."""
         run, gap = self._run, self._run.options.gap
         *rungs, widest = self._scopes
@@ -179,7 +168,7 @@ class _Climb:
         if last.infeasible and run.budget.remaining_s >= LEAST_S:
             last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
         if run.incumbent.best is None and not last.infeasible and run.budget.remaining_s > 2 * LEAST_S:
-            self.last = None
+            self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
 
@@ -197,14 +186,14 @@ class _Climb:
         relaxed = RelaxedRun.of(run)
         if relaxed is None:
             return self._search(scope, budget, no_goods=no_goods)
-        self.at_hand = scope
+        self._at_hand = scope
         bound = 0.0 if self._labels is None else self._labels.bound_j
         run.enter(scope, bound)
         cuts, closed = self._aside
         found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=closed)
         if found.infeasible or run.closed(run.options.gap) or run.budget.remaining_s < LEAST_S:
-            self.last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
-            return self.last
+            self._last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
+            return self._last
         return self._search(scope, budget, no_goods=no_goods, bound=run.bound)  # what is small made the difference
 
     def _warm_up(self, scope: str, budget: Budget) -> None:
@@ -215,25 +204,25 @@ class _Climb:
         if aside is None:
             self._search(scope, budget)
             return
-        self.at_hand = scope
+        self._at_hand = scope
         run.enter(scope)
         found = search_scope(aside, scope, budget, None)
         # Of less room nothing is proven: only the cuts are worth something.
         self._aside = replace(found, closed=False, infeasible=False), found.within(budget.gap)
 
     def _search(self, scope: str, budget: Budget, *, no_goods: float = 0.0, bound: float = 0.0) -> Proof:
-        self.at_hand = scope
+        self._at_hand = scope
         if self._labels is not None and scope == self._labels.scope:
             bound = max(bound, self._labels.bound_j)
-        self.last = search_scope(self._run, scope, budget, self.last, no_goods=no_goods, bound=bound)
-        return self.last
+        self._last = search_scope(self._run, scope, budget, self._last, no_goods=no_goods, bound=bound)
+        return self._last
 
     def _by_labels(self, scope: str) -> Proof | None:
         """What label setting proves of `scope`, if that is enough."""
         run, labels = self._run, self._labels
         if labels is None:
             return None
-        self.at_hand = scope
+        self._at_hand = scope
         run.enter(scope, labels.bound_j)
         with run.timed("labels"):
             labels.climb(run.budget.part(LABELS_SHARE))

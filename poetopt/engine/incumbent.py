@@ -222,9 +222,7 @@ class Incumbent:
 
     def _time_s(self, simulation: Simulation) -> float:
         """What the deadline bounds."""
-        if self.options.deadline_model is DeadlineModel.PAPER:
-            return simulation.compute_s
-        return simulation.makespan_s
+        return self.options.deadline_model.seconds(simulation)
 
     def _hurried(self, plan: Plan, simulation: Simulation) -> tuple[Plan, Simulation]:
         """The plan in another order of transfers, where it is beyond the deadline and that may help."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from poetopt.engine.solution import DeadlineModel, Options
+from poetopt.engine.solution import Options
 from poetopt.formulations import formulation
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.problem import Problem
@@ -131,8 +131,7 @@ def within(options: Options, problem: Problem, simulation: Simulation, arena_byt
         return False
     if not options.remat and simulation.recomputes:
         return False
-    paper = options.deadline_model is DeadlineModel.PAPER
-    time_s = simulation.compute_s if paper else simulation.makespan_s
+    time_s = options.deadline_model.seconds(simulation)
     return options.deadline_s is None or time_s <= options.deadline_s * (1 + RELATIVE_TOLERANCE)
 
 

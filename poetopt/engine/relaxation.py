@@ -100,8 +100,9 @@ class RelaxedRun(Run):
         if sized[0] > FEWER * sized[1]:
             return None
         if aside:
-            sizes = (sum(tensor.nbytes for tensor in one.tensors) for one in (run.problem, problem))
-            options = replace(options, ram_bytes=options.ram_bytes - next(sizes) + next(sizes))
+            pairs = zip(run.problem.tensors, problem.tensors, strict=True)
+            small = sum(whole.nbytes - light.nbytes for whole, light in pairs)
+            options = replace(options, ram_bytes=options.ram_bytes - small)
         return cls(
             problem, options, None, begin=run.begin, timing=run.timing, lock=run.lock, whole=run, bounds=not aside
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from poetopt.backends.solver import backend
 from poetopt.engine.constructive import first_schedules, plain_schedules
-from poetopt.engine.deepening import deepen, first_scope
+from poetopt.engine.deepening import Deepening
 from poetopt.engine.limits import impossible
 from poetopt.engine.objective import objective_of
 from poetopt.engine.proof import Proof, outdone
@@ -67,13 +67,14 @@ def search(
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
-    run.enter(first_scope(run))
+    deepening = Deepening(run)
+    run.enter(deepening.first)
     try:
         with run.timed("heuristics"):
             first_schedules(run, strict=strict, given=starts)
         if not strict:
             plain_schedules(run, search)
-        proof = deepen(run)
+        proof = deepening.deepen()
     except KeyboardInterrupt:
         run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
@@ -101,10 +102,8 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
             kind = kind_words(proof.scope)
             reason = f"no schedule of the kind searched exists, by proof; kind: {kind}; a wider --scope may have one"
         return replace(_solution(run, status, store_all_peak), reason=reason)
-    overhead = best.value
-    gap = 0.0 if overhead <= 0 else max(0.0, (overhead - run.bound) / overhead)
-    status = graded(gap, run.options.gap)
-    return replace(_solution(run, status, store_all_peak), reason=proof.note)
+    found = _solution(run, Status.FEASIBLE, store_all_peak)
+    return replace(found, status=graded(found.overhead_gap, run.options.gap), reason=proof.note)
 
 
 def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:

@@ -42,6 +42,10 @@ class DeadlineModel(StrEnum):
     MAKESPAN = "makespan"
     PAPER = "paper"
 
+    def seconds(self, simulation: Simulation) -> float:
+        """What a deadline bounds of a simulated plan."""
+        return simulation.compute_s if self is DeadlineModel.PAPER else simulation.makespan_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
