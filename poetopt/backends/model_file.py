@@ -106,8 +106,8 @@ def lp_lines(
             yield f" {rows[x]}:{body} <= {high!r}\n"
     yield "Bounds\n"
     for name, low, high in zip(columns, matrix.lower.tolist(), matrix.upper.tolist(), strict=True):
-        shown_low = "-infinity" if low == -np.inf else repr(low)
-        shown_high = "+infinity" if high == np.inf else repr(high)
+        shown_low = "-inf" if low == -np.inf else repr(low)
+        shown_high = "+inf" if high == np.inf else repr(high)
         yield f" {shown_low} <= {name} <= {shown_high}\n"
     whole = [columns[x] for x in np.flatnonzero(matrix.integer).tolist()]
     if whole:
