@@ -131,6 +131,25 @@ class Node:
     name: str = ""
 
 
+OWN_DOMAIN = "poetopt"
+"""The domain of ops that ONNX doesn't have, as `Whole.node` names them: `Conv.grad_weight`, `Relu.grad_input`, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run of an operator's nodes that together amount to one op, for runtimes with a kernel for that.
+
+    first, count
+        Which nodes: `nodes[first : first + count]`.
+    node
+        The op, in `OWN_DOMAIN`. It reads only what its run reads, and writes all that is read of its run elsewhere.
+    """
+
+    first: int
+    count: int
+    node: Node
+
+
 TOGETHER = "+"
 """What stands between the kinds of operators that are scheduled as one because they work in place."""
 
@@ -164,6 +183,8 @@ class Operator:
     members
         Where several operators are scheduled as one (`poetopt.passes.in_place`, `poetopt.passes.blocks`): their
         names, in order. `kind` is then the members' kinds with `TOGETHER` between, or a block's.
+    whole
+        Runs of its nodes that amount to one op each, in order and apart.
     """
 
     name: str
@@ -177,6 +198,7 @@ class Operator:
     over: str = ""
     meaning: Node | None = None
     members: tuple[str, ...] = ()
+    whole: tuple[Whole, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

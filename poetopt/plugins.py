@@ -9,6 +9,7 @@
 | `poetopt.backends`     | what `--backend` calls it          | a `Backend`                                  |
 | `poetopt.baselines`    | what `--methods` calls it          | a `Baseline` of that name                    |
 | `poetopt.runtimes`     | what a device's `runtime` calls it | a `Runtime` of that name                     |
+| `poetopt.kernels`      | anything                           | a `Kernel` of the runtime `c`, or several    |
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ GROUPS = (
     "poetopt.backends",
     "poetopt.baselines",
     "poetopt.runtimes",
+    "poetopt.kernels",
 )
 
 

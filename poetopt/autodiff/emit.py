@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from poetopt.autodiff.vocabulary import Vocabulary
-from poetopt.graph import Node, Operator, Role, Tensor
+from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, Whole
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -156,6 +156,7 @@ class OperatorBuilder(Vocabulary):
         self.nodes: list[Node] = []
         self.over = ""
         self.chooses = False
+        self.whole: list[Whole] = []
 
     def out(self, shape: Sequence[int], dtype: str, name: str | None = None, role: Role | None = None) -> Tensor:
         """A new tensor for a node of this operator to write."""
@@ -179,6 +180,19 @@ class OperatorBuilder(Vocabulary):
         output = self.out(shape, dtype)
         self.write(op_type, inputs, [output], **attributes)
         return output
+
+    def amounts_to(
+        self, op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], **attributes: object
+    ) -> None:
+        """Say that the nodes since the last such word are together one op of `OWN_DOMAIN`.
+
+        Inputs must be among what those nodes read, outputs all that anybody else reads of what they write.
+        """
+        first = self.whole[-1].first + self.whole[-1].count if self.whole else 0
+        read = tuple(["" if t is None else t.name for t in inputs])
+        written = tuple(["" if t is None else t.name for t in outputs])
+        node = Node(op_type, read, written, attributes, OWN_DOMAIN)
+        self.whole.append(Whole(first, len(self.nodes) - first, node))
 
 
 def finish(draft: OperatorBuilder, outputs: Sequence[str], rename: Mapping[str, str]) -> Operator:
@@ -206,4 +220,11 @@ def finish(draft: OperatorBuilder, outputs: Sequence[str], rename: Mapping[str, 
         recomputable=draft.recomputable,
         backward=draft.backward,
         over=rename.get(draft.over, draft.over),
+        whole=tuple(replace(whole, node=_renamed(whole.node, draft.name, rename)) for whole in draft.whole),
     )
+
+
+def _renamed(node: Node, name: str, rename: Mapping[str, str]) -> Node:
+    """`node` under another name, with its tensors renamed."""
+    inputs, outputs = (tuple([rename.get(n, n) for n in names]) for names in (node.inputs, node.outputs))
+    return replace(node, inputs=inputs, outputs=outputs, name=name)

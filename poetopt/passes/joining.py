@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
-from poetopt.graph import Operator, TrainingGraph
+from poetopt.graph import Operator, TrainingGraph, Whole
 from poetopt.runtimes.contract import Runtime
 
 SIDE = 8
@@ -37,10 +37,19 @@ def joined(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str], ki
         inputs=tuple(read),
         outputs=tuple(name for name in written if leaves(name)),
         meaning=None,
+        whole=tuple(_wholes(members)),
         members=tuple(
             name for operator in members if not operator.view for name in operator.members or (operator.name,)
         ),
     )
+
+
+def _wholes(members: Sequence[Operator]) -> Iterator[Whole]:
+    """The members' runs of nodes, by their places among all nodes."""
+    before = 0
+    for operator in members:
+        yield from (replace(whole, first=before + whole.first) for whole in operator.whole)
+        before += len(operator.nodes)
 
 
 def kept_tensors(graph: TrainingGraph) -> frozenset[str]:

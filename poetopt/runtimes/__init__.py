@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEFAULT = "onnxruntime"
 """The runtime of a device that names none."""
 
-RUNTIMES = {DEFAULT: "poetopt.runtimes.onnxruntime"}
+RUNTIMES = {DEFAULT: "poetopt.runtimes.onnxruntime", "c": "poetopt.runtimes.c"}
 """The runtimes that come with poetopt, by name: the module that holds an object `runtime`."""
 
 PARTS = ("name", "version", "alignment", "in_place", "kernel_bytes", "workspace", "variants", "reserve_bytes", "notes")

@@ -14,15 +14,33 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from poetopt.arena import pack
-from poetopt.graph import Operator, Tensor, inner_storage
+from poetopt.graph import Node, Operator, Tensor, inner_storage
 from poetopt.operators.nodes import find, is_inner_view
-from poetopt.runtimes.contract import InnerLayout, Runtime
+from poetopt.runtimes.contract import InnerLayout, Operands
+
+
+class NodeKernels(Protocol):
+    """What is asked of a runtime here; see `poetopt.runtimes.contract.Runtime`."""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that every buffer starts at a multiple of."""
+        ...
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        """Which inputs a node may write its output over."""
+        ...
+
+    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+        """What a node's kernel allocates."""
+        ...
 
 
 def node_by_node(
-    runtime: Runtime, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+    runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
 ) -> InnerLayout:
     """Where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
 
@@ -106,7 +124,7 @@ def _packed(
     return pack(sizes, starts, ends, alignment)
 
 
-def shared_storage(runtime: Runtime, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
     """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
 
     The result maps a tensor to the one that names its storage: an output or an input of the operator where the

@@ -104,7 +104,7 @@ def test_a_device_counts_with_the_runtime_that_it_names(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("others")
 def test_what_a_package_registers_must_be_a_runtime_of_that_name() -> None:
-    assert runtimes.names() == ("onnxruntime", "bare", "gone", "naked", "odd")
+    assert runtimes.names() == ("onnxruntime", "c", "bare", "gone", "naked", "odd")
     with pytest.raises(DeviceError, match=r"runtime 'naked' \(.*\) is a Bare of the name 'bare'; tell its authors"):
         runtimes.runtime("naked")
     with pytest.raises(DeviceError, match=r"runtime 'odd' \(.*\) is a object without name, version, alignment"):

@@ -1,0 +1,73 @@
+"""C99 on the device: kernels without malloc, whose scratch is part of the arena, so that nothing lies beside it.
+
+It answers from shapes alone and compiles nothing. `poetopt.runtimes.c.kernel` is the contract of its kernels,
+`poetopt.runtimes.c.steps` what it runs of an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from poetopt.graph import VIEW_OPS, Node, Operator, Tensor, TrainingGraph
+from poetopt.runtimes.c.kernel import ALIGNMENT
+from poetopt.runtimes.c.registry import kernel_for, reason, version
+from poetopt.runtimes.c.steps import as_run, call_of, layout
+from poetopt.runtimes.contract import InnerLayout, Operands, Variant
+
+VERSION = "1"
+"""The version of our own kernels, raised whenever results or scratch of one change."""
+
+
+class CRuntime:
+    """The kernels of `poetopt.runtimes.c.kernels`, and those that other packages register."""
+
+    name = "c"
+    alignment = ALIGNMENT
+
+    @property
+    def version(self) -> str:
+        """Of our own kernels, and the packages of others."""
+        return version(VERSION)
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        """See `Runtime.in_place`."""
+        kernel = kernel_for(node)
+        return kernel.in_place if kernel is not None else ()
+
+    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+        """Nothing: scratch is part of the workspace."""
+        return 0
+
+    def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
+        """Temporaries between the steps of an operator, and scratch."""
+        return layout(operator, tensors, ALIGNMENT if alignment is None else alignment)
+
+    def variants(
+        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+    ) -> tuple[Variant, ...]:
+        """One: a kernel reads and writes whole tensors."""
+        return (Variant("plain", self.workspace(operator, tensors, alignment)),)
+
+    def reserve_bytes(self, kernels: int) -> int:
+        """Nothing but what kernels allocate, and they don't."""
+        return kernels
+
+    def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
+        """Which ops it has no kernel for."""
+        found: dict[str, None] = {}
+        for operator in graph.operators:
+            ran = as_run(operator, graph.tensors)
+            for node in () if operator.view else ran.nodes:
+                why = (
+                    None if node.op_type in VIEW_OPS and not node.domain else reason(call_of(ran, node, graph.tensors))
+                )
+                if why:
+                    found[why] = None
+        shown = list(found)
+        if not shown:
+            return ()
+        more = f", and {len(shown) - 4} more" if len(shown) > 4 else ""
+        return (f"the runtime c can't run all of this network: {'; '.join(shown[:4])}{more}",)
+
+
+runtime = CRuntime()

@@ -1,0 +1,1 @@
+"""C headers of the kernels, as package data."""

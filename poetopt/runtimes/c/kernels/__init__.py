@@ -1,0 +1,1 @@
+"""Kernels by family; see `poetopt.runtimes.c.kernel`."""
