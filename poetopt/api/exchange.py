@@ -113,7 +113,7 @@ def import_solution(
     return Report(problem=problem, solution=read(problem, options, path))
 
 
-def add_late_rows(model: Any, *, formulation: str | Formulation | ModuleType = "retention") -> int:
+def add_late_rows(model: Any) -> int:
     """Add the late rows that the solution in a Pyomo model breaks, and return how many there were.
 
         model = po.formulations.retention.build(problem, ram_bytes=10_000_000, scope="depth:4")
@@ -122,27 +122,28 @@ def add_late_rows(model: Any, *, formulation: str | Formulation | ModuleType = "
             solver.solve(model)
         plan = po.plan_of(model)
 
-    formulation
-        What the model was built of.
+    model
+        Built by any formulation, with blocks of others or without; it may be a block of a larger model, such as the
+        extensive form of scenarios: then each of them by itself.
 
-    Raises PlanError for a solution that isn't whole, FormulationError for a model that no formulation has built.
+    Raises PlanError for a model without a solution, or with one that isn't whole; FormulationError for a model that no
+    formulation has built.
     """
     from poetopt.exchange import solved
-    from poetopt.formulations import formulation as formulation_of
 
-    return solved.add_late_rows(formulation_of(formulation), model)
+    return solved.add_late_rows(model)
 
 
-def plan_of(model: Any, *, formulation: str | Formulation | ModuleType = "retention") -> Plan:
-    """The plan that the solution in a Pyomo model stands for, simulated and laid out within the model's budget.
+def plan_of(model: Any) -> Plan:
+    """The plan that the solution in a Pyomo model stands for: simulated, laid out, and judged by every block.
 
-    formulation
-        What the model was built of.
+    model
+        As in `add_late_rows`.
 
-    Raises PlanError for a solution that isn't whole, and for a plan that doesn't keep the budget (`add_late_rows`
-    helps); FormulationError for a model that no formulation has built.
+    Raises PlanError for a model without a solution, or with one that isn't whole, and for a plan that breaks the
+    budget (`add_late_rows` helps), the deadline or a block's rule; FormulationError for a model that no formulation
+    has built.
     """
     from poetopt.exchange import solved
-    from poetopt.formulations import formulation as formulation_of
 
-    return solved.plan_in(formulation_of(formulation), model)
+    return solved.plan_in(model)

@@ -129,6 +129,11 @@ class Incumbent:
             return Refusal(arena_excess=arena - self.room_bytes)
         return Candidate(schedule, laid_out, simulation, arena, value)
 
+    def broken(self, schedule: Schedule) -> str | None:
+        """Which block's rule the plan of a schedule that keeps the budget breaks, in the block's words; or None."""
+        trial = self._trial(schedule)
+        return None if trial is None else self._judge.refusal(trial)
+
     def refuse(self, schedule: Schedule, refusal: Refusal) -> None:
         """Remember why a schedule was refused."""
         self._seen[schedule] = refusal

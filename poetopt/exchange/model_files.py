@@ -177,7 +177,7 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
     incumbent = Incumbent(problem, options)
     schedule = chosen.points.schedule(model, point)
     if not incumbent.offer(schedule):
-        raise PlanError(f"{shown}: {_refusal(incumbent)}")
+        raise PlanError(f"{shown}: {_refusal(incumbent, incumbent.broken(schedule))}")
     incumbent.hide_transfers()
     incumbent.settle()
     best = incumbent.best
@@ -196,7 +196,9 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
     )
 
 
-def _refusal(incumbent: Incumbent) -> str:
+def _refusal(incumbent: Incumbent, rule: str | None) -> str:
+    if rule is not None:
+        return f"a block refuses its schedule: {rule}"
     if incumbent.arena_excess is not None:
         return (
             f"its schedule fits, but the best memory layout found is {incumbent.arena_excess:,} bytes over the budget; "

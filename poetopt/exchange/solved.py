@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
+from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Floats
-from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, lay_out_within
-from poetopt.plan.simulate import simulate
+from poetopt.units import show_limit
 
 WHOLE = 1e-4
 """How far from a whole number a solver may leave what must be one."""
@@ -23,64 +25,132 @@ LATE = "late_rows"
 
 
 class _Values:
-    """A PointLike: what stands in the variables."""
+    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0."""
 
     integral = True
 
+    def __init__(self, model: Any) -> None:
+        """Raises PlanError where there is no value at all."""
+        entries = [v for v in model.component_data_objects(pyo.Var) if not v.fixed]
+        if entries and all(entry.value is None for entry in entries):
+            raise PlanError(
+                f"the model has no solution in it: none of its {len(entries):,} variables has a value; solve it first "
+                "(and load the solution, where your solver leaves that to you)"
+            )
+        self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
+
     def __getitem__(self, variable: Any) -> Floats:
         values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
-        if variable.is_indexed() and len(variable) and all(entry.is_binary() for entry in variable.values()):
-            whole: Floats = np.rint(values)
-            if np.abs(values - whole).max() > WHOLE:
-                raise PlanError(
-                    f"{variable.name} isn't solved to whole numbers ({values[np.argmax(np.abs(values - whole))]:g}); "
-                    "solve the model as an integer program first"
-                )
-            return whole
-        return values
+        whole: Floats = np.rint(values)
+        if not len(values) or not (id(variable) in self._whole or all(v.is_integer() for v in variable.values())):
+            return values
+        worst = int(np.argmax(np.abs(values - whole)))
+        if abs(values[worst] - whole[worst]) > WHOLE:
+            raise PlanError(
+                f"{variable.name} isn't solved to whole numbers ({values[worst]:g}); "
+                "solve the model as an integer program first"
+            )
+        return whole
 
 
-def add_late_rows(chosen: Formulation, model: Any) -> int:
+def add_late_rows(model: Any) -> int:
     """Add the rows that the solution in `model` breaks and that blocks bring late; how many there were.
 
     Solve again for as long as there are any: without them a solution may take more than the budget.
 
-    Raises PlanError for a solution that isn't whole, FormulationError for a model of another kind.
+    Raises PlanError for a model without a solution or with one that isn't whole, FormulationError for what is no model
+    of a formulation.
     """
-    _known(model)
-    if not hasattr(model, LATE):
+    chosen = _formulation(model)
+    with _by_itself(model):
+        rows = [row for row in chosen.separate(model, _Values(model)) if row.core]
+    if rows and model.component(LATE) is None:
         model.add_component(LATE, pyo.ConstraintList())
-    rows = [row for row in chosen.separate(model, _Values()) if row.core]
     for row in rows:
         body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
         lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
-        getattr(model, LATE).add((lower, body, upper))
+        model.component(LATE).add((lower, body, upper))
     return len(rows)
 
 
-def plan_in(chosen: Formulation, model: Any) -> Plan:
-    """The plan that the solution in `model` stands for, simulated and laid out within its budget.
+def plan_in(model: Any) -> Plan:
+    """The plan that the solution in `model` stands for: simulated, laid out, and judged as a solve judges its own.
 
-    Raises PlanError for a solution that isn't whole, and for a plan that doesn't keep the budget; FormulationError for
-    a model of another kind.
+    Raises PlanError for a model without a solution or with one that isn't whole, and for a plan that breaks the budget,
+    the deadline or a block's rule; FormulationError for what is no model of a formulation.
     """
-    space = _known(model)
-    plan = plan_of(space.problem, chosen.points.schedule(model, _Values()))
-    ram_bytes = space.limits.ram_bytes
-    peak = simulate(plan).peak_bytes
-    if peak > ram_bytes:
-        raise PlanError(
-            f"the solution's plan takes {peak:,} bytes of {ram_bytes:,}: add the rows that come late (add_late_rows), "
-            "and solve again"
+    chosen = _formulation(model)
+    with _by_itself(model):
+        schedule = chosen.points.schedule(model, _Values(model))
+    incumbent = Incumbent(model.space.problem, _options(chosen, model.space))
+    if not incumbent.offer(schedule):
+        excess = incumbent.excess_bytes(schedule)
+        if excess:
+            raise PlanError(
+                f"the solution's plan takes {excess:,} bytes more than the budget of "
+                f"{incumbent.options.ram_bytes:,}: add the rows that come late (add_late_rows), and solve again"
+            )
+        raise PlanError(f"the solution's plan keeps the budget, but {_refusal(incumbent, incumbent.broken(schedule))}")
+    incumbent.settle()
+    assert incumbent.best is not None
+    return incumbent.best.plan
+
+
+def _options(chosen: Formulation, space: Any) -> Options:
+    """What the model was built with, as a solve is asked for it."""
+    limits = space.limits
+    paper = limits.compute_s is not None
+    return Options(
+        ram_bytes=limits.ram_bytes + chosen.reserve_bytes(space.problem),
+        deadline_s=limits.compute_s if paper else limits.makespan_s,
+        deadline_model=DeadlineModel.PAPER if paper else DeadlineModel.MAKESPAN,
+        formulation=chosen,
+    )
+
+
+def _refusal(incumbent: Incumbent, rule: str | None) -> str:
+    if rule is not None:
+        return f"a block refuses it: {rule}"
+    if incumbent.arena_excess is not None:
+        return (
+            f"the best memory layout found is {incumbent.arena_excess:,} bytes over it; build the model with so much "
+            "less ram_bytes"
         )
-    room = ram_bytes - space.problem.reserve_bytes
-    laid_out = lay_out_within(plan, room)
-    if arena_bytes(laid_out) > room:
-        raise PlanError(f"the solution's plan keeps the budget, but its buffers have no layout within {room:,} bytes")
-    return laid_out
+    if incumbent.makespan_excess_s is not None:
+        return (
+            f"it takes {show_limit(incumbent.makespan_excess_s, 's')} more than the deadline, as transfers don't hide "
+            "as the model says; build the model with so much less time"
+        )
+    return "the simulator refuses it; has the model lost some of its rows?"
 
 
-def _known(model: Any) -> Any:
-    if not hasattr(model, "space") or not hasattr(model, "block_names"):
-        raise FormulationError("this is no model that a formulation's `build` has made")
-    return model.space
+@contextmanager
+def _by_itself(model: Any) -> Iterator[None]:
+    """`model` as the root, where it is a block of a larger one: blocks ask `block.model()` for what they stand beside."""
+    component = model.parent_component()
+    parent = component._parent
+    component._parent = None
+    try:
+        yield
+    finally:
+        component._parent = parent
+
+
+def _formulation(model: Any) -> Formulation:
+    """What the model was built of. Raises FormulationError for what no formulation has built, naming those inside."""
+    found = getattr(model, "formulation", None)
+    if isinstance(found, Formulation):
+        return found
+    if not hasattr(model, "component_data_objects"):
+        raise FormulationError(f"a {type(model).__name__} is no Pyomo model")
+    inside = [
+        block.name
+        for block in model.component_data_objects(pyo.Block)
+        if isinstance(getattr(block, "formulation", None), Formulation)
+    ]
+    if inside:
+        raise FormulationError(
+            f"this model has {len(inside)} of a formulation in it ({', '.join(inside[:3])}"
+            f"{', ...' if len(inside) > 3 else ''}); ask for each by itself"
+        )
+    raise FormulationError("this is no model that a formulation's `build` has made")

@@ -23,7 +23,7 @@ from poetopt.formulations.goal import Goal
 from poetopt.formulations.rows import Count, Row
 from poetopt.plugins import failure, origin, registered
 
-ATTRIBUTES = ("space", "block_names", "goal", "baseline_j", "overhead_j")
+ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "overhead_j")
 """What `Formulation.abstract` sets on the model itself."""
 
 

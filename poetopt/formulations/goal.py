@@ -65,6 +65,10 @@ class Goal:
     value: Callable[[Trial], float]
     timed: bool = True
 
+    def __deepcopy__(self, memo: object) -> Goal:
+        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        return self
+
 
 def _baseline_j(problem: Problem, baseline_j: float) -> float:
     return baseline_j

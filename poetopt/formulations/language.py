@@ -126,6 +126,10 @@ class Formulation:
         for block in self.blocks:
             checked(block)
 
+    def __deepcopy__(self, memo: object) -> Formulation:
+        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        return self
+
     @property
     def judged(self) -> bool:
         """Whether a simulated plan can be judged without the model: each block's rule is the simulator's or its own."""
@@ -251,6 +255,7 @@ class Formulation:
         """
         model = pyo.AbstractModel(name=self.name)
         model.space = space
+        model.formulation = self
         present: list[str] = []
         for block in self.blocks:
             if block.when is not None and not answer(block, "when", space):

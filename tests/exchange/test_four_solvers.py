@@ -1,4 +1,4 @@
-"""Twenty problems as LP, MPS and NL files: all solvers reach one optimum, and their solutions are plans of that cost."""
+"""Twenty problems as LP, MPS and NL files: solvers reach one optimum, and their solutions are plans of that cost."""
 
 from __future__ import annotations
 

@@ -25,6 +25,10 @@ class PoetSpace:
     paging: bool
     remat: bool
 
+    def __deepcopy__(self, memo: object) -> PoetSpace:
+        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        return self
+
     @property
     def room_bytes(self) -> int:
         """The budget without what kernels allocate beside the arena."""

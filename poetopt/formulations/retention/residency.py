@@ -98,7 +98,7 @@ def _build(block: PyomoBlock) -> None:
         return LinearExpression([again[x], *taken[e]]) <= 0
 
     block.dependence = pyo.Constraint(pyo.RangeSet(0, len(needs) - 1), rule=dependence)
-    idle = _idle_page_ins(space, free=model.goal != ENERGY)  # not `is not`: Pyomo copies what stands on a model
+    idle = _idle_page_ins(space, free=model.goal is not ENERGY)
 
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
         e = idle[index]

@@ -67,6 +67,10 @@ class RetentionSpace:
     dominated: Flags
     lean: bool
 
+    def __deepcopy__(self, memo: object) -> RetentionSpace:
+        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        return self
+
     @cached_property
     def room_bytes(self) -> int:
         """Bytes of the arena: the budget without what kernels allocate beside it.
