@@ -75,6 +75,11 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
         k.write("Add", [kept, fresh], [target])
         states[old.name] = name
         updated.append(name)
+    k.amounts_to(
+        "BatchNormalization.training", [builder.tensors[name] for name in node.inputs],
+        [y, *batch, *(builder.tensors[name] for name in updated)],
+        epsilon=node.attributes.get("epsilon", 1e-5), momentum=float(momentum),
+    )  # fmt: skip
     builder.drafts.remove(k)
     yield replace(finish(k, (y.name, *(t.name for t in batch), *updated), {}), name=operator.name)
 
@@ -139,6 +144,7 @@ def _max_pool(operator: Operator, builder: GraphBuilder, states: dict[str, str])
     k.nodes.append(Node("MaxPool", node.inputs, (y.name, indices.name), attributes))
     if x.size < 2**31:
         indices = k.cast(indices, "int32")
+    k.amounts_to("MaxPool.indexed", [x], [y, indices], **attributes)
     builder.drafts.remove(k)
     yield replace(finish(k, (y.name, indices.name), {}), name=operator.name)
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def relu(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY where X > 0, and so where Y > 0: either decides."""
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), positive(k, op.either(k))),)
+    dy, y = op.only(cotangents), op.either(k)
+    dx = k.mul(dy, positive(k, y))
+    k.amounts_to("Relu.grad_input", [dy, y], [dx])
+    return (dx,)
 
 
 @register_vjp("LeakyRelu", since=6)
@@ -42,11 +45,16 @@ def clip(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     y = op.either(k)
     bounds = [(op.input(index), index == 1) for index in (1, 2) if op.has(index)]
+    known = {"low" if below else "high": _constant(op, bound) for bound, below in bounds}
+    given = dy
     steps = [strictly_inside(k, y, _constant(op, bound), below) for bound, below in bounds]
     for (bound, below), step in zip(bounds, steps, strict=True):
         if step is None:
             step = k.cast(k.binary("Greater" if below else "Less", y, bound, "bool"), dy.dtype)
         dy = k.mul(dy, step)
+    if all(value is not None and value.size == 1 for value in known.values()):
+        limits = {name: float(value.reshape(())) for name, value in known.items() if value is not None}
+        k.amounts_to("Clip.grad_input", [given, y], [dy], **limits)
     return (dy,)
 
 
@@ -78,7 +86,9 @@ def softmax(op: Primal, cotangents: Cotangents) -> Gradients:
     dy, y = op.only(cotangents), op.y
     k = op.emit("grad_input")
     inner = k.reduce_sum(k.mul(dy, y), [op.attr_int("axis", -1)])
-    return (k.mul(k.sub(dy, inner), y),)
+    dx = k.mul(k.sub(dy, inner), y)
+    k.amounts_to("Softmax.grad_input", [dy, y], [dx], axis=op.attr_int("axis", -1))
+    return (dx,)
 
 
 @register_vjp("LogSoftmax", since=13)

@@ -16,13 +16,27 @@ def conv(op: Primal, cotangents: Cotangents) -> Gradients:
     w = op.input(1)
     frame = window(op, w.shape[2:])
     group = op.attr_int("group", 1)
-    dx = input_gradient(op.emit("grad_input"), dy, w, frame, group) if op.need(0) else None
-    dw = weight_gradient(op.emit("grad_weight"), op.x, dy, w, frame, group) if op.need(1) else None
-    db = None
+    dx = dw = db = None
+    if op.need(0):
+        k = op.emit("grad_input")
+        dx = input_gradient(k, dy, w, frame, group)
+        k.amounts_to("Conv.grad_input", [dy, w], [dx], **_attributes(frame, group))
+    if op.need(1):
+        k = op.emit("grad_weight")
+        dw = weight_gradient(k, op.x, dy, w, frame, group)
+        k.amounts_to("Conv.grad_weight", [dy, op.x], [dw], **_attributes(frame, group))
     if op.need(2):
         axes = [axis for axis in range(len(dy.shape)) if axis != 1]
         db = op.emit("grad_bias").reduce_sum(dy, axes, keepdims=False)
     return dx, dw, db
+
+
+def _attributes(frame: Window, group: int) -> dict[str, object]:
+    """The attributes of the convolution whose gradient it is, with its pads worked out."""
+    return {
+        "strides": list(frame.strides), "dilations": list(frame.dilations),
+        "pads": [*frame.before, *frame.declared_after], "group": group,
+    }  # fmt: skip
 
 
 @register_vjp("ConvTranspose", since=1)

@@ -29,11 +29,15 @@ def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
         slope = k.mul(x, affine(k, square, 6 * _TANH * _CUBIC, 2 * _TANH))
         s = k.unary("Sigmoid", inner)
         rest = k.mul(slope, k.sub(k.graph.scalar(1.0, x.dtype), s))
-        return (k.mul(dy, k.add(s, k.mul(rest, s))),)
+        dx = k.mul(dy, k.add(s, k.mul(rest, s)))
+        k.amounts_to("Gelu.grad_input", [dy, x], [dx], approximate="tanh")
+        return (dx,)
     density = k.unary("Exp", affine(k, k.mul(x, x), -0.5, -0.5 * math.log(2 * math.pi)))
     weighted = k.mul(x, density)
     below = affine(k, k.unary("Erf", k.mul(x, math.sqrt(0.5))), 0.5, 0.5)
-    return (k.mul(dy, k.add(below, weighted)),)
+    dx = k.mul(dy, k.add(below, weighted))
+    k.amounts_to("Gelu.grad_input", [dy, x], [dx])
+    return (dx,)
 
 
 @register_vjp("Erf", since=9)

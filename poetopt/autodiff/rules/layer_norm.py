@@ -29,7 +29,12 @@ def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
         return (None,) * len(op.inputs)
     k = op.emit("grad_input")
     mean, inv = (k.cast(op.output(index), op.x.dtype) for index in (1, 2))
-    return row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    found = row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    if op.x.dtype == "float32" and op.has(1) and op.input(1).size == _matrix(op)[1]:
+        k.amounts_to(
+            "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], found, axis=op.attr_int("axis", -1)
+        )
+    return found
 
 
 @register_vjp("RMSNormalization", since=23)

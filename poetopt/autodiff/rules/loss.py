@@ -50,7 +50,11 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     if factor.shape == labels.shape and labels.shape:
         factor = k.reshape(factor, rows)
     minus = k.expand(k.graph.constant(np.full([1] * len(rows), -1.0, scores.dtype)), rows)
-    return k.mul(k.scatter_add(softmax, k.reshape(safe, rows), minus, 1), factor), None, None
+    dx = k.mul(k.scatter_add(softmax, k.reshape(safe, rows), minus, 1), factor)
+    if has_log and safe is labels and factor.size == 1:
+        scaled = any(factor.name in node.inputs for node in k.nodes)
+        k.amounts_to("SoftmaxCrossEntropyLoss.grad_input", [op.output(1), labels, factor if scaled else None], [dx])
+    return dx, None, None
 
 
 @register_vjp("NegativeLogLikelihoodLoss", since=12)

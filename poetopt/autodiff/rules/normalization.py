@@ -50,6 +50,10 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
         if training and op.need(0) and dscale is not None and dbias is not None:
             share = scale.size / x.size
             centred = k.sub(dy, _affine(op, k, x, k.mul(dscale, share), k.mul(dbias, share), mean, var))
+        if training and dscale is not None and dbias is not None:
+            written = [centred if op.need(0) else None, dscale, dbias]
+            epsilon = op.attr_float("epsilon", 1e-5)
+            k.amounts_to("BatchNormalization.grad_weight", [dy, x, mean, var], written, epsilon=epsilon)
     if op.need(0):
         dx = _affine(op, op.emit("grad_input"), centred, scale, zeros, zeros, var)
     return dx, dscale, dbias, None, None

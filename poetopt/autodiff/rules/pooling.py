@@ -21,7 +21,10 @@ def max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     indices = k.reshape(_row_major(k, op), (dy.size,))
     flat = k.scatter_add(k.zeros((op.x.size,), op.x.dtype), indices, k.reshape(dy, (dy.size,)), 0)
-    return (k.reshape(flat, op.x.shape),)
+    dx = k.reshape(flat, op.x.shape)
+    if len(op.outputs) > 1 and op.outputs[1] is not None and not op.attr_int("storage_order", 0):
+        k.amounts_to("MaxPool.grad_input", [dy, op.output(1)], [dx])
+    return (dx,)
 
 
 def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
@@ -45,7 +48,13 @@ def average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     factor = k.graph.constant(np.asarray(share.flat[0] if same else share, x.dtype))
     planes = k.reshape(k.mul(dy, factor), (x.shape[0] * x.shape[1], 1, *frame.out))
     ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
-    return (k.reshape(transposed(k, planes, ones, frame), x.shape),)
+    dx = k.reshape(transposed(k, planes, ones, frame), x.shape)
+    k.amounts_to(
+        "AveragePool.grad_input", [dy], [dx], kernel_shape=list(frame.kernel), strides=list(frame.strides),
+        dilations=list(frame.dilations), pads=[*frame.before, *frame.declared_after],
+        count_include_pad=op.attr_int("count_include_pad", 0),
+    )  # fmt: skip
+    return (dx,)
 
 
 @register_vjp("LpPool", since=2)

@@ -1,0 +1,317 @@
+/* Convolutions, direct: nothing is unfolded, and nothing is needed beside the operands.
+ *
+ * po_conv goes over one image of one group. It writes `outs` planes of `rows` by `columns`, element (o, i, j) at
+ * y[o * y_plane + i * y_row + j * y_col], each the sum over `ins` planes of x (`height` by `width`, dense) and over
+ * `kh` by `kw` taps:
+ *
+ *     sum of x[c][first_row + i * row_step + r * row_tap][first_col + j * col_step + s * col_tap] * w[o, c, r, s]
+ *
+ * with w[o, c, r, s] at w[o * w_out + c * w_in + r * w_row + s * w_col]; what lies outside of x is 0. Negative steps of
+ * taps make the gradient by x of it. Some PO_PART terms, whole planes of taps, are a sum that joins those before. */
+#ifndef PO_CONV_H
+#define PO_CONV_H
+
+#include "po_gemm.h"
+
+/* Element `column` of a row, or 0 outside of it. */
+PO_INLINE float po_padded(const float *row, int32_t column, int32_t width)
+{
+    return column >= 0 && column < width ? row[column] : 0.0f;
+}
+
+/* A sum that begins with its bias, or goes on. */
+PO_INLINE void po_start(float *y, float sum, float bias, int32_t from) { *y = from == 0 ? sum + bias : *y + sum; }
+
+/* The first tap that stays in 0 <= at + t * tap < size, and the one after the last. */
+PO_INLINE int32_t po_first_tap(int32_t at, int32_t tap, int32_t taps, int32_t size)
+{
+    const int32_t first = tap > 0 ? po_ceil_div(-at, tap) : po_ceil_div(at - size + 1, -tap);
+    return po_smaller(po_larger(first, 0), taps);
+}
+
+PO_INLINE int32_t po_last_tap(int32_t at, int32_t tap, int32_t taps, int32_t size)
+{
+    const int32_t last = tap > 0 ? po_ceil_div(size - at, tap) : po_ceil_div(at + 1, -tap);
+    return po_larger(po_smaller(last, taps), 0);
+}
+
+/* Four outputs and four columns. `inside`: no tap leaves the row. */
+PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to, int32_t y_plane,
+                           int32_t y_col, int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw,
+                           int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap,
+                           int32_t column, int32_t col_step, int32_t col_tap, int32_t inside)
+{
+    float t00 = 0.0f, t01 = 0.0f, t02 = 0.0f, t03 = 0.0f;
+    float t10 = 0.0f, t11 = 0.0f, t12 = 0.0f, t13 = 0.0f;
+    float t20 = 0.0f, t21 = 0.0f, t22 = 0.0f, t23 = 0.0f;
+    float t30 = 0.0f, t31 = 0.0f, t32 = 0.0f, t33 = 0.0f;
+    int32_t c, r, s;
+    for (c = from; c < to; ++c) {
+        for (r = low; r < high; ++r) {
+            const float *line = x + c * plane + (row + r * row_tap) * width;
+            const float *v = w + c * w_in + r * w_row;
+            int32_t at = column;
+            for (s = 0; s < kw; ++s) {
+                const float x0 = inside ? line[at] : po_padded(line, at, width);
+                const float x1 = inside ? line[at + col_step] : po_padded(line, at + col_step, width);
+                const float x2 = inside ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width);
+                const float x3 = inside ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width);
+                float u = v[0];
+                t00 += u * x0;
+                t01 += u * x1;
+                t02 += u * x2;
+                t03 += u * x3;
+                u = v[w_out];
+                t10 += u * x0;
+                t11 += u * x1;
+                t12 += u * x2;
+                t13 += u * x3;
+                u = v[2 * w_out];
+                t20 += u * x0;
+                t21 += u * x1;
+                t22 += u * x2;
+                t23 += u * x3;
+                u = v[3 * w_out];
+                t30 += u * x0;
+                t31 += u * x1;
+                t32 += u * x2;
+                t33 += u * x3;
+                v += w_col;
+                at += col_tap;
+            }
+        }
+    }
+    {
+        const float b0 = bias == NULL ? 0.0f : bias[0], b1 = bias == NULL ? 0.0f : bias[1];
+        const float b2 = bias == NULL ? 0.0f : bias[2], b3 = bias == NULL ? 0.0f : bias[3];
+        po_start(y, t00, b0, from);
+        po_start(y + y_col, t01, b0, from);
+        po_start(y + 2 * y_col, t02, b0, from);
+        po_start(y + 3 * y_col, t03, b0, from);
+        y += y_plane;
+        po_start(y, t10, b1, from);
+        po_start(y + y_col, t11, b1, from);
+        po_start(y + 2 * y_col, t12, b1, from);
+        po_start(y + 3 * y_col, t13, b1, from);
+        y += y_plane;
+        po_start(y, t20, b2, from);
+        po_start(y + y_col, t21, b2, from);
+        po_start(y + 2 * y_col, t22, b2, from);
+        po_start(y + 3 * y_col, t23, b2, from);
+        y += y_plane;
+        po_start(y, t30, b3, from);
+        po_start(y + y_col, t31, b3, from);
+        po_start(y + 2 * y_col, t32, b3, from);
+        po_start(y + 3 * y_col, t33, b3, from);
+    }
+}
+
+/* One output and four columns. */
+PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to, int32_t y_col,
+                           int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw, int32_t w_in,
+                           int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap, int32_t column,
+                           int32_t col_step, int32_t col_tap, int32_t inside)
+{
+    const float b = bias == NULL ? 0.0f : bias[0];
+    float t0 = 0.0f, t1 = 0.0f, t2 = 0.0f, t3 = 0.0f;
+    int32_t c, r, s;
+    for (c = from; c < to; ++c) {
+        for (r = low; r < high; ++r) {
+            const float *line = x + c * plane + (row + r * row_tap) * width;
+            const float *v = w + c * w_in + r * w_row;
+            int32_t at = column;
+            for (s = 0; s < kw; ++s) {
+                const float u = v[s * w_col];
+                t0 += u * (inside ? line[at] : po_padded(line, at, width));
+                t1 += u * (inside ? line[at + col_step] : po_padded(line, at + col_step, width));
+                t2 += u * (inside ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width));
+                t3 += u * (inside ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width));
+                at += col_tap;
+            }
+        }
+    }
+    po_start(y, t0, b, from);
+    po_start(y + y_col, t1, b, from);
+    po_start(y + 2 * y_col, t2, b, from);
+    po_start(y + 3 * y_col, t3, b, from);
+}
+
+/* One output and one column. */
+PO_INLINE void po_conv_1x1(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to, int32_t plane,
+                           int32_t width, int32_t low, int32_t high, int32_t kw, int32_t w_in, int32_t w_row,
+                           int32_t w_col, int32_t row, int32_t row_tap, int32_t column, int32_t col_tap)
+{
+    const int32_t left = po_first_tap(column, col_tap, kw, width), right = po_last_tap(column, col_tap, kw, width);
+    float t = 0.0f;
+    int32_t c, r, s;
+    for (c = from; c < to; ++c) {
+        for (r = low; r < high; ++r) {
+            const float *line = x + c * plane + (row + r * row_tap) * width + column;
+            const float *v = w + c * w_in + r * w_row;
+            for (s = left; s < right; ++s) {
+                t += v[s * w_col] * line[s * col_tap];
+            }
+        }
+    }
+    po_start(y, t, bias == NULL ? 0.0f : bias[0], from);
+}
+
+PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bias, int32_t outs, int32_t ins,
+                       int32_t rows, int32_t columns, int32_t y_plane, int32_t y_row, int32_t y_col, int32_t height,
+                       int32_t width, int32_t kh, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
+                       int32_t first_row, int32_t row_step, int32_t row_tap, int32_t first_col, int32_t col_step,
+                       int32_t col_tap)
+{
+    const int32_t plane = height * width;
+    const int32_t part = po_larger(1, PO_PART / po_larger(1, kh * kw));
+    /* what the taps reach to the left and to the right of a column */
+    const int32_t back = po_smaller(0, (kw - 1) * col_tap), ahead = po_larger(0, (kw - 1) * col_tap);
+    const int32_t wide = columns >= 4;
+    int32_t o, i, j, c;
+    for (i = 0; i < rows; ++i) {
+        const int32_t row = first_row + i * row_step;
+        const int32_t low = po_first_tap(row, row_tap, kh, height), high = po_last_tap(row, row_tap, kh, height);
+        for (o = 0; o < outs;) {
+            const int32_t many = wide && o + 4 <= outs;
+            const float *v = w + o * w_out;
+            const float *b = bias == NULL ? NULL : bias + o;
+            for (j = 0; j < columns; j += wide ? 4 : 1) {
+                /* the last four may overlap those before: the same sums again */
+                const int32_t start = wide ? po_smaller(j, columns - 4) : j, column = first_col + start * col_step;
+                const int32_t inside = column + back >= 0 && column + 3 * col_step + ahead < width;
+                float *at = y + o * y_plane + i * y_row + start * y_col;
+                for (c = 0; c < ins; c += part) {
+                    const int32_t to = po_smaller(ins, c + part);
+                    if (many && inside) {
+                        po_conv_4x4(at, x, v, b, c, to, y_plane, y_col, plane, width, low, high, kw, w_out, w_in,
+                                    w_row, w_col, row, row_tap, column, col_step, col_tap, 1);
+                    } else if (many) {
+                        po_conv_4x4(at, x, v, b, c, to, y_plane, y_col, plane, width, low, high, kw, w_out, w_in,
+                                    w_row, w_col, row, row_tap, column, col_step, col_tap, 0);
+                    } else if (wide && inside) {
+                        po_conv_1x4(at, x, v, b, c, to, y_col, plane, width, low, high, kw, w_in, w_row, w_col, row,
+                                    row_tap, column, col_step, col_tap, 1);
+                    } else if (wide) {
+                        po_conv_1x4(at, x, v, b, c, to, y_col, plane, width, low, high, kw, w_in, w_row, w_col, row,
+                                    row_tap, column, col_step, col_tap, 0);
+                    } else {
+                        po_conv_1x1(at, x, v, b, c, to, plane, width, low, high, kw, w_in, w_row, w_col, row, row_tap,
+                                    column, col_tap);
+                    }
+                }
+            }
+            o += many ? 4 : 1;
+        }
+    }
+}
+
+/* Taps of one element and steps of one: for each image, a product of matrices. */
+PO_INLINE void po_pointwise(float *y, const float *x, const float *w, const float *bias, int32_t images, int32_t outs,
+                            int32_t ins, int32_t size, int32_t w_out, int32_t w_in)
+{
+    int32_t n, m, i;
+    for (n = 0; n < images; ++n) {
+        if (bias != NULL) {
+            for (m = 0; m < outs; ++m) {
+                for (i = 0; i < size; ++i) {
+                    y[(n * outs + m) * size + i] = bias[m];
+                }
+            }
+        }
+        po_product(y + n * outs * size, w, x + n * ins * size, outs, size, ins, size, 1, w_out, w_in, size, 1,
+                   bias != NULL);
+    }
+}
+
+/* The gradient of w of a pointwise convolution. */
+PO_INLINE void po_pointwise_by_weight(float *dw, const float *dy, const float *x, int32_t images, int32_t outs,
+                                      int32_t ins, int32_t size)
+{
+    int32_t n;
+    for (n = 0; n < images; ++n) {
+        po_product(dw, dy + n * outs * size, x + n * ins * size, outs, ins, size, ins, 1, size, 1, 1, size, n > 0);
+    }
+}
+
+/* Convolution of `images` images in `groups` groups; w is [groups * outs, ins, kh, kw]. */
+PO_INLINE void po_convolution(float *y, const float *x, const float *w, const float *bias, int32_t images,
+                              int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns, int32_t height,
+                              int32_t width, int32_t kh, int32_t kw, int32_t row_step, int32_t col_step,
+                              int32_t row_tap, int32_t col_tap, int32_t above, int32_t left)
+{
+    const int32_t taps = kh * kw, size = rows * columns;
+    int32_t n, g;
+    for (n = 0; n < images; ++n) {
+        for (g = 0; g < groups; ++g) {
+            po_conv(y + (n * groups + g) * outs * size, x + (n * groups + g) * ins * height * width,
+                    w + g * outs * ins * taps, bias == NULL ? NULL : bias + g * outs, outs, ins, rows, columns, size,
+                    columns, 1, height, width, kh, kw, ins * taps, taps, kw, 1, -above, row_step, row_tap, -left,
+                    col_step, col_tap);
+        }
+    }
+}
+
+/* The gradient of x [images, groups * ins, height, width], given that of y [.., groups * outs, rows, columns]. With
+ * steps of s, every s-th row and column of x meets the same taps: s * s convolutions. Dilation only with steps of 1. */
+PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t images,
+                                       int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns,
+                                       int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
+                                       int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above, int32_t left)
+{
+    const int32_t taps = kh * kw, size = height * width;
+    int32_t n, g, p, q;
+    for (n = 0; n < images; ++n) {
+        for (g = 0; g < groups; ++g) {
+            for (p = 0; p < row_step; ++p) {
+                for (q = 0; q < col_step; ++q) {
+                    /* x rows p, p + s, ...: taps r, r + s, ... from where (p + above - r * tap) is a multiple of s */
+                    const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
+                    const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
+                    po_conv(dx + (n * groups + g) * ins * size + p * width + q,
+                            dy + (n * groups + g) * outs * rows * columns, w + g * outs * ins * taps + r * kw + s,
+                            bias == NULL ? NULL : bias + g * ins, ins, outs, (height - p + row_step - 1) / row_step,
+                            (width - q + col_step - 1) / col_step, size, row_step * width, col_step, rows, columns,
+                            r < kh ? (kh - r + row_step - 1) / row_step : 0,
+                            s < kw ? (kw - s + col_step - 1) / col_step : 0, taps, ins * taps, row_step * kw, col_step,
+                            (p + above - r) / row_step, 1, -row_tap, (q + left - s) / col_step, 1, -col_tap);
+                }
+            }
+        }
+    }
+}
+
+/* The gradient of w, tap by tap: of each, four outputs and four inputs at a time, over all rows that it meets. */
+PO_INLINE void po_convolution_by_weight(float *dw, const float *dy, const float *x, int32_t images, int32_t groups,
+                                        int32_t outs, int32_t ins, int32_t rows, int32_t columns, int32_t height,
+                                        int32_t width, int32_t kh, int32_t kw, int32_t row_step, int32_t col_step,
+                                        int32_t row_tap, int32_t col_tap, int32_t above, int32_t left)
+{
+    const int32_t taps = kh * kw, size = rows * columns, plane = height * width;
+    int32_t n, g, r, s, i;
+    for (i = 0; i < groups * outs * ins * taps; ++i) {
+        dw[i] = 0.0f;
+    }
+    for (n = 0; n < images; ++n) {
+        for (g = 0; g < groups; ++g) {
+            const float *up = dy + (n * groups + g) * outs * size;
+            const float *in = x + (n * groups + g) * ins * plane;
+            for (r = 0; r < kh; ++r) {
+                const int32_t top = r * row_tap - above;
+                const int32_t low = po_first_tap(top, row_step, rows, height);
+                const int32_t high = po_last_tap(top, row_step, rows, height);
+                for (s = 0; s < kw; ++s) {
+                    const int32_t side = s * col_tap - left;
+                    const int32_t near = po_first_tap(side, col_step, columns, width);
+                    const int32_t far = po_last_tap(side, col_step, columns, width);
+                    for (i = low; i < high; ++i) {
+                        po_product(dw + g * outs * ins * taps + r * kw + s, up + i * columns + near,
+                                   in + (top + i * row_step) * width + side + near * col_step, outs, ins,
+                                   po_larger(far - near, 0), ins * taps, taps, size, 1, col_step, plane, 1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* Products of matrices, four rows and four columns at a time in registers.
+ *
+ * Element (m, k) of a lies at a[m * a_row + k * a_col], (k, n) of b at b[k * b_row + n * b_col], (m, n) of y at
+ * y[m * y_row + n * y_col]: so transposed operands are no other functions. Sums over k are taken in parts of PO_PART. */
+#ifndef PO_GEMM_H
+#define PO_GEMM_H
+
+#include "po_math.h"
+
+/* y = first ? sum : y + sum */
+PO_INLINE void po_join(float *y, float sum, int32_t first) { *y = first ? sum : *y + sum; }
+
+/* Four rows and four columns, over k from `first` to `end`. */
+PO_INLINE void po_tile_4x4(float *y, const float *a, const float *b, int32_t y_row, int32_t y_col, int32_t a_row,
+                           int32_t a_col, int32_t b_row, int32_t b_col, int32_t first, int32_t end, int32_t begins)
+{
+    float s00 = 0.0f, s01 = 0.0f, s02 = 0.0f, s03 = 0.0f;
+    float s10 = 0.0f, s11 = 0.0f, s12 = 0.0f, s13 = 0.0f;
+    float s20 = 0.0f, s21 = 0.0f, s22 = 0.0f, s23 = 0.0f;
+    float s30 = 0.0f, s31 = 0.0f, s32 = 0.0f, s33 = 0.0f;
+    const float *p = a + first * a_col;
+    const float *q = b + first * b_row;
+    int32_t k;
+    for (k = first; k < end; ++k) {
+        const float b0 = q[0], b1 = q[b_col], b2 = q[2 * b_col], b3 = q[3 * b_col];
+        float v = p[0];
+        s00 += v * b0;
+        s01 += v * b1;
+        s02 += v * b2;
+        s03 += v * b3;
+        v = p[a_row];
+        s10 += v * b0;
+        s11 += v * b1;
+        s12 += v * b2;
+        s13 += v * b3;
+        v = p[2 * a_row];
+        s20 += v * b0;
+        s21 += v * b1;
+        s22 += v * b2;
+        s23 += v * b3;
+        v = p[3 * a_row];
+        s30 += v * b0;
+        s31 += v * b1;
+        s32 += v * b2;
+        s33 += v * b3;
+        p += a_col;
+        q += b_row;
+    }
+    po_join(y, s00, begins);
+    po_join(y + y_col, s01, begins);
+    po_join(y + 2 * y_col, s02, begins);
+    po_join(y + 3 * y_col, s03, begins);
+    y += y_row;
+    po_join(y, s10, begins);
+    po_join(y + y_col, s11, begins);
+    po_join(y + 2 * y_col, s12, begins);
+    po_join(y + 3 * y_col, s13, begins);
+    y += y_row;
+    po_join(y, s20, begins);
+    po_join(y + y_col, s21, begins);
+    po_join(y + 2 * y_col, s22, begins);
+    po_join(y + 3 * y_col, s23, begins);
+    y += y_row;
+    po_join(y, s30, begins);
+    po_join(y + y_col, s31, begins);
+    po_join(y + 2 * y_col, s32, begins);
+    po_join(y + 3 * y_col, s33, begins);
+}
+
+/* One row and four columns. */
+PO_INLINE void po_tile_1x4(float *y, const float *a, const float *b, int32_t y_col, int32_t a_col, int32_t b_row,
+                           int32_t b_col, int32_t first, int32_t end, int32_t begins)
+{
+    float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+    int32_t k;
+    for (k = first; k < end; ++k) {
+        const float v = a[k * a_col];
+        const float *q = b + k * b_row;
+        s0 += v * q[0];
+        s1 += v * q[b_col];
+        s2 += v * q[2 * b_col];
+        s3 += v * q[3 * b_col];
+    }
+    po_join(y, s0, begins);
+    po_join(y + y_col, s1, begins);
+    po_join(y + 2 * y_col, s2, begins);
+    po_join(y + 3 * y_col, s3, begins);
+}
+
+/* One element. */
+PO_INLINE void po_tile_1x1(float *y, const float *a, const float *b, int32_t a_col, int32_t b_row, int32_t first,
+                           int32_t end, int32_t begins)
+{
+    float sum = 0.0f;
+    int32_t k;
+    for (k = first; k < end; ++k) {
+        sum += a[k * a_col] * b[k * b_row];
+    }
+    po_join(y, sum, begins);
+}
+
+/* y = a b, or y + a b where `adds`. */
+PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows, int32_t columns, int32_t depth,
+                          int32_t y_row, int32_t y_col, int32_t a_row, int32_t a_col, int32_t b_row, int32_t b_col,
+                          int32_t adds)
+{
+    int32_t m, n, k;
+    for (k = 0; k < depth; k += PO_PART) {
+        const int32_t end = po_smaller(depth, k + PO_PART);
+        const int32_t begins = k == 0 && adds == 0;
+        for (m = 0; m + 4 <= rows; m += 4) {
+            float *out = y + m * y_row;
+            const float *left = a + m * a_row;
+            for (n = 0; n + 4 <= columns; n += 4) {
+                po_tile_4x4(out + n * y_col, left, b + n * b_col, y_row, y_col, a_row, a_col, b_row, b_col, k, end,
+                            begins);
+            }
+            for (; n < columns; ++n) { /* a column of four: a row of four, transposed */
+                po_tile_1x4(out + n * y_col, b + n * b_col, left, y_row, b_row, a_col, a_row, k, end, begins);
+            }
+        }
+        for (; m < rows; ++m) {
+            float *out = y + m * y_row;
+            const float *left = a + m * a_row;
+            for (n = 0; n + 4 <= columns; n += 4) {
+                po_tile_1x4(out + n * y_col, left, b + n * b_col, y_col, a_col, b_row, b_col, k, end, begins);
+            }
+            for (; n < columns; ++n) {
+                po_tile_1x1(out + n * y_col, left, b + n * b_col, a_col, b_row, k, end, begins);
+            }
+        }
+    }
+}
+
+/* y = alpha y + beta c, c by strides; y is dense. */
+PO_INLINE void po_scaled(float *y, const float *c, int32_t rows, int32_t columns, int32_t c_row, int32_t c_col,
+                         float alpha, float beta)
+{
+    int32_t m, n;
+    for (m = 0; m < rows; ++m) {
+        for (n = 0; n < columns; ++n) {
+            y[m * columns + n] = alpha * y[m * columns + n] + (c == NULL ? 0.0f : beta * c[m * c_row + n * c_col]);
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,301 @@
+/* Normalizations, softmax, and their gradients. Sums over planes are taken in parts of PO_PART. */
+#ifndef PO_NORM_H
+#define PO_NORM_H
+
+#include "po_math.h"
+
+/* The sum of x over one channel of [images, channels, size]. */
+PO_INLINE float po_channel_sum(const float *x, int32_t images, int32_t channels, int32_t size, int32_t c)
+{
+    float sum = 0.0f;
+    int32_t n, i, k;
+    for (n = 0; n < images; ++n) {
+        const float *p = x + (n * channels + c) * size;
+        for (i = 0; i < size; i += PO_PART) {
+            const int32_t end = po_smaller(size, i + PO_PART);
+            float part = 0.0f;
+            for (k = i; k < end; ++k) {
+                part += p[k];
+            }
+            sum += part;
+        }
+    }
+    return sum;
+}
+
+/* The sum of (x - a) (y - b) over one channel. */
+PO_INLINE float po_channel_dot(const float *x, const float *y, float a, float b, int32_t images, int32_t channels,
+                               int32_t size, int32_t c)
+{
+    float sum = 0.0f;
+    int32_t n, i, k;
+    for (n = 0; n < images; ++n) {
+        const float *p = x + (n * channels + c) * size;
+        const float *q = y + (n * channels + c) * size;
+        for (i = 0; i < size; i += PO_PART) {
+            const int32_t end = po_smaller(size, i + PO_PART);
+            float part = 0.0f;
+            for (k = i; k < end; ++k) {
+                part += (p[k] - a) * (q[k] - b);
+            }
+            sum += part;
+        }
+    }
+    return sum;
+}
+
+/* y = scale (x - mean) / sqrt(variance + epsilon) + bias for each channel; y may be x. */
+PO_INLINE void po_batch_norm(float *y, const float *x, const float *scale, const float *bias, const float *mean,
+                             const float *variance, int32_t images, int32_t channels, int32_t size, float epsilon)
+{
+    int32_t n, c, i;
+    for (n = 0; n < images; ++n) {
+        for (c = 0; c < channels; ++c) {
+            const float slope = scale[c] / sqrtf(variance[c] + epsilon), middle = mean[c], b = bias[c];
+            const float *p = x + (n * channels + c) * size;
+            float *q = y + (n * channels + c) * size;
+            for (i = 0; i < size; ++i) {
+                q[i] = (p[i] - middle) * slope + b;
+            }
+        }
+    }
+}
+
+/* Mean and variance of the batch, and running statistics, `momentum` of the old ones. y may be x. */
+PO_INLINE void po_batch_norm_training(float *y, float *mean, float *variance, float *new_mean, float *new_variance,
+                                      const float *x, const float *scale, const float *bias, const float *old_mean,
+                                      const float *old_variance, int32_t images, int32_t channels, int32_t size,
+                                      float epsilon, float momentum, float rest)
+{
+    const float count = (float)(images * size);
+    int32_t c;
+    for (c = 0; c < channels; ++c) {
+        const float m = po_channel_sum(x, images, channels, size, c) / count;
+        const float v = po_channel_dot(x, x, m, m, images, channels, size, c) / count;
+        mean[c] = m;
+        variance[c] = v;
+        if (new_mean != NULL) {
+            new_mean[c] = old_mean[c] * momentum + m * rest;
+        }
+        if (new_variance != NULL) {
+            new_variance[c] = old_variance[c] * momentum + v * rest;
+        }
+    }
+    po_batch_norm(y, x, scale, bias, mean, variance, images, channels, size, epsilon);
+}
+
+/* Per channel, with x' the normalized x: sums of dy x' and dy, and dy - (sum of dy + x' sum of dy x') / count into
+ * `centred`, which may be dy, or NULL. */
+PO_INLINE void po_batch_norm_sums(float *centred, float *dscale, float *dbias, const float *dy, const float *x,
+                                  const float *mean, const float *variance, int32_t images, int32_t channels,
+                                  int32_t size, float epsilon)
+{
+    const float share = 1.0f / (float)(images * size);
+    int32_t n, c, i;
+    for (c = 0; c < channels; ++c) {
+        const float inverse = 1.0f / sqrtf(variance[c] + epsilon), m = mean[c];
+        const float slope = po_channel_dot(x, dy, m, 0.0f, images, channels, size, c) * inverse;
+        const float sum = po_channel_sum(dy, images, channels, size, c);
+        if (centred != NULL) {
+            const float tilt = slope * share * inverse, level = sum * share;
+            for (n = 0; n < images; ++n) {
+                const float *p = x + (n * channels + c) * size;
+                const float *d = dy + (n * channels + c) * size;
+                float *q = centred + (n * channels + c) * size;
+                for (i = 0; i < size; ++i) {
+                    q[i] = d[i] - (level + (p[i] - m) * tilt);
+                }
+            }
+        }
+        dscale[c] = slope;
+        dbias[c] = sum;
+    }
+}
+
+/* The sum of a row, and of products of two rows less a constant. */
+PO_INLINE float po_row_sum(const float *x, int32_t size, int32_t step)
+{
+    float sum = 0.0f;
+    int32_t i, k;
+    for (i = 0; i < size; i += PO_PART) {
+        const int32_t end = po_smaller(size, i + PO_PART);
+        float part = 0.0f;
+        for (k = i; k < end; ++k) {
+            part += x[k * step];
+        }
+        sum += part;
+    }
+    return sum;
+}
+
+PO_INLINE float po_row_dot(const float *x, const float *y, float a, float b, int32_t size, int32_t step)
+{
+    float sum = 0.0f;
+    int32_t i, k;
+    for (i = 0; i < size; i += PO_PART) {
+        const int32_t end = po_smaller(size, i + PO_PART);
+        float part = 0.0f;
+        for (k = i; k < end; ++k) {
+            part += (x[k * step] - a) * (y[k * step] - b);
+        }
+        sum += part;
+    }
+    return sum;
+}
+
+/* Rows of `size` elements; `means` and `inverses`, where not NULL, get what was subtracted and multiplied. */
+PO_INLINE void po_layer_norm(float *y, float *means, float *inverses, const float *x, const float *scale,
+                             const float *bias, int32_t rows, int32_t size, float epsilon)
+{
+    int32_t r, i;
+    for (r = 0; r < rows; ++r) {
+        const float *p = x + r * size;
+        float *q = y + r * size;
+        const float mean = po_row_sum(p, size, 1) / (float)size;
+        const float inverse = 1.0f / sqrtf(po_row_dot(p, p, mean, mean, size, 1) / (float)size + epsilon);
+        for (i = 0; i < size; ++i) {
+            q[i] = (p[i] - mean) * inverse * scale[i] + (bias == NULL ? 0.0f : bias[i]);
+        }
+        if (means != NULL) {
+            means[r] = mean;
+        }
+        if (inverses != NULL) {
+            inverses[r] = inverse;
+        }
+    }
+}
+
+/* All gradients of a layer normalization; each may be NULL, and dx may be dy. */
+PO_INLINE void po_layer_norm_gradient(float *dx, float *dscale, float *dbias, const float *dy, const float *x,
+                                      const float *scale, const float *means, const float *inverses, int32_t rows,
+                                      int32_t size)
+{
+    int32_t r, i;
+    for (i = 0; i < size; ++i) {
+        if (dscale != NULL) {
+            dscale[i] = 0.0f;
+        }
+        if (dbias != NULL) {
+            dbias[i] = 0.0f;
+        }
+    }
+    for (r = 0; r < rows; ++r) {
+        const float *p = x + r * size;
+        const float *d = dy + r * size;
+        const float mean = means[r], inverse = inverses[r];
+        if (dscale != NULL) {
+            for (i = 0; i < size; ++i) {
+                dscale[i] += d[i] * ((p[i] - mean) * inverse);
+            }
+        }
+        if (dbias != NULL) {
+            for (i = 0; i < size; ++i) {
+                dbias[i] += d[i];
+            }
+        }
+        if (dx != NULL) {
+            float *q = dx + r * size;
+            float sum = 0.0f, slope = 0.0f;
+            int32_t k;
+            for (i = 0; i < size; i += PO_PART) {
+                const int32_t end = po_smaller(size, i + PO_PART);
+                float a = 0.0f, b = 0.0f;
+                for (k = i; k < end; ++k) {
+                    const float g = d[k] * scale[k];
+                    a += g;
+                    b += g * (p[k] - mean);
+                }
+                sum += a;
+                slope += b;
+            }
+            sum /= (float)size;
+            slope = slope * inverse * inverse / (float)size;
+            for (i = 0; i < size; ++i) {
+                q[i] = inverse * (d[i] * scale[i] - sum - (p[i] - mean) * slope);
+            }
+        }
+    }
+}
+
+/* Along the middle axis of [outer, size, inner]; y may be x. `logarithm`: of the probabilities. */
+PO_INLINE void po_softmax(float *y, const float *x, int32_t outer, int32_t size, int32_t inner, int32_t logarithm)
+{
+    int32_t o, j, i;
+    for (o = 0; o < outer; ++o) {
+        for (j = 0; j < inner; ++j) {
+            const float *p = x + o * size * inner + j;
+            float *q = y + o * size * inner + j;
+            float most = p[0], sum = 0.0f;
+            for (i = 1; i < size; ++i) {
+                most = po_max(most, p[i * inner]);
+            }
+            if (logarithm) {
+                for (i = 0; i < size; ++i) {
+                    sum += po_exp(p[i * inner] - most);
+                }
+                sum = po_log(sum);
+                for (i = 0; i < size; ++i) {
+                    q[i * inner] = p[i * inner] - most - sum;
+                }
+            } else {
+                for (i = 0; i < size; ++i) {
+                    q[i * inner] = po_exp(p[i * inner] - most);
+                }
+                sum = po_row_sum(q, size, inner);
+                for (i = 0; i < size; ++i) {
+                    q[i * inner] /= sum;
+                }
+            }
+        }
+    }
+}
+
+/* dx = y (dy - sum of dy y); dx may be dy. */
+PO_INLINE void po_softmax_gradient(float *dx, const float *dy, const float *y, int32_t outer, int32_t size,
+                                   int32_t inner)
+{
+    int32_t o, j, i;
+    for (o = 0; o < outer; ++o) {
+        for (j = 0; j < inner; ++j) {
+            const int32_t at = o * size * inner + j;
+            const float sum = po_row_dot(dy + at, y + at, 0.0f, 0.0f, size, inner);
+            for (i = 0; i < size; ++i) {
+                dx[at + i * inner] = y[at + i * inner] * (dy[at + i * inner] - sum);
+            }
+        }
+    }
+}
+
+/* dx = (softmax - 1 at the label) factor, from log-probabilities [outer, size, inner]; dx may be these. */
+PO_INLINE void po_cross_entropy_gradient(float *dx, const float *logs, const int64_t *labels, float factor,
+                                         int32_t outer, int32_t size, int32_t inner)
+{
+    int32_t o, j, i;
+    for (o = 0; o < outer; ++o) {
+        for (i = 0; i < size; ++i) {
+            for (j = 0; j < inner; ++j) {
+                const int32_t at = (o * size + i) * inner + j;
+                const float hit = labels[o * inner + j] == i ? 1.0f : 0.0f;
+                dx[at] = (po_exp(logs[at]) - hit) * factor;
+            }
+        }
+    }
+}
+
+/* The mean (or sum) of -log p of the labels. */
+PO_INLINE void po_likelihood_loss(float *loss, const float *logs, const int64_t *labels, int32_t outer, int32_t size,
+                                  int32_t inner, float factor)
+{
+    float sum = 0.0f;
+    int32_t o, j;
+    for (o = 0; o < outer; ++o) {
+        float part = 0.0f;
+        for (j = 0; j < inner; ++j) {
+            part += logs[(o * size + (int32_t)labels[o * inner + j]) * inner + j];
+        }
+        sum += part;
+    }
+    loss[0] = -sum * factor;
+}
+
+#endif

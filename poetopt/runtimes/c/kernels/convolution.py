@@ -1,0 +1,142 @@
+"""Convolutions of one or two axes, and their gradients, direct: no unfolding, so no workspace.
+
+One axis is two with a height of one. A ConvTranspose is the gradient of a convolution by its input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from poetopt.graph import OWN_DOMAIN, Tensor
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.write import called, read, refuse_types, written
+
+HEADER = "po_conv.h"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution of two axes: x [images, groups * ins, size], w [groups * outs, ins, kernel], y [.., out]."""
+
+    images: int
+    groups: int
+    outs: int
+    ins: int
+    out: tuple[int, int]
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    steps: tuple[int, int]
+    taps: tuple[int, int]
+    before: tuple[int, int]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a product of matrices, image by image."""
+        one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)
+        return one and self.groups == 1 and self.out == self.size
+
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers that the functions of the header take, in order."""
+        return (
+            self.images, self.groups, self.outs, self.ins, *self.out, *self.size, *self.kernel, *self.steps,
+            *self.taps, *self.before,
+        )  # fmt: skip
+
+
+def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
+    """The convolution that makes y of x by w, with the attributes of the call."""
+    axes = len(x.shape) - 2
+    groups = call.integer("group", 1)
+
+    def two(values: tuple[int, ...], filler: int) -> tuple[int, int]:
+        found = (filler,) * (2 - axes) + values
+        return found[0], found[1]
+
+    steps = call.integers("strides", (1,) * axes)
+    taps = call.integers("dilations", (1,) * axes)
+    before = call.integers("pads", (0,) * 2 * axes)[:axes]
+    where = call.text("auto_pad", "NOTSET")
+    if where.startswith("SAME"):
+        reach = zip(x.shape[2:], y.shape[2:], w.shape[2:], steps, taps, strict=True)
+        total = [max((o - 1) * s + (k - 1) * t + 1 - d, 0) for d, o, k, s, t in reach]
+        before = tuple(p // 2 if where == "SAME_UPPER" else p - p // 2 for p in total)
+    return Geometry(
+        x.shape[0], groups, w.shape[0] // groups, w.shape[1], two(y.shape[2:], 1), two(x.shape[2:], 1),
+        two(w.shape[2:], 1), two(steps, 1), two(taps, 1), two(before, 0),
+    )  # fmt: skip
+
+
+def _refuses(call: Call) -> str | None:
+    ranks = {len(tensor.shape) for tensor in (call.input(0), call.input(1))}
+    if not ranks <= {3, 4}:
+        return f"{call.node.op_type} over {max(ranks) - 2} axes; it has one or two"
+    if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
+        return f"{call.node.op_type} of no elements"
+    return refuse_types(call, "float32")
+
+
+def _refuses_steps(call: Call) -> str | None:
+    """Steps and dilation at once meet other taps at each row."""
+    steps, taps = call.integers("strides", (1,)), call.integers("dilations", (1,))
+    if any(s > 1 and t > 1 for s, t in zip(steps, taps, strict=False)):
+        return f"{call.node.op_type} with steps of {list(steps)} and dilations of {list(taps)}"
+    return _refuses(call)
+
+
+def _refuses_transposed(call: Call) -> str | None:
+    if call.text("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in call.node.attributes:
+        return "ConvTranspose with auto_pad or output_shape"
+    return _refuses_steps(call)
+
+
+def _bias(call: Call, arguments: Arguments) -> tuple[list[str], str]:
+    if not call.has(2):
+        return [], "NULL"
+    return [read("c", call.input(2), arguments.inputs[2])], "c"
+
+
+def _conv(call: Call, arguments: Arguments) -> str:
+    x, w, y = call.input(0), call.input(1), call.output()
+    found = geometry(call, x, w, y)
+    declared, bias = _bias(call, arguments)
+    operands = [*declared, read("a", x, arguments.inputs[0]), read("b", w, arguments.inputs[1])]
+    if found.pointwise:
+        size = prod(found.out)
+        line = called("po_pointwise", "y", "a", "b", bias, found.images, found.outs, found.ins, size, found.ins, 1)
+    else:
+        line = called("po_convolution", "y", "a", "b", bias, *found.numbers())
+    return block(*operands, written("y", y, arguments.outputs[0]), line)
+
+
+def _by_input(call: Call, arguments: Arguments) -> str:
+    dy, w, dx = call.input(0), call.input(1), call.output()
+    found = geometry(call, dx, w, dy)
+    declared, bias = _bias(call, arguments)
+    operands = [*declared, read("a", dy, arguments.inputs[0]), read("b", w, arguments.inputs[1])]
+    if found.pointwise:
+        size = prod(found.out)
+        line = called("po_pointwise", "y", "a", "b", bias, found.images, found.ins, found.outs, size, 1, found.ins)
+    else:
+        line = called("po_convolution_by_input", "y", "a", "b", bias, *found.numbers())
+    return block(*operands, written("y", dx, arguments.outputs[0]), line)
+
+
+def _by_weight(call: Call, arguments: Arguments) -> str:
+    dy, x, dw = call.input(0), call.input(1), call.output()
+    found = geometry(call, x, dw, dy)
+    operands = [read("a", dy, arguments.inputs[0]), read("b", x, arguments.inputs[1])]
+    if found.pointwise:
+        line = called("po_pointwise_by_weight", "y", "a", "b", found.images, found.outs, found.ins, prod(found.out))
+    else:
+        line = called("po_convolution_by_weight", "y", "a", "b", *found.numbers())
+    return block(*operands, written("y", dw, arguments.outputs[0]), line)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("Conv", _conv, refuses=_refuses, headers=(HEADER,)),
+    Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,)),
+    Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,)),
+    Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,)),
+)

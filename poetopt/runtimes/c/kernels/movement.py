@@ -1,0 +1,248 @@
+"""Ops that move data: transposed, cut, padded, put together, picked and put. One loop nest for each block of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from poetopt.graph import VIEW_OPS, Tensor
+from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
+from poetopt.runtimes.c.write import c_number, read, written
+
+HEADER = "po_math.h"
+
+
+def _known_types(call: Call) -> str | None:
+    for tensor in (*call.inputs, *call.outputs):
+        if tensor is not None and tensor.dtype not in C_TYPES:
+            return f"{call.node.op_type} of {tensor.dtype}; it has {', '.join(C_TYPES)}"
+    return None
+
+
+def _ints(call: Call, place: int) -> list[int]:
+    value = call.value(place)
+    return [int(v) for v in np.asarray(value).reshape(-1)] if value is not None else []
+
+
+def copied(
+    shape: Sequence[int], x: Tensor, source: str, xs: Strides, y: Tensor, target: str, ys: Strides, *, at: int = 0,
+    to: int = 0,
+) -> str:  # fmt: skip
+    """Copy `shape` elements by strides, from element `at` of x to element `to` of y."""
+    moved = [f"x += {at};"] * bool(at) + [f"y += {to};"] * bool(to)
+    body = nest(shape, {"x": xs, "y": ys}, "{y} = {x};")
+    return block(read("x", x, source), written("y", y, target), *moved, body)
+
+
+def _same_bytes(call: Call, arguments: Arguments) -> str:
+    return f"memcpy({arguments.outputs[0]}, {arguments.inputs[0]}, {call.output().nbytes});"
+
+
+def _transpose(call: Call, arguments: Arguments) -> str:
+    x, y = call.input(0), call.output()
+    perm = call.integers("perm", tuple(reversed(range(len(x.shape)))))
+    own = strides_of(x.shape)
+    return copied(
+        y.shape, x, arguments.inputs[0], tuple(own[axis] for axis in perm), y, arguments.outputs[0], strides_of(y.shape)
+    )
+
+
+def _expand(call: Call, arguments: Arguments) -> str:
+    x, y = call.input(0), call.output()
+    strides = broadcast_strides(x.shape, y.shape)
+    return copied(y.shape, x, arguments.inputs[0], strides, y, arguments.outputs[0], strides_of(y.shape))
+
+
+def _slice(call: Call, arguments: Arguments) -> str:
+    x, y = call.input(0), call.output()
+    starts, ends, axes, steps = (_ints(call, k) for k in (1, 2, 3, 4))
+    axes, own = axes or list(range(len(starts))), strides_of(x.shape)
+    strides, at = list(own), 0
+    for k, axis in enumerate(axes):
+        step = steps[k] if steps else 1
+        first = slice(starts[k], ends[k], step).indices(x.shape[axis])[0]
+        at += first * own[axis]
+        strides[axis] = own[axis] * step
+    return copied(y.shape, x, arguments.inputs[0], tuple(strides), y, arguments.outputs[0], strides_of(y.shape), at=at)
+
+
+def _filled(y: Tensor, target: str, value: str) -> str:
+    return block(written("y", y, target), f"for (int32_t i = 0; i < {y.size}; ++i) {{\n    y[i] = {value};\n}}")
+
+
+def _constant_of_shape(call: Call, arguments: Arguments) -> str:
+    value = call.node.attributes.get("value")
+    number = np.asarray(value).reshape(-1)[0] if value is not None else 0.0
+    return _filled(call.output(), arguments.outputs[0], c_number(number, call.output().dtype))
+
+
+def _pad(call: Call, arguments: Arguments) -> str:
+    x, y = call.input(0), call.output()
+    given = _ints(call, 1)
+    axes = _ints(call, 3) or list(range(len(x.shape)))
+    before, after = [0] * len(x.shape), [0] * len(x.shape)
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = given[k], given[len(axes) + k]
+    own, target = strides_of(x.shape), strides_of(y.shape)
+    shape = [d + min(b, 0) + min(a, 0) for d, b, a in zip(x.shape, before, after, strict=True)]
+    at = sum(max(-b, 0) * s for b, s in zip(before, own, strict=True))
+    to = sum(max(b, 0) * s for b, s in zip(before, target, strict=True))
+    value = "0"
+    if call.has(2):
+        known = call.value(2)
+        value = c_number(np.asarray(known).reshape(-1)[0], y.dtype) if known is not None else "0"
+    elif y.dtype == "float32":
+        value = "0.0f"
+    fill = [_filled(y, arguments.outputs[0], value)] if y.size != prod(shape) else []
+    moved = copied(shape, x, arguments.inputs[0], own, y, arguments.outputs[0], target, at=at, to=to)
+    return block(*fill, moved)
+
+
+def _pad_refuses(call: Call) -> str | None:
+    mode = call.text("mode", "constant")
+    return f"Pad in mode {mode}" if mode != "constant" else _known_types(call)
+
+
+def _concat(call: Call, arguments: Arguments) -> str:
+    y = call.output()
+    axis = call.integer("axis", 0) % len(y.shape)
+    own, parts, place = strides_of(y.shape), [], 0
+    for k, source in enumerate(arguments.inputs):
+        x = call.input(k)
+        if x.size:
+            parts.append(
+                copied(x.shape, x, source, strides_of(x.shape), y, arguments.outputs[0], own, to=place * own[axis])
+            )
+        place += x.shape[axis]
+    return block(*parts)
+
+
+def _split(call: Call, arguments: Arguments) -> str:
+    x = call.input(0)
+    axis = call.integer("axis", 0) % len(x.shape)
+    own, parts, place = strides_of(x.shape), [], 0
+    for k, target in enumerate(arguments.outputs):
+        y = call.output(k)
+        parts.append(copied(y.shape, x, arguments.inputs[0], own, y, target, strides_of(y.shape), at=place * own[axis]))
+        place += y.shape[axis]
+    return block(*parts)
+
+
+def _gather(call: Call, arguments: Arguments) -> str:
+    x, where, y = call.input(0), call.input(1), call.output()
+    axis = call.integer("axis", 0) % len(x.shape)
+    outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    body = block(
+        f"const int32_t at = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        f"memcpy(y + (i0 * {where.size} + i1) * {inner}, a + (i0 * {length} + at) * {inner}, "
+        f"{inner * y.nbytes // max(y.size, 1)});",
+    )
+    return block(
+        read("a", x, arguments.inputs[0]),
+        read("b", where, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((outer, where.size), body),
+    )
+
+
+_COMBINED = {
+    "none": "{y} = {u};",
+    "add": "{y} += {u};",
+    "mul": "{y} *= {u};",
+    "max": "if ({u} > {y}) {{\n    {y} = {u};\n}}",
+    "min": "if ({u} < {y}) {{\n    {y} = {u};\n}}",
+}
+
+
+def _kept(call: Call, arguments: Arguments) -> list[str]:
+    """Declarations of data a, indices b, updates c and result y, which begins as data."""
+    y = call.output()
+    return [
+        read("b", call.input(1), arguments.inputs[1]),
+        read("c", call.input(2), arguments.inputs[2]),
+        written("y", y, arguments.outputs[0]),
+        f"if ((const void *)y != (const void *)({arguments.inputs[0]})) {{",
+        f"    memcpy(y, {arguments.inputs[0]}, {y.nbytes});",
+        "}",
+    ]
+
+
+def _scatter_elements(call: Call, arguments: Arguments) -> str:
+    y, where = call.output(), call.input(1)
+    axis = call.integer("axis", 0) % len(y.shape)
+    own = strides_of(y.shape)
+    others = index([0 if k == axis else step for k, step in enumerate(own)])
+    element = index(strides_of(where.shape))
+    text = _COMBINED[call.text("reduction", "none")]
+    body = block(
+        f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {y.shape[axis]} : b[{element}]);",
+        text.format(y=f"y[{others} + at * {own[axis]}]", u=f"c[{element}]"),
+    )
+    return block(*_kept(call, arguments), loops(where.shape, body))
+
+
+def _scatter_nd(call: Call, arguments: Arguments) -> str:
+    y, where = call.output(), call.input(1)
+    depth = where.shape[-1]
+    own, inner = strides_of(y.shape), prod(y.shape[depth:])
+    terms = [
+        f"(b[i0 * {depth} + {k}] < 0 ? b[i0 * {depth} + {k}] + {y.shape[k]} : b[i0 * {depth} + {k}]) * {own[k]}"
+        for k in range(depth)
+    ]
+    text = _COMBINED[call.text("reduction", "none")]
+    body = block(
+        f"const int32_t at = (int32_t)({' + '.join(terms)});",
+        loops((inner,), text.format(y="y[at + j0]", u=f"c[i0 * {inner} + j0]"), "j"),
+    )
+    return block(*_kept(call, arguments), loops((where.size // max(depth, 1),), body))
+
+
+def _scatter_refuses(call: Call) -> str | None:
+    found = call.text("reduction", "none")
+    return f"{call.node.op_type} with reduction {found}" if found not in _COMBINED else _known_types(call)
+
+
+def _size(call: Call, arguments: Arguments) -> str:
+    return block(written("y", call.output(), arguments.outputs[0]), f"y[0] = {call.input(0).size};")
+
+
+def _random_uniform(call: Call, arguments: Arguments) -> str:
+    """The minimal standard generator, as onnxruntime draws: the same numbers from the same seed."""
+    y = call.output()
+    low, high = call.number("low", 0.0), call.number("high", 1.0)
+    scale = "" if (low, high) == (0.0, 1.0) else f" * {c_number(high - low, 'float32')} + {c_number(low, 'float32')}"
+    draw = block(
+        "seed = (uint32_t)((uint64_t)seed * 16807u % 2147483647u);",
+        f"y[i0] = po_min((float)(seed - 1u) * 4.656613e-10f, 0.99999994f){scale};",
+    )
+    return block(
+        written("y", y, arguments.outputs[0]),
+        f"uint32_t *state = {arguments.state};",
+        "uint32_t seed = state[0];",
+        loops((y.size,), draw),
+        "state[0] = seed;",
+    )
+
+
+def _seed(call: Call) -> tuple[int, ...]:
+    return (int(call.number("seed", 1.0)) % 2147483647 or 1,)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    *(Kernel(op_type, _same_bytes, refuses=_known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
+    Kernel("Transpose", _transpose, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,)),
+    Kernel("ConstantOfShape", _constant_of_shape, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,)),
+    Kernel("Concat", _concat, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Split", _split, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Gather", _gather, refuses=_known_types, headers=(HEADER,)),
+    Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("Size", _size, headers=(HEADER,)),
+    Kernel("RandomUniform", _random_uniform, refuses=_known_types, state=_seed, headers=(HEADER,)),
+)

@@ -1,0 +1,158 @@
+"""BatchNormalization, LayerNormalization, softmax and cross-entropy, with their gradients."""
+
+from __future__ import annotations
+
+from math import prod
+
+from poetopt.graph import OWN_DOMAIN, Tensor
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.write import called, read, refuse_types
+
+HEADER = "po_norm.h"
+
+
+def _real(call: Call) -> str | None:
+    return refuse_types(call, "float32")
+
+
+def _channels(x: Tensor) -> tuple[int, int, int]:
+    """Images, channels and elements of a plane."""
+    return x.shape[0], x.shape[1] if len(x.shape) > 1 else 1, prod(x.shape[2:])
+
+
+def _out(arguments: Arguments, index: int) -> str:
+    found = arguments.outputs[index] if index < len(arguments.outputs) else ""
+    return found or "NULL"
+
+
+def _batch_norm(call: Call, arguments: Arguments) -> str:
+    x = call.input(0)
+    epsilon = float(call.number("epsilon", 1e-5))
+    names = [arguments.inputs[k] for k in range(5)]
+    if not call.integer("training_mode", 0):
+        return called("po_batch_norm", arguments.outputs[0], *names, *_channels(x), epsilon)
+    # the updated statistics of a momentum of 0 are the batch's own; else those are kept in the outputs' place
+    return called(
+        "po_batch_norm_training", arguments.outputs[0], arguments.outputs[1], arguments.outputs[2], "NULL", "NULL",
+        *names, *_channels(x), epsilon, 0.0, 1.0,
+    )  # fmt: skip
+
+
+def _batch_norm_refuses(call: Call) -> str | None:
+    if call.integer("training_mode", 0):
+        if call.number("momentum", 0.9):
+            return "BatchNormalization in training mode with a momentum, as one node"
+        if len(call.outputs) < 3 or None in call.outputs[:3]:
+            return "BatchNormalization in training mode without its statistics"
+    return _real(call)
+
+
+def _batch_norm_training(call: Call, arguments: Arguments) -> str:
+    x, momentum = call.input(0), float(call.number("momentum", 0.9))
+    return called(
+        "po_batch_norm_training", *(_out(arguments, k) for k in range(5)), *arguments.inputs[:5], *_channels(x),
+        float(call.number("epsilon", 1e-5)), momentum, 1.0 - momentum,
+    )  # fmt: skip
+
+
+def _batch_norm_sums(call: Call, arguments: Arguments) -> str:
+    x = call.input(1)
+    return called(
+        "po_batch_norm_sums", *(_out(arguments, k) for k in range(3)), *arguments.inputs[:4], *_channels(x),
+        float(call.number("epsilon", 1e-5)),
+    )  # fmt: skip
+
+
+def _rows(call: Call, x: Tensor) -> tuple[int, int]:
+    axis = call.integer("axis", -1) % len(x.shape)
+    return prod(x.shape[:axis]), prod(x.shape[axis:])
+
+
+def _layer_norm(call: Call, arguments: Arguments) -> str:
+    bias = arguments.inputs[2] if call.has(2) else "NULL"
+    return called(
+        "po_layer_norm", *(_out(arguments, k) for k in range(3)), *arguments.inputs[:2], bias,
+        *_rows(call, call.input(0)), float(call.number("epsilon", 1e-5)),
+    )  # fmt: skip
+
+
+def _layer_norm_refuses(call: Call) -> str | None:
+    if call.input(1).size != _rows(call, call.input(0))[1]:
+        return "LayerNormalization whose scale is broadcast"
+    return _real(call)
+
+
+def _layer_norm_gradient(call: Call, arguments: Arguments) -> str:
+    return called(
+        "po_layer_norm_gradient", *(_out(arguments, k) for k in range(3)), *arguments.inputs[:5],
+        *_rows(call, call.input(1)),
+    )  # fmt: skip
+
+
+def _along(call: Call, x: Tensor, default: int = -1) -> tuple[int, int, int]:
+    axis = call.integer("axis", default) % len(x.shape)
+    return prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+
+
+def _softmax(call: Call, arguments: Arguments) -> str:
+    logarithm = int(call.node.op_type == "LogSoftmax")
+    return called("po_softmax", arguments.outputs[0], arguments.inputs[0], *_along(call, call.input(0)), logarithm)
+
+
+def _softmax_gradient(call: Call, arguments: Arguments) -> str:
+    return called("po_softmax_gradient", arguments.outputs[0], *arguments.inputs[:2], *_along(call, call.input(0)))
+
+
+def _labelled(call: Call) -> str | None:
+    if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
+        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype}"
+    return None
+
+
+def _cross_entropy_gradient(call: Call, arguments: Arguments) -> str:
+    logs, labels = call.input(0), call.input(1)
+    factor = "1.0f"
+    declared = [read("b", labels, arguments.inputs[1])]
+    if call.has(2):
+        declared.append(read("c", call.input(2), arguments.inputs[2]))
+        factor = "c[0]"
+    return block(
+        *declared,
+        called(
+            "po_cross_entropy_gradient", arguments.outputs[0], arguments.inputs[0], "b", factor, *_along(call, logs, 1)
+        ),
+    )
+
+
+def _likelihood_loss(call: Call, arguments: Arguments) -> str:
+    logs, labels = call.input(0), call.input(1)
+    factor = 1.0 / labels.size if call.text("reduction", "mean") == "mean" else 1.0
+    return called("po_likelihood_loss", arguments.outputs[0], *arguments.inputs[:2], *_along(call, logs, 1), factor)
+
+
+def _likelihood_refuses(call: Call) -> str | None:
+    if call.has(2) or "ignore_index" in call.node.attributes or call.text("reduction", "mean") == "none":
+        return f"{call.node.op_type} with weights, ignore_index or without reduction"
+    return _labelled(call)
+
+
+def _factor_refuses(call: Call) -> str | None:
+    return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("BatchNormalization", _batch_norm, refuses=_batch_norm_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("BatchNormalization.training", _batch_norm_training, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+    Kernel("BatchNormalization.grad_weight", _batch_norm_sums, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+    Kernel("LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+    Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel("Softmax.grad_input", _softmax_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+    Kernel("NegativeLogLikelihoodLoss", _likelihood_loss, refuses=_likelihood_refuses, headers=(HEADER,)),
+    Kernel(
+        "SoftmaxCrossEntropyLoss.grad_input", _cross_entropy_gradient, OWN_DOMAIN, _factor_refuses, in_place=(0,),
+        headers=(HEADER,),
+    ),
+)  # fmt: skip

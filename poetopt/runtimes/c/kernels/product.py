@@ -1,0 +1,79 @@
+"""Matrix products: Gemm, and MatMul with its batches."""
+
+from __future__ import annotations
+
+from math import prod
+
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
+from poetopt.runtimes.c.write import called, read, refuse_types, written
+
+HEADER = "po_gemm.h"
+
+
+def _real(call: Call) -> str | None:
+    return refuse_types(call, "float32")
+
+
+def _gemm(call: Call, arguments: Arguments) -> str:
+    a, b, y = call.input(0), call.input(1), call.output()
+    turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    rows, columns = y.shape
+    depth = a.shape[0] if turned_a else a.shape[1]
+    a_steps = (1, rows) if turned_a else (depth, 1)
+    b_steps = (1, depth) if turned_b else (columns, 1)
+    product = called("po_product", "y", "a", "b", rows, columns, depth, columns, 1, *a_steps, *b_steps, 0)
+    lines = [
+        read("a", a, arguments.inputs[0]), read("b", b, arguments.inputs[1]), written("y", y, arguments.outputs[0]),
+        product,
+    ]  # fmt: skip
+    if call.has(2) and beta:
+        c = call.input(2)
+        lines.insert(0, read("c", c, arguments.inputs[2]))
+        lines.append(
+            called(
+                "po_scaled", "y", "c", rows, columns, *broadcast_strides(c.shape, y.shape), float(alpha), float(beta)
+            )
+        )
+    elif alpha != 1.0:
+        lines.append(called("po_scaled", "y", "NULL", rows, columns, 0, 0, float(alpha), 0.0))
+    return block(*lines)
+
+
+def _matmul(call: Call, arguments: Arguments) -> str:
+    a, b, y = call.input(0), call.input(1), call.output()
+    left = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    right = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    rows, columns, depth = left[-2], right[-1], left[-1]
+    batch = y.shape[: len(y.shape) - (len(a.shape) > 1) - (len(b.shape) > 1)]
+    if prod(right[:-2]) == 1:  # one matrix on the right: all rows of the left in one product
+        rows, batch = rows * prod(batch), ()
+    lengths, steps = merged(
+        batch,
+        {
+            "a": tuple(s * rows * depth for s in broadcast_strides(left[:-2], batch)) if batch else (),
+            "b": tuple(s * depth * columns for s in broadcast_strides(right[:-2], batch)) if batch else (),
+            "y": tuple(s * rows * columns for s in strides_of(batch)),
+        },
+    )
+    y_at, a_at, b_at = (f"{name} + {index(steps[name])}" if lengths else name for name in "yab")
+    product = called("po_product", y_at, a_at, b_at, rows, columns, depth, columns, 1, depth, 1, columns, 1, 0)
+    return block(
+        read("a", a, arguments.inputs[0]),
+        read("b", b, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops(lengths, product),
+    )
+
+
+def _empty(call: Call) -> str | None:
+    if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
+        return f"{call.node.op_type} of no elements"
+    return _real(call)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,)),
+    Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,)),
+)

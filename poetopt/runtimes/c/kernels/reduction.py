@@ -1,0 +1,86 @@
+"""Reductions over axes: sums in parts of PO_PART terms, in one fixed order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import block, index, loops, merged, strides_of
+from poetopt.runtimes.c.write import c_float, read, written
+
+HEADER = "po_math.h"
+
+
+def _refuses(call: Call) -> str | None:
+    dtype = call.input(0).dtype
+    return f"{call.node.op_type} of {dtype}; it has float32" if dtype != "float32" else None
+
+
+def _axes(call: Call) -> tuple[int, ...]:
+    rank = len(call.input(0).shape)
+    value = call.value(1)
+    axes = call.integers("axes") if value is None else tuple(int(v) for v in np.asarray(value).reshape(-1))
+    if not axes:
+        return () if call.integer("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(axis % rank for axis in axes)
+
+
+def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> object:
+    """What writes the C of a reduction.
+
+    first
+        What each partial result begins with.
+    term, joined
+        What takes in an element {x}, and another partial result {p}; {s} is the result so far.
+    last
+        What the result becomes.
+    """
+
+    def code(call: Call, arguments: Arguments) -> str:
+        x, y = call.input(0), call.output()
+        axes = _axes(call)
+        own = strides_of(x.shape)
+        kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+        outer = [x.shape[axis] for axis in kept]
+        outer_axes, outer_strides = merged(outer, {"x": tuple(own[axis] for axis in kept), "y": strides_of(outer)})
+        inner = sorted(axes)
+        lengths, steps = merged([x.shape[axis] for axis in inner], {"x": tuple(own[axis] for axis in inner)})
+        lengths, strides = (lengths or (1,)), (steps["x"] or (0,))
+        where = index(outer_strides["x"])
+        *before, length = range(len(lengths))
+        step = strides[length]
+        run = " + ".join([where, *(f"r{k} * {strides[k]}" for k in before), f"k * {step}"])
+        count = lengths[length]
+        part = block(
+            f"const int32_t end = po_smaller({count}, r{length} + PO_PART);",
+            f"float part = {first};",
+            f"for (int32_t k = r{length}; k < end; ++k) {{\n    part = {term.format(s='part', x=f'x[{run}]')};\n}}",
+            f"sum = {joined.format(s='sum', p='part')};",
+        )
+        runs = f"for (int32_t r{length} = 0; r{length} < {count}; r{length} += PO_PART) {part}"
+        runs = loops([lengths[k] for k in before], runs, "r")
+        terms = int(np.prod(lengths, dtype=np.int64))
+        element = f"y[{index(outer_strides['y'])}]"
+        result = last.format(s="sum", n=c_float(1.0 / max(terms, 1)))
+        body = block(f"float sum = {first};", runs, f"{element} = {result};")
+        return block(read("x", x, arguments.inputs[0]), written("y", y, arguments.outputs[0]), loops(outer_axes, body))
+
+    return code
+
+
+def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}") -> Kernel:
+    code = _reduction(first, term, joined, last)
+    return Kernel(op_type, code, refuses=_refuses, constants=(1,), headers=(HEADER,))  # type: ignore[arg-type]
+
+
+_ADDED = "{s} + {p}"
+KERNELS: tuple[Kernel, ...] = (
+    _kernel("ReduceSum", "0.0f", "{s} + {x}", _ADDED),
+    _kernel("ReduceMean", "0.0f", "{s} + {x}", _ADDED, "{s} * {n}"),
+    _kernel("ReduceSumSquare", "0.0f", "{s} + {x} * {x}", _ADDED),
+    _kernel("ReduceL1", "0.0f", "{s} + fabsf({x})", _ADDED),
+    _kernel("ReduceL2", "0.0f", "{s} + {x} * {x}", _ADDED, "sqrtf({s})"),
+    _kernel("ReduceProd", "1.0f", "{s} * {x}", "{s} * {p}"),
+    _kernel("ReduceMax", "-INFINITY", "po_max({s}, {x})", "po_max({s}, {p})"),
+    _kernel("ReduceMin", "INFINITY", "po_min({s}, {x})", "po_min({s}, {p})"),
+)
