@@ -70,7 +70,8 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
     if isinstance(loaded, TrainingFile):
         return None
     path = recipe.get(DEVICE)
-    made = differentiated(loaded, recipe).cost(path if isinstance(path, str) else problem.device)
+    device = path if isinstance(path, str) else problem.device
+    made = differentiated(loaded, recipe).cost(device, runtime=problem.runtime or None)
     alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
     return made if alike and _batch(made) == batch else None
 

@@ -224,7 +224,7 @@ def _to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: 
             raise PlanError(
                 f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
             )
-        return step.cost(SAME_BYTES)
+        return step.cost(SAME_BYTES, runtime=problem.runtime or None)
 
     return again(plan, problem, reference, costed, allow_symlinks=allow_symlinks)
 

@@ -50,6 +50,7 @@ def problem_of(
     *,
     device: Device | str | os.PathLike[str] | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
     **options: object,
 ) -> Problem:
     """The problem that `given` is, or becomes on `device`.
@@ -76,13 +77,15 @@ def problem_of(
             "model's path with them"
         )
     if isinstance(found, Problem):
-        if device is not None or profile is not None:
-            raise OptionError("device, profile: a Problem has its costs already; leave them out, or give a Training")
+        if device is not None or profile is not None or runtime is not None:
+            raise OptionError(
+                "device, profile, runtime: a Problem has its costs already; leave them out, or give a Training"
+            )
         return found
     if isinstance(found, Training | TrainingFile):
         if device is None:
             raise OptionError('device: which one is it to be? Give its name, as in device="a72" (po.devices.names())')
-        return found.cost(device, profile=profile)
+        return found.cost(device, profile=profile, runtime=runtime)
     check_problem(found)
     raise AssertionError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +107,13 @@ def recomputed(
     natural: list[Problem] = []
 
     def made_with(step: Training | TrainingFile) -> Problem:
-        natural.append(step.cost(costed, profile=measures))
+        named = (problem.runtime or None) if network else None
+        natural.append(step.cost(costed, profile=measures, runtime=named))
         return natural[-1]
 
     made = again(plan, problem, place, made_with, allow_symlinks=allow_symlinks)
+    if not problem.runtime:  # files of older versions don't say it
+        made = replace(made, runtime="", runtime_version="")
     whole = codec.with_problem(found, made, plan)
     for key, where, here, there in _differences(problem, made):
         if FIELDS.get(key, OF_MODEL) not in unknown:

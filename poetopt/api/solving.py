@@ -33,6 +33,7 @@ def solve(
     *,
     device: Device | str | os.PathLike[str] | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
     ram: str | float | Share | None = None,
     deadline: str | float | Factor | None = None,
     steps: int = 1,
@@ -60,7 +61,7 @@ def solve(
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
         with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`, as the
         command has them.
-    device, profile
+    device, profile, runtime
         As for `Training.cost`.
     ram
         Bytes, a size (`"300KiB"`) or a share of the store-all peak (`"40%"`). By default the device's RAM less the
@@ -116,7 +117,7 @@ def solve(
     from poetopt.telling import telling
 
     given, now = problem, time.monotonic()
-    problem = problem_of(given, device=device, profile=profile, **model)
+    problem = problem_of(given, device=device, profile=profile, runtime=runtime, **model)
     if begin is None and problem is not given:
         begin = now
     listener = listening(telling(progress), listener)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from poetopt.errors import OptionError
+from poetopt.errors import DeviceError, OptionError
 from poetopt.garbage import building
 from poetopt.printable import shown
-from poetopt.runtimes import DEFAULT
+from poetopt.runtimes import DEFAULT, unknown
 
 if TYPE_CHECKING:
     from poetopt.devices import Device
@@ -54,12 +54,18 @@ class Training:
         return replace(self, graph=scheduled(self.derived, granularity, runtime), runtime=runtime)
 
     def cost(
-        self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
+        self,
+        device: Device | str | os.PathLike[str],
+        *,
+        profile: Profile | str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
     ) -> Problem:
         """What the step costs on `device`: a `Device`, its name, or the path of its TOML file.
 
         profile
             Measured costs, or their file (`poetopt profile`): they count wherever there are any.
+        runtime
+            What runs the operators (`onnxruntime`, `c`), where it isn't what the device names.
 
         Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
         """
@@ -69,6 +75,10 @@ class Training:
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
         check_usable(found)
+        if runtime is not None:
+            if wrong := unknown(runtime):
+                raise DeviceError(wrong)
+            found = replace(found, runtime=runtime)
         graph = self.on(found.runtime).graph
         with building():
             problem = cost(graph, found)
@@ -123,12 +133,18 @@ class TrainingFile:
         return self
 
     def cost(
-        self, device: Device | str | os.PathLike[str], *, profile: Profile | str | os.PathLike[str] | None = None
+        self,
+        device: Device | str | os.PathLike[str],
+        *,
+        profile: Profile | str | os.PathLike[str] | None = None,
+        runtime: str | None = None,
     ) -> Problem:
         """The problem under the file's own costs for the device of that name.
 
-        Raises DeviceError for a device that it has no costs for, OptionError where a profile is given.
+        Raises DeviceError for a device that it has no costs for, OptionError where a profile or a runtime is given.
         """
+        if runtime is not None:
+            raise OptionError(f"{self.file.source}: a problem file says what its operators take; leave out --runtime")
         if profile is not None:
             raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
         name = os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name

@@ -24,6 +24,7 @@ from poetopt.commands.options import (
     LossOption,
     ModelArgument,
     OutputOption,
+    RuntimeOption,
     ShapeOption,
     StraightThroughOption,
     ThreadsOption,
@@ -51,6 +52,7 @@ GapOption = Annotated[
 def compare(
     model: ModelArgument,
     device: DeviceOption,
+    runtime: RuntimeOption = None,
     ram: Annotated[
         str, typer.Option(metavar="BUDGETS", help="20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.")
     ] = "20%..100%/9",
@@ -102,7 +104,7 @@ def compare(
         check_folder(plans)
     with _told() as told:
         training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
-        problem = training.cost(device)
+        problem = training.cost(device, runtime=runtime)
         found = po.compare(
             problem,
             ram=ram,
@@ -131,6 +133,7 @@ def compare(
 def pareto(
     model: ModelArgument,
     device: DeviceOption,
+    runtime: RuntimeOption = None,
     against: Annotated[
         str,
         typer.Option(
@@ -177,7 +180,7 @@ def pareto(
 
     with _told() as told:
         training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
-        problem = training.cost(device)
+        problem = training.cost(device, runtime=runtime)
         try:
             front = po.pareto(
                 problem,

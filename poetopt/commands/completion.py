@@ -49,6 +49,13 @@ def blocks(incomplete: str) -> list[str]:
     return _begin(incomplete, (f"{name}=" for name in names()))
 
 
+def runtimes(incomplete: str) -> list[str]:
+    """Runtimes that are known."""
+    from poetopt.runtimes import names
+
+    return _begin(incomplete, names())
+
+
 def backends(incomplete: str) -> list[str]:
     """Solvers, installed or not."""
     from poetopt.backends.solver import names

@@ -32,6 +32,15 @@ DeviceOption = Annotated[
         autocompletion=completion.devices,
     ),
 ]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="What runs the operators: onnxruntime, c, or an installed one; default: the device's.",
+        autocompletion=completion.runtimes,
+    ),
+]
 BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
 TrainOption = Annotated[
     list[str] | None,

@@ -30,6 +30,7 @@ from poetopt.commands.options import (
     PlanOutOption,
     ProfileOption,
     RamOption,
+    RuntimeOption,
     ShapeOption,
     SolverOption,
     StaticPowerOption,
@@ -56,6 +57,7 @@ from poetopt.errors import InfeasibleError, NoScheduleError
 def solve(
     model: ModelArgument,
     device: DeviceOption,
+    runtime: RuntimeOption = None,
     ram: RamOption = None,
     deadline: DeadlineOption = None,
     steps: StepsOption = 1,
@@ -123,7 +125,7 @@ def solve(
         training = read(model, options).differentiate(
             loss=loss, output=output, straight_through=straight_through, granularity=granularity
         )
-        problem = training.cost(device, profile=profile)
+        problem = training.cost(device, profile=profile, runtime=runtime)
         if sensitivity or sensitivity_plot is not None:
             from poetopt.comparison.sensitivity import check_goal
             from poetopt.formulations.options import with_options

@@ -7,7 +7,8 @@ A plan file has, in this order:
     model               name, reference, SHA-256, and how the problem was made of it (recipe, device, notes)
     budget              ram_bytes and deadline_s that the plan was made for, or null
     device              dma, paging, alignment, reserve_bytes, wake_j, resident_bytes, ram_bytes, and
-                        storage_bytes (null: not known), storage_block_bytes; files before them lack the two
+                        storage_bytes (null: not known), storage_block_bytes, runtime, runtime_version; files before
+                        them lack the four
     tensors             name, bytes, producer (null: there when the step begins), costs of paging, home; and where
                         they are not the default carried, result, updated_by, forms
     operators           name, kind, count, inputs, outputs, workspace_bytes, time_s, energy_j, and flags; variants

@@ -179,7 +179,8 @@ def _prediction(problem: Problem, action: Action, ahead: int, recomputed: int) -
 
 def fingerprint(problem: Problem) -> bytes:
     """Changes with the model, and with anything that decides what an instruction means or whether a plan fits."""
-    digest = hashlib.sha256(f"{problem.model_hash} {problem.alignment}".encode())
+    kernels = f"{problem.runtime} {problem.runtime_version}"
+    digest = hashlib.sha256(f"{problem.model_hash} {problem.alignment} {kernels}".encode())
     for operator in problem.operators:
         digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
     for tensor in problem.tensors:

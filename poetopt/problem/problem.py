@@ -41,6 +41,9 @@ class Problem:
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
     device_ram_bytes
         The device's RAM, or None where it is not known (a problem file without one).
+    runtime, runtime_version
+        What runs the operators (`poetopt.runtimes`), and the version of its kernels: workspaces and the reserve are of
+        those. "" where it is not known.
     graph
         The training graph behind it, or None (a problem file): then the plan can't be executed.
     model_ref, model_hash
@@ -63,6 +66,8 @@ class Problem:
     storage_block_bytes: int = 1
     resident_bytes: int = 0
     device_ram_bytes: int | None = None
+    runtime: str = ""
+    runtime_version: str = ""
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
     model_ref: str = ""
     model_hash: str = ""

@@ -217,3 +217,17 @@ def test_a_plan_of_too_many_instructions_is_refused() -> None:
     document = {**document, "instructions": [["free", 0]] * (MOST_INSTRUCTIONS + 1)}
     with pytest.raises(PlanError, match=r"1,000,001 instructions, and at most 1,000,000 are read"):
         from_json(document)
+
+
+def test_a_plan_says_its_runtime_and_its_kernels() -> None:
+    """Other kernels are other workspaces: both are in the file and in the fingerprint, and older files lack them."""
+    problem = replace(random_problem(random.Random(3)), runtime="c", runtime_version="7")
+    plan = lay_out(store_all(problem))
+    written = json.loads(json.dumps(to_json(plan)))
+    assert from_json(written).plan.problem == problem
+    for other in (replace(problem, runtime_version="8"), replace(problem, runtime="onnxruntime")):
+        with pytest.raises(PlanError, match="of another problem"):
+            decode_compact(other, encode_compact(plan))
+    for key in ("runtime", "runtime_version"):
+        del written["device"][key]
+    assert from_json(written).plan.problem.runtime == ""
