@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.problem import Problem
+from poetopt.problem import Home, Problem
 from poetopt.schedule import Schedule
 from tests.problems import random_budget, random_plan, random_problem, random_tight, store_all
 
@@ -27,6 +27,7 @@ __all__ = [
     "random_problem",
     "random_tight",
     "stage_optimum",
+    "steady_optimum",
     "store_all",
 ]
 
@@ -61,6 +62,14 @@ class _Tables:
         self.reads = [_mask(operator.inputs) for operator in problem.operators]
         self.writes = [_mask(operator.outputs) for operator in problem.operators]
         self.sizes = [tensor.nbytes for tensor in problem.tensors]
+        self.updates = [
+            _mask(tuple(i for i, tensor in enumerate(problem.tensors) if tensor.updated_by == index))
+            for index in range(self.count)
+        ]
+        self.old = [0]
+        for index in range(self.count):
+            self.old.append(self.old[-1] | self.updates[index])
+        self.lasting = _mask(tuple(i for i, tensor in enumerate(problem.tensors) if tensor.carried or tensor.result))
         self.useful = [self._useful(stage) for stage in range(self.count + 1)]
 
     def bytes_of(self, mask: int) -> int:
@@ -68,7 +77,7 @@ class _Tables:
 
     def _useful(self, stage: int) -> int:
         """Tensors that an operator still to be computed may need, itself or through recomputes."""
-        useful = 0
+        useful = self.lasting
         for index in range(self.count - 1, -1, -1):
             again = self.problem.operators[index].recomputable and self.writes[index] & useful
             if index >= stage or again:
@@ -99,7 +108,9 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
     if bytes_of(start) > ram_bytes:
         return None
     paging = paging and problem.paging
-    origin: _PlanState = (0, start, 0)
+    origin: _PlanState = (0, start, _mask(problem.stored_at_start))
+    at_end = _mask(problem.at_end)
+    home = _mask(tuple(i for i in problem.stored_at_start if problem.tensors[i].carried))
     best: dict[_PlanState, float] = {origin: 0.0}
     trace: dict[_PlanState, tuple[_PlanState, tuple[Instruction, ...]]] = {}
     closed: set[_PlanState] = set()
@@ -129,6 +140,8 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
                 remat and operator.recomputable and tables.writes[index] & ~ram & tables.useful[ahead]
             ):
                 continue
+            if tables.reads[index] & tables.old[ahead]:
+                continue
             cost = operator.energy_j if index < ahead else 0.0
             made = tables.writes[index]
             # Outputs that are in RAM already are overwritten: as much room as needing them to be there.
@@ -153,7 +166,10 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
                         step,
                         *(Instruction(Action.FREE, i) for i in _members((keep | made) & ~useful)),
                     )
-                    yield cost + extra, (after_stage, (keep | made) & useful, (stored | out) & useful), done
+                    there = stored | out
+                    if first:
+                        there &= ~tables.updates[ahead]
+                    yield cost + extra, (after_stage, (keep | made) & useful, there & useful), done
 
     while queue:
         cost, _, _, state = heapq.heappop(queue)
@@ -161,6 +177,17 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
             continue
         closed.add(state)
         if state[0] == tables.count:
+            lacking = home & ~state[2]
+            if lacking & ~state[1] or at_end & ~state[1]:
+                continue
+            back = sum(problem.tensors[i].page_out_j for i in _members(lacking))
+            if lacking:
+                ended = (state[0], state[1], state[2] | lacking)
+                if ended not in closed and cost + back < best.get(ended, float("inf")):
+                    best[ended] = cost + back
+                    trace[ended] = (state, tuple(Instruction(Action.PAGE_OUT, i) for i in _members(lacking)))
+                    heapq.heappush(queue, (cost + back, -state[0], next(ticket), ended))
+                continue
             steps: list[tuple[Instruction, ...]] = []
             while state in trace:
                 state, done = trace[state]
@@ -173,6 +200,26 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
                 trace[after] = (state, done)
                 heapq.heappush(queue, (total, -after[0], next(ticket), after))
     return None
+
+
+def steady_optimum(problem: Problem, ram_bytes: int) -> PlanOptimum | None:
+    """The least overhead of any plan that can be repeated, or None where none can.
+
+    What is carried and has its home on storage may stay in RAM from one step to the next: all sets of such tensors are
+    tried. A tensor that is updated need not have a copy on storage while it stays.
+    """
+    able = [i for i in problem.stored_at_start if problem.tensors[i].carried]
+    found: list[PlanOptimum] = []
+    for chosen in itertools.product((False, True), repeat=len(able)):
+        kept = set(itertools.compress(able, chosen))
+        tensors = tuple(
+            replace(tensor, home=Home.RAM, backed=not tensor.updated) if i in kept else tensor
+            for i, tensor in enumerate(problem.tensors)
+        )
+        best = plan_optimum(replace(problem, tensors=tensors), ram_bytes)
+        if best is not None:
+            found.append(best)
+    return min(found, key=lambda one: one.overhead_j, default=None)
 
 
 @dataclass(frozen=True)

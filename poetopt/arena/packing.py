@@ -10,6 +10,7 @@ from poetopt.arena.exact import EXACT_BUFFERS, search
 from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance
 from poetopt.arena.repair import repair
+from poetopt.arena.shared import place_shared
 from poetopt.arena.stream import MOST_PAIRS, pairs, stream
 
 SLACK = 2048
@@ -25,6 +26,7 @@ def pack(
     target: int | None = None,
     quick: bool = False,
     until: float = inf,
+    shared: Sequence[tuple[int, int]] = (),
 ) -> tuple[tuple[int, ...], int]:
     """Place buffers so that those alive together don't overlap.
 
@@ -40,6 +42,8 @@ def pack(
         Whether ejection takes tenths of a second at most, instead of five seconds.
     until
         The moment (of `time.monotonic`) at which nothing smaller is looked for any more.
+    shared
+        Pairs of buffers that get one offset: of one size, not alive together, and none in two pairs.
 
     Returns the offsets and the arena's size (the largest offset + size).
     """
@@ -48,6 +52,13 @@ def pack(
     if not kept:
         return tuple(offsets), 0
     size, start, end = ([values[k] for k in kept] for values in (sizes, starts, ends))
+    number = {k: place for place, k in enumerate(kept)}
+    together = [(number[a], number[b]) for a, b in shared if a in number]
+    if together:
+        instance = Instance.of(size, start, end, alignment)
+        for k, offset in zip(kept, place_shared(instance, together, max(instance.bound, target or 0)), strict=True):
+            offsets[k] = int(offset)
+        return tuple(offsets), max(offsets[k] + sizes[k] for k in kept)
     if pairs(start, end) > MOST_PAIRS:
         for k, offset in zip(kept, stream(size, start, end, alignment), strict=True):
             offsets[k] = offset

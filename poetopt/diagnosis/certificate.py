@@ -156,7 +156,7 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
     for i, paged in zip(path, by_page, strict=True):
         for e in range(*space.tensor_range[i]):
             stage = int(space.point_stage[e])
-            if int(space.point_previous[e]) <= s < stage:
+            if space.crosses(e, s):
                 allowed.add(id(model.residency.k[e]))
             if paged and space.page_index[e] >= 0 and s < stage <= b:
                 allowed.add(id(model.paging.p[int(space.page_index[e])]))

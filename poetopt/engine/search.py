@@ -17,8 +17,11 @@ from poetopt.engine.solution import Listener, Options, Solution, Status, graded
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem, check_supported
+from poetopt.problem import Feature, Problem, check_supported
 from poetopt.schedule import Schedule
+
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED})
+"""Features of problems that schedules are searched for."""
 
 
 def search(
@@ -42,7 +45,7 @@ def search(
     features that no search plans for yet.
     """
     chosen, now = formulation_of(options.formulation), time.monotonic()
-    check_supported(problem, "the search")
+    check_supported(problem, "the search", SUPPORTS)
     run = Run(problem, options, listener, begin=now if begin is None else begin)
     if begin is not None:
         run.timing["reading"] = now - begin

@@ -22,14 +22,18 @@ def fits_storage(problem: Problem, tensors: Sequence[int], written: Sequence[Any
     changes no figure. A variable of a tensor that is larger than the storage is bounded by 0.
     """
     capacity = problem.storage_blocks
-    blocks = [problem.blocks(i) for i in tensors]
-    if capacity is None or sum(blocks) <= capacity:
+    if capacity is None:
         return pyo.Constraint.Skip
-    for variable, count in zip(written, blocks, strict=True):
+    # what has its home there takes its blocks anyway
+    capacity -= sum(problem.blocks(i) for i in problem.stored_at_start)
+    given = [(v, problem.blocks(i)) for i, v in zip(tensors, written, strict=True) if not problem.tensors[i].stored]
+    if sum(count for _, count in given) <= capacity:
+        return pyo.Constraint.Skip
+    for variable, count in given:
         if count > capacity:
             variable.setub(0)  # not fixed: separators' rows may name it
-    unit = 1 << max(0, max(blocks).bit_length() - WIDEST.bit_length())
-    fits = [(variable, count / unit) for variable, count in zip(written, blocks, strict=True) if count <= capacity]
+    unit = 1 << max(0, max(count for _, count in given).bit_length() - WIDEST.bit_length())
+    fits = [(variable, count / unit) for variable, count in given if count <= capacity]
     if not fits:
         return pyo.Constraint.Skip
     variables, coefficients = zip(*fits, strict=True)

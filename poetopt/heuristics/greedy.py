@@ -73,8 +73,10 @@ class Replay:
         self._compute_j = [operator.energy_j + second_j * operator.time_s for operator in problem.operators]
         self._in_j = [tensor.page_in_j + second_j * tensor.page_in_s for tensor in problem.tensors]
         self._page_j = [
-            cost + tensor.page_out_j + second_j * tensor.page_out_s if self.paging else math.inf
-            for cost, tensor in zip(self._in_j, problem.tensors, strict=True)
+            math.inf if not self.paging else cost + written * (tensor.page_out_j + second_j * tensor.page_out_s)
+            for cost, written, tensor in zip(
+                self._in_j, map(problem.written_first, range(len(problem.tensors))), problem.tensors, strict=True
+            )
         ]
         """Of bringing it back from storage, and of writing it out as long as it wasn't."""
         blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
@@ -83,7 +85,11 @@ class Replay:
         self._past = [0] * len(problem.tensors)
         """Of each tensor's readers, those before this stage."""
         self._next_read = [readers[0] if readers else -1 for readers in problem.readers]
-        """The stage that reads it next, this one included; -1 where none does."""
+        """The stage that reads it next, this one included; -1 where none does, the end's where the next step does."""
+        self._lasting = frozenset(problem.at_end)
+        for i in self._lasting:
+            if self._next_read[i] < 0:
+                self._next_read[i] = len(problem.operators)
 
     def run(self) -> Schedule | None:
         """Replay from the beginning to the end; None where nothing can be evicted."""
@@ -101,6 +107,9 @@ class Replay:
             self.work.spend(STAGE_WORK)
             self._compute(stage, frozenset(), first=True)
             self._go_on(operator)
+        for i in problem.at_end:
+            if i not in self.resident:
+                self._restore(i, self._lasting)
         return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
 
     def _compute(self, operator: int, locked: frozenset[int], *, first: bool) -> None:
@@ -130,7 +139,7 @@ class Replay:
             self._make_room(self._nbytes[i], locked)
             if not self._fits_storage(i):  # what made room for it has taken the last blocks
                 raise _StuckError
-            self.machine.store(i)  # the plan writes it out as soon as it is made
+            self.machine.store(i)  # the plan writes it out as soon as it is made, if it has to be
             self._page_j[i] = self._in_j[i]
             self.machine.apply(self._fetches[i])
             self._came(i)
@@ -236,7 +245,8 @@ class Replay:
             while past < len(readers) and readers[past] < self.stage:
                 past += 1
             self._past[i] = past
-            self._next_read[i] = readers[past] if past < len(readers) else -1
+            ended = len(self.problem.operators) if i in self._lasting else -1
+            self._next_read[i] = readers[past] if past < len(readers) else ended
         for i in (*operator.inputs, *operator.outputs):
             if self._next_read[i] < 0 and i in self.resident:
                 self._evict(i)

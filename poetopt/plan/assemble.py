@@ -10,16 +10,33 @@ from collections.abc import Iterable
 
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem
+from poetopt.problem import Home, Problem
 from poetopt.schedule import Schedule
 
 
 def plan_of(problem: Problem, schedule: Schedule) -> Plan:
     """The plan that carries out `schedule` with the least memory at every instant.
 
-    The result isn't checked: a schedule that reads what is nowhere gives a plan that the simulator refuses.
+    Its problem says what stays in RAM from one step to the next (`kept`). The result isn't checked: a schedule that
+    reads what is nowhere gives a plan that the simulator refuses.
     """
-    return Plan(problem, tuple(with_frees(problem, _events(problem, schedule))))
+    lasting = problem.keeping(kept(problem, schedule))
+    return Plan(lasting, tuple(with_frees(lasting, _events(lasting, schedule))))
+
+
+def kept(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
+    """The tensors with their home on storage that are read before they are paged in: they stay from the step before.
+
+    Ascending. A recompute never reads a tensor before its first reader does.
+    """
+    first = schedule.first_page_ins
+    return tuple(
+        i
+        for i in problem.stored_at_start
+        if problem.tensors[i].home is Home.STORAGE
+        and problem.readers[i]
+        and first.get(i, len(problem.operators)) > problem.first_reads[i]
+    )
 
 
 def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
@@ -27,9 +44,10 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
     recomputes = _by_stage(schedule.recomputes)
     page_ins = _by_stage(schedule.page_ins)
     paged = {tensor for _, tensor in schedule.page_ins}
-    written = {i for i in paged if problem.written_first(i)}
-    written |= {i for i in problem.stored_at_start if problem.tensors[i].carried}  # after its update, if it has one
-    events = [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(-1) if i in written]
+    first = {i for i in paged if problem.written_first(i)}
+    # after its update, if it has one: the next step reads the new value
+    again = {i for i in problem.stored_at_start if problem.tensors[i].carried}
+    events = [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(-1) if i in first]
     for stage in range(len(problem.operators)):
         arriving = set(page_ins.get(stage, ()))
         for operator in [*recomputes.get(stage, ()), stage]:
@@ -39,7 +57,12 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
                 needed = sorted({*needed, *arriving})
             events += [Instruction(Action.PAGE_IN, i) for i in needed]
             events.append(Instruction(Action.COMPUTE, operator))
-        events += [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(stage) if i in written]
+        updates = problem.updates[stage]
+        events += [
+            Instruction(Action.PAGE_OUT, i)
+            for i in problem.written_after(stage)
+            if i in (again if i in updates else first)
+        ]
     return events
 
 

@@ -27,10 +27,14 @@ from typing import NoReturn
 from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem, check_supported
+from poetopt.problem import Feature, Home, Problem, check_supported
 
 VERSION = 1
 FINGERPRINT_BYTES = 4
+SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED})
+"""Features of problems whose plans are encoded."""
+PLAIN = (str(Home.RAM), False, False, -1, False)
+"""Home, carried, result, updated by and backed of a graph input."""
 LAST_SHIFT = 28
 """Numbers have at most 32 bits: the fifth byte holds four of them."""
 KINDS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN)
@@ -43,7 +47,7 @@ def encode_compact(plan: Plan) -> bytes:
     The plan must be one that `simulate` passes.
     """
     problem = plan.problem
-    check_supported(problem, "the compact encoding")
+    check_supported(problem, "the compact encoding", SUPPORTS)
     events, frees = _split(plan.instructions)
     _, default = _split(with_frees(problem, events))
     data = bytearray([VERSION]) + fingerprint(problem)
@@ -185,6 +189,9 @@ def fingerprint(problem: Problem) -> bytes:
         digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
     for tensor in problem.tensors:
         digest.update(repr((tensor.nbytes, tensor.producer)).encode())
+        if not tensor.computed or tensor.result:
+            ends = (str(tensor.home), tensor.carried, tensor.result, tensor.updated_by, tensor.backed)
+            digest.update(repr(ends).encode() if ends != PLAIN else b"")
     return digest.digest()[:FINGERPRINT_BYTES]
 
 

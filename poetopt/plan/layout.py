@@ -2,13 +2,14 @@
 
 Lifetimes are instruction indices: the graph inputs live from -1, before the first instruction; a buffer that
 is freed lives through its FREE, one that never is through the last instruction; a workspace lives during
-its COMPUTE alone. Buffers come in the order that `Plan.offsets` fixes.
+its COMPUTE alone. Buffers come in the order that `Plan.offsets` fixes. What is in RAM as the step begins and as it ends
+lies at one offset then, as the next step finds it there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -16,6 +17,7 @@ from poetopt.arena import pack
 from poetopt.errors import PlanError
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Plan
+from poetopt.problem import Home
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
         target=ram_bytes,
         quick=quick,
         until=until,
+        shared=_shared(plan, [(index, workspace, first, last) for index, workspace, _, first, last in lives]),
     )
     return replace(plan, offsets=offsets)
 
@@ -109,6 +112,13 @@ def check_layout(plan: Plan, ram_bytes: int | None = None) -> None:
         if ram_bytes is not None and buffer.offset + buffer.nbytes > ram_bytes:
             end = buffer.offset + buffer.nbytes
             raise PlanError(f"{_shown(plan, buffer)} ends at byte {end} of an arena of {ram_bytes} bytes")
+    every = list(buffers(plan))
+    for a, b in _shared(plan, [(one.index, one.workspace, one.first, one.last) for one in every]):
+        if every[a].nbytes and every[a].offset != every[b].offset:
+            raise PlanError(
+                f"{_shown(plan, every[b])} ends the step at byte {every[b].offset}, and the next one begins with it at "
+                f"byte {every[a].offset}"
+            )
     # Walk the instructions with the live buffers sorted by offset: only neighbours can be the first to overlap.
     events = sorted(
         [(buffer.first, 1, k) for k, buffer in enumerate(found)]
@@ -155,6 +165,25 @@ def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
                 raise PlanError(f"instruction {index} frees {problem.tensors[tensor].name!r}, not in RAM")
             lives[k] = (*lives[k][:4], index)
     return lives
+
+
+def _shared(plan: Plan, lives: Sequence[tuple[int, bool, int, int]]) -> list[tuple[int, int]]:
+    """Pairs of buffers of tensors that are in RAM as the step begins and as it ends, and leave in between.
+
+    lives
+        Index, whether a workspace, first and last instruction of each buffer.
+    """
+    lasting = {i for i in plan.problem.at_end if plan.problem.tensors[i].home is Home.RAM}
+    end = len(plan.instructions) - 1
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for k, (index, workspace, begins, ends) in enumerate(lives):
+        if not workspace and index in lasting:
+            if begins < 0:
+                first[index] = k
+            if ends == end:
+                last[index] = k
+    return [(k, last[i]) for i, k in first.items() if i in last and last[i] != k]
 
 
 def _shown(plan: Plan, buffer: Buffer) -> str:

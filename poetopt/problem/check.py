@@ -49,6 +49,8 @@ def check(problem: Problem) -> None:
             _refuse(i, tensor, f"its home can't be '{tensor.home}', as {what}")
         if tensor.carried and tensor.computed:
             _refuse(i, tensor, "what has no home can't be carried; a result stays in RAM at the end")
+        if tensor.backed and tensor.home is not Home.RAM:
+            _refuse(i, tensor, "only what begins in RAM has a copy on storage beside it")
         if tensor.result and not tensor.computed:
             _refuse(i, tensor, "only what an operator computes is a result; carry what has a home")
         if tensor.updated:

@@ -22,7 +22,7 @@ class Feature(StrEnum):
 
     STORED = "lies on storage when the step begins"
     MAPPED = "lies in mapped flash"
-    CARRIED = "has to be where it began when the step ends"
+    CARRIED = "has to be in RAM, where it began, when the step ends"
     RESULT = "has to be in RAM when the step ends"
     UPDATED = "is written anew over itself"
     PACKED = "has packed forms"
@@ -33,11 +33,11 @@ def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
     """Each feature of each tensor and operator, and whose it is."""
     for tensor in problem.tensors:
         named = f"tensor {tensor.name!r}"
-        if tensor.home is Home.STORAGE:
+        if tensor.home is Home.STORAGE or tensor.backed:
             yield Feature.STORED, named
         if tensor.home is Home.FLASH:
             yield Feature.MAPPED, named
-        if tensor.carried:
+        if tensor.carried and tensor.home is Home.RAM:
             yield Feature.CARRIED, named
         if tensor.result:
             yield Feature.RESULT, named

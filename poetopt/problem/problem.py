@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,10 @@ from poetopt.problem.tensors import ProblemTensor
 
 if TYPE_CHECKING:
     from poetopt.graph import TrainingGraph
+
+
+MOST_KEPT = 64
+"""So many answers of `Problem.keeping` are remembered."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class Problem:
     @cached_property
     def stored_at_start(self) -> tuple[int, ...]:
         """The tensors that storage holds when the step begins, ascending."""
-        return tuple(i for i, tensor in enumerate(self.tensors) if tensor.home is Home.STORAGE)
+        return tuple(i for i, tensor in enumerate(self.tensors) if tensor.stored)
 
     @cached_property
     def at_end(self) -> tuple[int, ...]:
@@ -127,6 +131,32 @@ class Problem:
         """Whether the step may not end without `tensor`, wherever it lies then."""
         return self.tensors[tensor].carried or self.tensors[tensor].result
 
+    def keeping(self, tensors: Iterable[int]) -> Problem:
+        """The same step where some tensors stay in RAM from one step to the next, though their home is storage.
+
+        They begin and end in RAM then. What is never written anew keeps its copy on storage beside that.
+        """
+        kept = frozenset(tensors)
+        if not kept:
+            return self
+        known: dict[frozenset[int], Problem] = vars(self).setdefault("_keeping", {})
+        if kept not in known:
+            if len(known) >= MOST_KEPT:
+                known.clear()
+            known[kept] = replace(
+                self,
+                tensors=tuple(
+                    replace(held, home=Home.RAM, carried=True, backed=not held.updated) if i in kept else held
+                    for i, held in enumerate(self.tensors)
+                ),
+            )
+        return known[kept]
+
+    @cached_property
+    def first_reads(self) -> tuple[int, ...]:
+        """For each tensor, the first stage whose own operator reads it; the number of stages where none does."""
+        return tuple(readers[0] if readers else len(self.operators) for readers in self.readers)
+
     # What may bring a tensor back.
 
     def may_recompute(self, tensor: int) -> bool:
@@ -137,11 +167,12 @@ class Problem:
     def may_page_out(self, tensor: int) -> bool:
         """Whether `tensor` may be written to storage: not what lies in flash, nor what storage holds unchanged."""
         held = self.tensors[tensor]
-        return self.paging and held.home is not Home.FLASH and (held.home is not Home.STORAGE or held.updated)
+        return self.paging and held.home is not Home.FLASH and (not held.stored or held.updated)
 
     def written_first(self, tensor: int) -> bool:
         """Whether `tensor` has to be written to storage before it can be read from there."""
-        return self.tensors[tensor].home in (Home.NOWHERE, Home.RAM)
+        held = self.tensors[tensor]
+        return not held.stored and held.home is not Home.FLASH
 
     def written_after(self, stage: int) -> tuple[int, ...]:
         """The tensors that are written out right after `stage`, if they go to storage at all; -1: before the first.

@@ -61,6 +61,8 @@ class ProblemTensor:
         Where it is when the step begins. By default `nowhere` where an operator writes it, else `ram`.
     carried
         Whether it has to be where it began when the step ends, so that the step can be repeated.
+    backed
+        Whether storage holds a copy as well when the step begins, of a tensor that is in RAM then.
     result
         Whether it has to be in RAM when the step ends, though an operator computed it: somebody reads it then.
     updated_by
@@ -78,6 +80,7 @@ class ProblemTensor:
     result: bool = False
     updated_by: int = -1
     forms: tuple[Form, ...] = ()
+    backed: bool = False
 
     def __post_init__(self) -> None:
         if self.home is None:
@@ -87,6 +90,11 @@ class ProblemTensor:
     def computed(self) -> bool:
         """Whether an operator writes it first; otherwise it has a home."""
         return self.producer >= 0
+
+    @property
+    def stored(self) -> bool:
+        """Whether storage holds a copy when the step begins."""
+        return self.home is Home.STORAGE or self.backed
 
     @property
     def updated(self) -> bool:

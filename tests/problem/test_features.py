@@ -42,7 +42,12 @@ ASKED: dict[str, Callable[[Problem], Any]] = {
     "formulation 'poet'": lambda problem: formulation("poet").build(problem, ram_bytes=100),
     **{f"baseline '{name}'": partial(scheduled, name) for name in baselines.names()},
 }
-SUPPORTED = {"the simulator": SUPPORTS}
+SUPPORTED = {
+    "the simulator": SUPPORTS,
+    "the compact encoding": SUPPORTS,
+    "the search": frozenset({Feature.STORED, Feature.UPDATED}),
+    "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED}),
+}
 """What some of them plan for; their own tests hold that they do it right."""
 
 

@@ -78,7 +78,8 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     if space.paging:
         written = np.zeros(len(model.paging.o_tensor))
         for _, tensor in schedule.page_ins:
-            written[model.paging.o_index[tensor]] = 1.0
+            if tensor in model.paging.o_index:  # else it is on storage for good
+                written[model.paging.o_index[tensor]] = 1.0
         values += [(model.paging.p, p), (model.paging.o, written)]
     return values
 
@@ -102,7 +103,7 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
         producer = space.problem.tensors[i].producer
         begin, end = space.tensor_range[i]
         e = begin + int(np.searchsorted(space.point_stage[begin:end], stage))
-        if not space.paging or stage < producer + 2:
+        if not space.paging or (stage < producer + 2 and not space.stored[i]):
             return None
         if e == end:
             continue  # nothing reads it any more
@@ -110,7 +111,7 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
         stays = space.page_index[e] < 0 and real_before and space.point_stage[e - 1] == space.point_stage[e] - 1
         while e < end and not stays and space.page_index[e] < 0:
             e += 1  # nothing reads it here
-            if e < end and (int(space.point_stage[e]), producer) in recomputes:
+            if e < end and producer >= 0 and (int(space.point_stage[e]), producer) in recomputes:
                 e = end
         if e < end and not stays:
             settled.add((int(space.point_stage[e]), i))
@@ -127,12 +128,13 @@ def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
     }
     for first, last in space.tensor_range:
         needed_later = False
-        for e in range(last - 1, first - 1, -1):
-            at = (int(space.point_tensor[e]), int(space.point_stage[e]))
-            needed = needed_later or bool(space.point_real[e]) or at in reading
-            made = at in making
-            k[e] = float(needed and not made)
-            needed_later = needed and not made
+        for _ in range(2 if last > first and space.wrapped[first] else 1):  # round the circle, to what stays
+            for e in range(last - 1, first - 1, -1):
+                at = (int(space.point_tensor[e]), int(space.point_stage[e]))
+                needed = needed_later or bool(space.point_real[e]) or at in reading
+                made = at in making
+                k[e] = float(needed and not made)
+                needed_later = needed and not made
     return k
 
 

@@ -135,6 +135,8 @@ class _Values:
             pages = space.page_point
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
+            # what storage holds for good is never written: page-ins alone count
+            written[space.stored & (np.bincount(model.paging.o_tensor, minlength=n) == 0)] = np.inf
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
         return cls(
             crossing=space.crossing(point[model.residency.k]).astype(np.float32),

@@ -31,6 +31,7 @@ class ChainRows:
         self._points = [stages[first:last] for first, last in space.tensor_range]
         self._before = [space.point_previous[first:last].tolist() for first, last in space.tensor_range]
         self._kept = [kept[first:last] for first, last in space.tensor_range]
+        self._circle = space.cyclic.tolist()
         self._pages: list[Timed] = _timed((), (), n)
         self._written: list[Any] = [None] * n
         if space.paging:
@@ -53,13 +54,13 @@ class ChainRows:
             variables += _between(self._again[producer], s, b)
         for v, paged in zip(path, by_page, strict=True):
             crossing = bisect_right(self._points[v], s)
-            if crossing < len(self._points[v]) and self._before[v][crossing] <= s:
+            if crossing < len(self._points[v]) and (self._before[v][crossing] <= s or self._circle[v]):
                 variables.append(self._kept[v][crossing])
-            if self._written[v] is None:
-                continue
+            elif crossing == len(self._points[v]) and self._circle[v]:
+                variables.append(self._kept[v][0])
             if paged:
                 variables += _between(self._pages[v], s, b)
-            else:
+            elif self._written[v] is not None:
                 variables.append(self._written[v])
         return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=chain)
 

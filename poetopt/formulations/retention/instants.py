@@ -33,7 +33,9 @@ class Instants:
         row[stages] = np.arange(len(stages))
         self._shape = len(stages), n + 1
         chosen = (row[space.point_stage] >= 0) & (space.tensor_bytes[space.point_tensor] > 0)
-        points = np.flatnonzero(chosen)
+        stored = space.stored[space.point_tensor]
+        self._stored = np.flatnonzero(chosen & stored)
+        points = np.flatnonzero(chosen & ~stored)
         self._points = points
         tensors = space.point_tensor[points]
         self._bytes = space.tensor_bytes[tensors]
@@ -82,6 +84,38 @@ class Instants:
             np.array([nbytes for _, _, nbytes in found]),
         )
 
+    @cached_property
+    def _homes(self) -> list[tuple[Ints, Ints, NDArray[np.bool_]]]:
+        """Of each stage with tensors whose home is storage: m recomputations, n points, and who reads what, (n, m)."""
+        space = self._space
+        found = []
+        stages = space.point_stage[self._stored]
+        for t in np.unique(stages).tolist():
+            points, which = self._stored[stages == t], np.flatnonzero(space.recompute_stage == t)
+            operators = space.recompute_operator[which]
+            readers = [space.problem.readers[i] for i in space.point_tensor[points].tolist()]
+            found.append((which, points, np.array([np.isin(operators, of) for of in readers])))
+        return found
+
+    def _at_home(self, points: Ints, reads: NDArray[np.bool_], r: Floats, k: Floats, p: Floats) -> Floats:
+        """(m,) bytes of the tensors of one stage whose home is storage, see `retention.memory`.
+
+        points, reads, r
+            (n,) points, (n, m) which of the stage's recomputations reads them, and (m,) their values.
+        """
+        space = self._space
+        own = np.where(reads, r[None, :], 0.0)
+        # a row's own recomputation counts on both sides: no term is more than its value then
+        before = np.maximum.accumulate(own, axis=1)
+        later = np.maximum.accumulate(own[:, ::-1], axis=1)[:, ::-1]
+        after = space.point_after[points]
+        on = np.where(after >= 0, k[after], 0.0)[:, None]
+        later = np.maximum(later, on)
+        real = np.maximum(k[points][:, None], before)
+        unread = np.maximum.reduce([np.zeros_like(own), own, later - p[points][:, None], before + later - 1.0])
+        here = np.where(space.point_real[points][:, None], real, unread)
+        return np.asarray(space.tensor_bytes[space.point_tensor[points]] @ here)
+
     def nbytes(self, r: Floats, k: Floats, p: Floats, spanned: Floats) -> Floats:
         """(n_recomputes,) bytes live while each recomputation runs, by shares.
 
@@ -128,6 +162,8 @@ class Instants:
         live = np.cumsum(np.bincount(where, steps, minlength=size).reshape(self._shape), axis=1).reshape(-1)
         found = live[self._of_recompute] + spanned[space.recompute_stage]
         found += space.workspace_bytes[space.recompute_operator] * r
+        for which, points, reads in self._homes:
+            found[which] += self._at_home(points, reads, r[which], k, p)
         x, kept, nbytes = self._unpointed
         there = np.where(kept >= 0, k[kept], 0.0)
         np.add.at(found, x, nbytes * np.maximum(0.0, r[x] - there))

@@ -14,6 +14,10 @@ $$ w_j r_{j,t} + \sum_{i:\, q^- < t < q} m_i k_{i,q}
 
 where the maximum is 1 for an input of the stage's own operator. What is paged in for the stage comes in where its
 operator g(i) would run again, among the recomputes: a plan pages it in no sooner, as nothing before that reads it.
+What has its home on storage comes in right before its first reader of the stage and leaves after its last one: with
+$a = \max_{h < j} r_{h,t}$ and $z = \max(k_{i,t^+}, \max_{h > j} r_{h,t})$ over its readers, it takes
+$m_i r_{j,t}$ where j reads it, $m_i \max(k_{i,t}, a)$ where the stage's own operator does, else
+$m_i \max(0, z - p_{i,t}, a + z - 1)$.
 Each maximum is linearised by the term that attains it at the point cut off: any choice is a valid row.
 
 | symbol | attribute | unit  | meaning                                      |
@@ -53,13 +57,14 @@ def _build(block: PyomoBlock) -> None:
     budget = space.room_bytes
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
+    after = space.point_after.tolist()
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables = [k[e] for e in spanning[t]]
         coefficients = [size[e] for e in spanning[t]]
         for e in space.points_at.get(t, ()):
-            if not space.point_real[e] and not space.point_last[e]:
-                variables.append(k[e + 1])
+            if not space.point_real[e] and after[e] >= 0:
+                variables.append(k[after[e]])
                 coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
         if sum(coefficients) <= room:
@@ -78,11 +83,10 @@ def _build(block: PyomoBlock) -> None:
 def _spanning(space: RetentionSpace) -> list[list[int]]:
     """For each stage, the points whose keep-interval covers it without a point of the tensor there."""
     found: list[list[int]] = [[] for _ in space.problem.operators]
-    previous = space.point_previous.tolist()
     sized = (space.tensor_bytes[space.point_tensor] > 0).tolist()
-    for e, stage in enumerate(space.point_stage.tolist()):
+    for e in range(len(sized)):
         if sized[e]:
-            for t in range(previous[e] + 1, stage):
+            for t in space.spanned(e):
                 found[t].append(e)
     return found
 
@@ -129,14 +133,16 @@ def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
     weight = k * space.tensor_bytes[space.point_tensor]
     np.add.at(steps, space.point_previous + 1, weight)
     np.add.at(steps, space.point_stage, -weight)
+    steps[0] += weight[space.wrapped].sum()
     return np.asarray(np.cumsum(steps))
 
 
 def stage_bytes(space: RetentionSpace, k: Floats) -> Floats:
     """(n_stages,) bytes live while each stage's own operator runs, where `k`, (n_points,), is what is kept."""
     live = _spanned_bytes(space, k)[:-1] + space.working_set_bytes
-    unread = np.flatnonzero(~space.point_real & ~space.point_last)
-    np.add.at(live, space.point_stage[unread], k[unread + 1] * space.tensor_bytes[space.point_tensor[unread]])
+    unread = np.flatnonzero(~space.point_real & (space.point_after >= 0))
+    on = space.point_after[unread]
+    np.add.at(live, space.point_stage[unread], k[on] * space.tensor_bytes[space.point_tensor[unread]])
     return live
 
 
@@ -147,7 +153,11 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
     full = space.room_bytes * (1 - VIOLATION)
     found = set()
     for t, left in enumerate((full - stage_bytes(space, k)).tolist()):
-        unread = [e + 1 for e in space.points_at.get(t, ()) if not space.point_real[e] and not space.point_last[e]]
+        unread = [
+            int(space.point_after[e])
+            for e in space.points_at.get(t, ())
+            if not space.point_real[e] and space.point_after[e] >= 0
+        ]
         absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
         if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
             found.add(t)
@@ -194,7 +204,9 @@ class _Instant:
         outputs = set(operator.outputs)
         for e, i, m, page, producer in _sized_points(block, t):
             stayed = [(keep, e, k[e])]
-            if i in outputs:
+            if space.stored[i]:
+                self._add_stored(i, e, m, page, j, x, r, k, p)
+            elif i in outputs:
                 outputs.discard(i)
                 back = [(model.paging.p, page, p[e])] if page >= 0 else []
                 self._add(m, max([stayed + back, [(again, x, r[x])]], key=_total))
@@ -205,7 +217,8 @@ class _Instant:
             else:
                 ways = []
                 if not space.point_last[e]:
-                    ways.append([(keep, e + 1, k[e + 1])])
+                    on = int(space.point_after[e])
+                    ways.append([(keep, on, k[on])])
                 for h in space.problem.readers[i]:
                     if h >= j and h in allowed:
                         y = space.recompute_of[h, t]
@@ -220,6 +233,42 @@ class _Instant:
             elif r[x] > k[kept]:
                 self._add(float(size[i]), [(again, x, r[x])])
                 self._add(-float(size[i]), [(keep, kept, k[kept])])
+
+    def _add_stored(
+        self, i: int, e: int, m: float, page: int, j: int, x: int, r: list[float], k: list[float], p: list[float]
+    ) -> None:
+        """The terms of a tensor whose home is storage: it comes in right before its first reader of the stage."""
+        space, model = self.space, self.block.model()
+        keep, again = model.residency.k, model.recompute.r
+        before: list[Way] = []
+        later: list[Way] = []
+        ways: list[tuple[float, list[tuple[float, Way]], float]] = []
+        for h in space.problem.readers[i]:
+            y = space.recompute_of.get((h, self.t))
+            if y == x:
+                ways.append((r[x], [(1.0, [(again, x, r[x])])], 0.0))
+            elif y is not None:
+                (before if h < j else later).append([(again, y, r[y])])
+        if space.point_real[e]:
+            here = max([[(keep, e, k[e])], *before, *(way[1][0][1] for way in ways)], key=_total)
+            self._add(m, here)
+            return
+        on = int(space.point_after[e])
+        if on >= 0:
+            later.append([(keep, on, k[on])])
+        if later:
+            last = max(later, key=_total)
+            # it was kept for the last one, as it wasn't paged in; or an earlier one had it already
+            paged = [(-1.0, [(model.paging.p, page, p[e])])] if page >= 0 else []
+            ways.append((_total(last) - p[e], [(1.0, last), *paged], 0.0))
+            if before:
+                first = max(before, key=_total)
+                ways.append((_total(first) + _total(last) - 1.0, [(1.0, first), (1.0, last)], -1.0))
+        value, parts, constant = max(ways, key=lambda way: way[0], default=(0.0, [], 0.0))
+        if value > 0:
+            self.constant += m * constant
+            for sign, way in parts:
+                self._add(sign * m, way)
 
     def _add(self, nbytes: float, way: Way) -> None:
         self.terms += [(nbytes, variables, place) for variables, place, _ in way]

@@ -16,6 +16,9 @@ $$ p_{i,q} \le o_i, \qquad
 A tensor's copy stays on storage to the end of the step, so that the row on $C$ is exact; a tensor larger than the
 storage is never written.
 
+A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
+paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
+
 Writing out right after the first compute is never worse than later: the bytes are in RAM then, and
 the copy stays valid. So `o` needs no time. It would be integral by itself, as the largest p; said to be binary, it is
 what a search branches on first: whether a tensor goes to storage at all decides more than when it comes back.
@@ -38,16 +41,20 @@ def _build(block: PyomoBlock) -> None:
     space = block.model().space
     tensors = space.problem.tensors
     paged = space.point_tensor[space.page_point]
-    candidates = np.unique(paged)
+    # what is never written anew is on storage for good
+    unwritten = space.stored & ~np.array([tensor.updated for tensor in tensors], dtype=bool)
+    candidates = np.unique(paged[~unwritten[paged]])
     slot = {int(i): k for k, i in enumerate(candidates)}
     block.p = pyo.Var(pyo.RangeSet(0, len(paged) - 1), domain=pyo.Binary)
     block.o = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), domain=pyo.Binary)
     block.o_tensor = candidates
     block.o_index = slot
     p, o = list(block.p.values()), list(block.o.values())
-    written = [o[slot[int(i)]] for i in paged]
+    written = [o[slot[int(i)]] if int(i) in slot else None for i in paged]
 
     def written_first(_: PyomoBlock, y: int) -> PyomoRow:
+        if written[y] is None:
+            return pyo.Constraint.Skip
         return LinearExpression(linear_coefs=[1, -1], linear_vars=[p[y], written[y]]) <= 0
 
     block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=written_first)

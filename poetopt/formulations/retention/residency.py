@@ -11,6 +11,10 @@ $$ \begin{aligned}
    p_{i,q} &\le k_{i,q^+} + \sum_{j \text{ reads } i} r_{j,q} && \text{stage q's own operator doesn't read i}
    \end{aligned} $$
 
+The life of a parameter whose home is storage is a circle: $q^-$ of its first point is its last one, in the step
+before, so that a schedule can be repeated. It has no r, as no operator makes it, and no reader of it runs again after
+its update.
+
 The last row holds for an operator with one output; one with several may be recomputed for one output
 while another is resident (and overwritten in place), so there it is $k_{i,q} + p_{i,q} \le 1$. The rows on p stand
 where a page-in costs nothing in what is minimised: elsewhere none is for nothing, and no row on memory sees one.
@@ -57,7 +61,8 @@ def _build(block: PyomoBlock) -> None:
     taken = [[_times(-1, variable) for variable in made] for made in available]
 
     real = space.point_real.tolist()
-    first = space.point_first.tolist()
+    before, after = space.point_before.tolist(), space.point_after.tolist()
+    missing = (space.point_first & space.stored[space.point_tensor] & ~space.wrapped).tolist()
     tensor = space.point_tensor.tolist()
     single = [
         not made.computed or len(space.problem.operators[made.producer].outputs) == 1 for made in space.problem.tensors
@@ -77,9 +82,10 @@ def _build(block: PyomoBlock) -> None:
         return lower, LinearExpression(made), upper
 
     def continuity(_: PyomoBlock, e: int) -> PyomoRow:
-        if first[e]:
-            return pyo.Constraint.Skip
-        return LinearExpression([ones[e][0], *taken[e - 1]]) <= 0
+        if before[e] < 0:
+            # what storage holds alone isn't there when the step begins
+            return ones[e][0] <= 0 if missing[e] else pyo.Constraint.Skip
+        return LinearExpression([ones[e][0], *taken[before[e]]]) <= 0
 
     block.occupancy = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=occupancy)
     block.continuity = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=continuity)
@@ -103,7 +109,7 @@ def _build(block: PyomoBlock) -> None:
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
         e = idle[index]
         i, t = tensor[e], int(space.point_stage[e])
-        used = [ones[e + 1][0]] if not space.point_last[e] else []
+        used = [ones[after[e]][0]] if after[e] >= 0 else []
         used += [again[x] for h in space.problem.readers[i] if (x := space.recompute_of.get((h, t))) is not None]
         return LinearExpression([_times(-1, p[page_of_point[e]]), *used]) >= 0
 
@@ -134,9 +140,10 @@ def _counts(block: PyomoBlock) -> list[Count]:
     found = []
     for nbytes in np.unique(size):
         entries = np.flatnonzero(size == nbytes)
-        begin, end = space.point_previous[entries], space.point_stage[entries]
+        begin, end, wrapped = space.point_previous[entries], space.point_stage[entries], space.wrapped[entries]
         for stage in range(len(space.problem.operators)):
-            kept = entries[(begin < stage) & (stage <= end)]
+            after, until = begin < stage, stage <= end
+            kept = entries[np.where(wrapped, after | until, after & until)]
             if len(kept) > 1:
                 found.append(Count(block.k, kept, float(nbytes)))
     return found

@@ -14,9 +14,12 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
-from poetopt.problem import Problem, check_supported
+from poetopt.problem import Feature, Problem, check_supported
 
 Flags = NDArray[np.bool_]
+
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED})
+"""Features of problems that the formulation has decisions for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,12 +28,14 @@ class RetentionSpace:
 
     A tensor's *points* are the stages where it may be read: its real uses, and the stages where an
     operator that reads it, or that writes it, may be recomputed; one that takes no room has none.
-    Points are sorted by tensor, then stage; entry e is one point.
+    Points are sorted by tensor, then stage; entry e is one point. The life of a parameter, whose home is on storage, is
+    a circle: before its first point comes its last one, of the step before.
 
     point_tensor, point_stage
         (n_points,) the tensor and the stage of each point.
     point_previous
-        (n_points,) the stage of the tensor's previous point; for its first, the producer's (-1: an input).
+        (n_points,) the stage of the tensor's previous point; for its first, the producer's (-1: an input), or, in a
+        circle, its last one's.
     point_first, point_last
         (n_points,) bool: whether the point is the tensor's first or last.
     point_real
@@ -70,6 +75,48 @@ class RetentionSpace:
     def __deepcopy__(self, memo: object) -> RetentionSpace:
         """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
         return self
+
+    @cached_property
+    def stored(self) -> Flags:
+        """(n_tensors,) whether the tensor's home is storage: nothing has to be written before it is paged in."""
+        return np.array([tensor.stored for tensor in self.problem.tensors], dtype=bool)
+
+    @cached_property
+    def cyclic(self) -> Flags:
+        """(n_tensors,) whether the tensor may stay in RAM from one step to the next."""
+        return np.array([tensor.stored and tensor.carried for tensor in self.problem.tensors], dtype=bool)
+
+    @cached_property
+    def wrapped(self) -> Flags:
+        """(n_points,) whether the interval up to the point begins in the step before."""
+        return self.point_previous >= self.point_stage
+
+    @cached_property
+    def point_before(self) -> Ints:
+        """(n_points,) the point before in the tensor's life; -1 where there is none."""
+        before = np.arange(len(self.point_tensor)) - 1
+        last = np.array([end - 1 for _, end in self.tensor_range], dtype=np.int64)[self.point_tensor]
+        return np.where(self.point_first, np.where(self.wrapped, last, -1), before)
+
+    @cached_property
+    def point_after(self) -> Ints:
+        """(n_points,) the point after in the tensor's life; -1 where there is none."""
+        after = np.full(len(self.point_tensor), -1, dtype=np.int64)
+        follows = np.flatnonzero(self.point_before >= 0)
+        after[self.point_before[follows]] = follows
+        return after
+
+    def crosses(self, e: int, s: int) -> bool:
+        """Whether the interval up to point e holds the moment between stages s and s + 1."""
+        after, until = self.point_previous[e] <= s, s < self.point_stage[e]
+        return bool(after or until if self.wrapped[e] else after and until)
+
+    def spanned(self, e: int) -> list[int]:
+        """The stages inside of the interval up to point e, its ends left out."""
+        begin, end = int(self.point_previous[e]) + 1, int(self.point_stage[e])
+        if begin > end:
+            return [*range(end), *range(begin, len(self.problem.operators))]
+        return list(range(begin, end))
 
     @cached_property
     def room_bytes(self) -> int:
@@ -152,6 +199,7 @@ class RetentionSpace:
         steps = np.zeros((len(self.problem.tensors), len(self.problem.operators) + 1))
         np.add.at(steps, (self.point_tensor, np.maximum(self.point_previous, 0)), k)
         np.add.at(steps, (self.point_tensor, self.point_stage), -k)
+        np.add.at(steps[:, 0], self.point_tensor[self.wrapped], k[self.wrapped])
         for i, tensor in enumerate(self.problem.tensors):
             if not tensor.nbytes:
                 steps[i, tensor.first_stage] = 1.0
@@ -180,12 +228,14 @@ def recomputable_stages(problem: Problem, scope: str, remat: bool, costly: Flags
     able = np.array([operator.recomputable for operator in problem.operators], dtype=bool)
     if not remat:
         return np.zeros((n, n), dtype=bool), scope_name(scope)
+    # nothing that reads a tensor runs after its update
+    able = able & (np.arange(n)[:, None] <= np.array(problem.last_run, dtype=np.int64)[None, :])
     if scope == "full":
         return np.tri(n, k=-1, dtype=bool) & able, "full"
-    forward = able & np.array([not operator.backward for operator in problem.operators], dtype=bool)
+    forward = np.array([o.recomputable and not o.backward for o in problem.operators], dtype=bool)
     if scope == NEEDED and costly is not None:
         forward &= ~costly
-    return _within(problem, forward, scope_depth(scope)), scope_name(scope)
+    return _within(problem, forward, scope_depth(scope)) & able, scope_name(scope)
 
 
 def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
@@ -229,12 +279,13 @@ def retention_space(
     - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
       for the first point where the tensor is read, where the room that it takes is needed anyway; if the tensor is
       made before that, it isn't needed at all. Neither costs more, and every instant in between has more room.
-    - A page-in right after a real use, in the next stage, unless the tensor's operator is `dominated`: the
+    - A page-in right after a real use, in the next stage, unless the tensor's operator is `dominated` or its home is
+      storage: the
       tensor is an input of the stage before, so that it can stay. (Plans that let recomputes have its room in between
       lie outside of the space.)
     - If `lean`, a recompute that page-ins can stand for, as its operator is `dominated`.
     """
-    check_supported(problem, "formulation 'retention'")
+    check_supported(problem, "formulation 'retention'", SUPPORTS)
     costly = dominated(problem, limits, paging)
     allowed, name = recomputable_stages(problem, scope, remat, costly)
     if lean:
@@ -264,10 +315,17 @@ def retention_space(
     point_first = np.diff(point_tensor, prepend=-1) != 0
     point_real = real[point_tensor, point_stage]
     producer = producers[point_tensor]
+    point_last = np.diff(point_tensor, append=-1) != 0
     point_previous = np.where(point_first, producer, np.roll(point_stage, 1))
+    stored = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
+    carried = stored & np.array([tensor.carried for tensor in problem.tensors], dtype=bool)
+    latest = np.zeros(len(problem.tensors), dtype=np.int64)
+    latest[point_tensor[point_last]] = point_stage[point_last]
+    circle = point_first & carried[point_tensor]
+    point_previous = np.where(circle, latest[point_tensor], point_previous)
     stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
-    stays &= ~((producer >= 0) & costly[producer])
-    pageable = read[point_tensor, point_stage] & (point_stage >= producer + 2) & ~stays
+    stays &= ~((producer >= 0) & costly[producer]) & ~stored[point_tensor]
+    pageable = read[point_tensor, point_stage] & ((point_stage >= producer + 2) | stored[point_tensor]) & ~stays
     page_point = np.flatnonzero(pageable & paging)
     page_index = np.full(len(point_tensor), -1, dtype=np.int64)
     page_index[page_point] = np.arange(len(page_point))
@@ -280,7 +338,7 @@ def retention_space(
         point_stage=point_stage,
         point_previous=point_previous,
         point_first=point_first,
-        point_last=np.diff(point_tensor, append=-1) != 0,
+        point_last=point_last,
         point_real=point_real,
         point_recompute=np.where(producer >= 0, index_of[point_stage, producer], -1),
         recompute_operator=recompute_operator,

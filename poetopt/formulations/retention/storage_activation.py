@@ -68,6 +68,8 @@ def _build(block: PyomoBlock) -> None:
 
     def both(_: PyomoBlock, y: int) -> PyomoRow:
         e = int(pages[y])
+        if space.stored[space.point_tensor[e]]:
+            return pyo.Constraint.Skip  # its page-out comes after its update, if there is one
         first = 0 if problem.dma else gap_of[problem.tensors[int(space.point_tensor[e])].producer + 1]
         gaps = range(first, gap_of[int(space.point_stage[e])] + 1)
         return 0, linear([Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p[y]], [twice])]), None

@@ -14,8 +14,8 @@ $$ \begin{aligned}
 where h is 0 where the buffer and what stage t's operator touches exceed the budget by themselves, U_t is what the stage
 row of block `memory` counts, and t runs over the transfer's window: for a page-in at q of
 tensor i, after the last real use of i before q (it was in RAM then, in a buffer that is gone) and before q; for a
-page-out, after the operator that writes i and before its first page-in. A page-out of what is kept through stage t
-anyway takes no further room there.
+page-out, after the operator that writes i and before its first page-in, or anywhere where i is written back. A page-out
+of what is kept through stage t anyway takes no further room there.
 
 For any multipliers $0 \le \alpha, \gamma \le 1$, $\beta \ge 0$, with $u_z$ the most that transfer z alone can make of
 them (a fractional knapsack), every plan within the makespan $\mu$ satisfies
@@ -91,12 +91,12 @@ class _Windows:
         problem, count = space.problem, len(space.problem.operators)
         stages, tensors, bytes_kept = [], [], []
         size = space.tensor_bytes
-        for e, (i, t) in enumerate(zip(space.point_tensor.tolist(), space.point_stage.tolist(), strict=True)):
-            covered = list(range(int(space.point_previous[e]) + 1, t))
-            if e and int(space.point_tensor[e - 1]) == i and not space.point_real[e - 1]:
-                covered.append(
-                    int(space.point_stage[e - 1])
-                )  # kept on beyond a point that stage's operator doesn't read
+        for e, i in enumerate(space.point_tensor.tolist()):
+            covered = space.spanned(e)
+            before = int(space.point_before[e])
+            if before >= 0 and not space.point_real[before]:
+                # kept on beyond a point that stage's operator doesn't read
+                covered.append(int(space.point_stage[before]))
             stages += covered
             tensors += [e] * len(covered)
             bytes_kept += [size[i]] * len(covered)
@@ -109,7 +109,8 @@ class _Windows:
                 if space.point_real[e]:
                     latest = int(space.point_stage[e])
         paged = space.page_point
-        outs = np.unique(space.point_tensor[paged])
+        moved = np.unique(space.point_tensor[paged]).tolist()
+        outs = np.array([i for i in moved if problem.may_page_out(i)], dtype=np.int64)
         return cls(
             own_s=np.array([operator.time_s for operator in problem.operators]),
             kept=kept,
@@ -120,7 +121,10 @@ class _Windows:
             out_tensor=outs,
             out_after=np.array([problem.tensors[i].producer for i in outs.tolist()], dtype=np.int64),
             out_before=np.array(
-                [int(space.point_stage[paged[space.point_tensor[paged] == i]].max()) for i in outs.tolist()],
+                [
+                    count if space.stored[i] else int(space.point_stage[paged[space.point_tensor[paged] == i]].max())
+                    for i in outs.tolist()
+                ],
                 dtype=np.int64,
             ),
         )
@@ -229,13 +233,13 @@ class _Overlap:
         e = first + np.searchsorted(space.point_stage[first:last], stages)
         for n, (t, at) in enumerate(zip(stages.tolist(), e.tolist(), strict=True)):
             if at == last:
-                continue
-            if int(space.point_stage[at]) != t:
+                kept[n] = first if space.cyclic[i] else NEVER
+            elif int(space.point_stage[at]) != t:
                 kept[n] = at
             elif space.point_real[at]:
                 kept[n] = ALWAYS
-            elif at + 1 < last:
-                kept[n] = at + 1
+            elif space.point_after[at] >= 0:
+                kept[n] = int(space.point_after[at])
         fits = (kept == ALWAYS) | (w.fixed[stages] + space.tensor_bytes[i] <= space.room_bytes)
         stages, kept = stages[fits], kept[fits]
         active = self.o[x] > ACTIVE
@@ -252,8 +256,13 @@ class _Overlap:
 
     def _end_of(self, x: int) -> int | None:
         """The stage before which page-out x is taken to be over: that of the page-in it is paired with."""
-        y = self.first_in.get(int(self.windows.out_tensor[x]))
+        y = self._paired(x)
         return None if y is None else int(self.windows.in_before[y])
+
+    def _paired(self, x: int) -> int | None:
+        """The page-in that page-out x has to be over before: of what is on storage from the start, none."""
+        i = int(self.windows.out_tensor[x])
+        return None if self.space.stored[i] else self.first_in.get(i)
 
     def prices(self) -> _Prices | None:
         """Multipliers of the most that can be hidden at the point, or None where the program is too large or fails."""
@@ -351,7 +360,7 @@ class _Overlap:
             if x not in self.outs:
                 continue
             np.subtract.at(k_cost, z.kept[lent := z.charged & (z.kept >= 0)], prices.memory[z.stages[lent]] * z.nbytes)
-            paired = self.first_in.get(int(w.out_tensor[x]))
+            paired = self._paired(x)
             if paired is not None:
                 # where this page-in is, the page-out is over before it: so much less of it can be hidden
                 p_cost[paired] += worth - self._worth(self._page_out(x, int(w.in_before[paired])), prices)

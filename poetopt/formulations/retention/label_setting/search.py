@@ -149,6 +149,8 @@ def label_search(problem: Problem, limits: Limits, scope: str, paging: bool, rem
     """The search over a scope; None where more counts than bytes and joules, or a label would be more than it is."""
     if limits.compute_s is not None or limits.makespan_s is not None or problem.wake_j:
         return None
+    if problem.beyond() is not None:
+        return None
     paging = paging and problem.paging
     capacity = problem.storage_blocks
     if paging and capacity is not None and sum(map(problem.blocks, range(len(problem.tensors)))) > capacity:
