@@ -12,6 +12,7 @@ from poetopt.engine.solution import Options, Solution
 from poetopt.engine.tuning import GRACE_S, HEURISTICS_SHARE, OFFER_WORK, PLAIN, QUICK_PRICES, QUICK_SHARE, WORK
 from poetopt.formulations import formulation
 from poetopt.heuristics.greedy import greedy
+from poetopt.heuristics.lasting import lasting_sets
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
@@ -42,8 +43,10 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             share_s = (HEURISTICS_SHARE if trial.best else 1.0) * options.time_limit_s
             if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
                 return
-            schedule = greedy(run.problem, int(options.ram_bytes * share), paging=paging, remat=remat)
-            found |= _taken(run, trial, schedule, "heuristic", strict)
+            aim = int(options.ram_bytes * share)
+            for lasting in lasting_sets(run.problem, aim):
+                schedule = greedy(lasting, aim, paging=paging, remat=remat)
+                found |= _taken(run, trial, schedule, "heuristic", strict)
     if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
         for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
             found |= _taken(run, trial, schedule, "heuristic", strict)

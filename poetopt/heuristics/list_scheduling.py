@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from poetopt.heuristics.greedy import Replay, may_run_again
+from poetopt.heuristics.lasting import lasting_of
 from poetopt.problem import Problem
 from poetopt.schedule import FractionalSchedule, Schedule
 
@@ -62,5 +63,5 @@ def list_schedule(
 
     Like `greedy`, it isn't simulated, and runs forward operators again however long the chain.
     """
-    again = may_run_again(problem, remat)
+    again, problem = may_run_again(problem, remat), lasting_of(problem, shares)
     return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, shares=shares).run()
