@@ -68,7 +68,11 @@ def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     y = op.result(k)
-    return (k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y)),)
+    again = len(k.nodes)
+    dx = k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))
+    if not again:
+        k.amounts_to("Sigmoid.grad_input", [dy, y], [dx])
+    return (dx,)
 
 
 @register_vjp("Tanh", since=6)
@@ -77,7 +81,11 @@ def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     y = op.result(k)
-    return (k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y))),)
+    again = len(k.nodes)
+    dx = k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))
+    if not again:
+        k.amounts_to("Tanh.grad_input", [dy, y], [dx])
+    return (dx,)
 
 
 @register_vjp("Softmax", since=13)

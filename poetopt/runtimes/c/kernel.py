@@ -14,8 +14,9 @@ How the generated C looks, and what it must be compiled with:
 - `code(call, arguments)` is one C99 statement (a call with all numbers written out, or a block with a loop nest). It
   declares nothing outside of a block, so statements can follow one another in one function.
 - `arguments` are C expressions of object pointers: `void *`, or of the element's type (`C_TYPES`). Each is used as
-  often as need be, so it should have no side effect. An absent input or output is "". Tensors are dense, in ONNX's
-  order; a scalar has one element. Every buffer starts at a multiple of `ALIGNMENT`.
+  often as need be, so it has no side effect, and names only what begins with `po_`: other names are the statement's.
+  An absent input or output is "". Tensors are dense, in ONNX's order; a scalar has one element. Every buffer starts
+  at a multiple of `ALIGNMENT`.
 - Output 0 may lie on an input that `in_place` names, at the same address; nothing else may overlap.
 - `headers` are files of `poetopt/runtimes/c/include/` (or of the package `include` of a third party's), to be
   copied beside the C code and included by name, once each. They need <stdint.h>, <math.h>, <string.h>, and include

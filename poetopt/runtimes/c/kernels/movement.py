@@ -220,10 +220,10 @@ def _random_uniform(call: Call, arguments: Arguments) -> str:
     )
     return block(
         written("y", y, arguments.outputs[0]),
-        f"uint32_t *state = {arguments.state};",
-        "uint32_t seed = state[0];",
+        f"uint32_t *kept = {arguments.state};",
+        "uint32_t seed = kept[0];",
         loops((y.size,), draw),
-        "state[0] = seed;",
+        "kept[0] = seed;",
     )
 
 

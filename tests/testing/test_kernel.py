@@ -1,0 +1,106 @@
+"""`check_kernel`: every kernel of the runtime `c` against onnxruntime, and broken kernels that it must catch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from poetopt.errors import BackendUnavailableError
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.registry import kernels
+from poetopt.testing import ContractError, check_kernel
+from poetopt.testing.kernel import check_kernels
+from poetopt.testing.kernel_cases import node_case
+from poetopt.testing.kernel_draws import DRAWS
+from poetopt.testing.kernel_program import host_compiler
+
+
+def _compiler() -> str:
+    try:
+        return host_compiler()
+    except BackendUnavailableError:
+        return ""
+
+
+needs_compiler = pytest.mark.skipif(not _compiler(), reason="no C compiler (cc, gcc, clang)")
+LONG = ("Conv", "ConvTranspose", "Conv.grad_input", "Conv.grad_weight")
+"""Their code takes a compiler longest."""
+
+
+def test_every_kernel_can_be_drawn() -> None:
+    assert set(kernels()) == set(DRAWS)
+
+
+@needs_compiler
+def test_kernels_agree_with_onnxruntime() -> None:
+    """Every kernel; thousands of calls are in `benchmarks/kernels.py`."""
+    few = [kernel for kernel in kernels().values() if kernel.op_type not in LONG]
+    found = check_kernels(few, count=2, optimize="-O0")
+    assert [check.cases for check in found] == [2] * len(few)
+    assert sum(check.in_place for check in found) > len(few) // 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("op_type", LONG)
+def test_convolutions_agree_with_onnxruntime(op_type: str) -> None:
+    (kernel,) = (kernel for kernel in kernels().values() if kernel.op_type == op_type)
+    assert check_kernel(kernel, count=4, optimize="-O0").cases == 4
+
+
+def _add(body: str, **changed: object) -> Kernel:
+    """A kernel for Add of two operands of one size."""
+
+    def code(call: Call, arguments: Arguments) -> str:
+        a, b = arguments.inputs
+        text = body.replace("SIZE", str(call.output().size))
+        return f"{{ const float *a = {a}, *b = {b}; float *y = {arguments.outputs[0]}; {text} }}"
+
+    made = Kernel("Add", code, headers=("po_math.h",))
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+SUM = "for (int32_t i = 0; i < SIZE; ++i) { y[i] = a[i] + b[i]; }"
+BROKEN = {
+    "largest element from onnxruntime's": _add(SUM.replace("+ b", "- b")),
+    "reads what it has not written": _add(SUM.replace("i < SIZE", "i < SIZE - 1")),
+    "other bits where output 0 lies on input 1": _add(
+        "for (int32_t i = 0; i < SIZE; ++i) { y[i] = a[i]; } for (int32_t i = 0; i < SIZE; ++i) { y[i] += b[i]; }",
+        in_place=(1,),
+    ),
+    "writes over its input 0": _add(SUM + " ((float *)(uintptr_t)a)[0] = 0.0f;"),
+    "the compiler refuses it": _add(SUM + " int unused;"),
+    "it refuses that: not today": _add(SUM, refuses=lambda call: "not today"),
+    "must be a constant": _add(SUM, constants=(1,)),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_broken_kernel_is_caught(message: str) -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
+    with pytest.raises(ContractError, match=message):
+        check_kernel(BROKEN[message], [node_case("Add", a, b)], optimize="-O0")
+
+
+@needs_compiler
+def test_a_kernel_that_leaves_its_buffers_is_caught() -> None:
+    a = np.ones((3, 4), np.float32)
+    sound = check_kernel(_add(SUM, in_place=(0, 1)), [node_case("Add", a, a + 1)], optimize="-O0")
+    assert (sound.cases, sound.in_place, sound.deviation) == (1, 2, 0.0)
+    if not sound.sanitized:
+        pytest.skip("the compiler has no sanitizers")
+    with pytest.raises(ContractError, match="AddressSanitizer"):
+        check_kernel(_add(SUM.replace("i < SIZE", "i <= SIZE")), [node_case("Add", a, a)], optimize="-O0")
+
+
+def test_without_a_compiler_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    host_compiler.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BackendUnavailableError, match=r"no C compiler is installed .*apt install") as caught:
+        check_kernel(_add(SUM), [node_case("Add", np.ones(3, np.float32), np.ones(3, np.float32))])
+    assert caught.value.exit_code == 6
+    host_compiler.cache_clear()
