@@ -35,7 +35,7 @@ class Replay:
     """The state of one replay.
 
     recomputable
-        The operators that may run again, in backward stages.
+        The operators that may run again, in backward stages up to their last.
     second_j
         What a second counts for beside its energy, in joules.
     work
@@ -82,6 +82,12 @@ class Replay:
         blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
         self._capacity = None if capacity is None or blocks <= capacity else capacity
         """Blocks of the storage, where they may become short."""
+        self._last_run = (*problem.last_run, -1)
+        """Of each operator, and last of none."""
+        self._overtaken: dict[int, set[int]] = {}
+        """Stage -> the operators that may not run again from it on."""
+        for j, last in enumerate(problem.last_run):
+            self._overtaken.setdefault(last + 1, set()).add(j)
         self._past = [0] * len(problem.tensors)
         """Of each tensor's readers, those before this stage."""
         self._next_read = [readers[0] if readers else -1 for readers in problem.readers]
@@ -105,6 +111,9 @@ class Replay:
         for stage, operator in enumerate(problem.operators):
             self.stage = stage
             self.work.spend(STAGE_WORK)
+            if stage in self._overtaken:
+                self.recomputable -= self._overtaken[stage]
+                self.known.clear()
             self._compute(stage, frozenset(), first=True)
             self._go_on(operator)
         for i in problem.at_end:
@@ -182,7 +191,7 @@ class Replay:
     def _return_cost(self, i: int) -> float:
         """What the next read of i costs if it is evicted now."""
         cost = self._page_cost(i)
-        if self._next_read[i] > self.problem.last_forward:
+        if self.problem.last_forward < self._next_read[i] <= self._last_run[self._producer[i]]:
             cost = min(cost, self._recompute_cost(i))
         return cost
 
