@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.models import Model, load
@@ -10,7 +11,7 @@ from poetopt.api.problems import LoadOptions
 from poetopt.api.training import SAME_BYTES, TrainingFile
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
-from poetopt.errors import ModelError, OptionError
+from poetopt.errors import DeviceError, ModelError, OptionError
 from poetopt.frontends.summary import summary
 from poetopt.garbage import building
 from poetopt.notes import document
@@ -18,7 +19,8 @@ from poetopt.operators.resident import resident_breakdown
 from poetopt.problem import Problem
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import Needs, needs
-from poetopt.runtimes import runtime
+from poetopt.runtimes import runtime as runtime_of
+from poetopt.runtimes import unknown
 
 if TYPE_CHECKING:
     import onnx
@@ -31,6 +33,7 @@ def inspect(
     loss: str = "auto",
     output: str | None = None,
     straight_through: bool = False,
+    runtime: str | None = None,
     **read: Unpack[LoadOptions],
 ) -> Inspection:
     """Look at a model: contents, what has no gradient rule, and what training it takes.
@@ -41,6 +44,8 @@ def inspect(
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
     loss, output, straight_through
         As in `Model.differentiate`.
+    runtime
+        What runs the operators, whatever the device names.
     read
         For what isn't loaded yet: the options of `load`.
 
@@ -51,7 +56,7 @@ def inspect(
     elif read:
         raise OptionError(f"{', '.join(read)}: too late for what is loaded; give the model's path with them")
     if isinstance(model, TrainingFile):
-        problem = model.cost(device or next(iter(model.file.costs)))
+        problem = model.cost(device or next(iter(model.file.costs)), runtime=runtime)
         return Inspection(
             contents={
                 "name": problem.name,
@@ -63,13 +68,17 @@ def inspect(
             device=device,
         )
     found = device_of(device or SAME_BYTES)
+    if runtime is not None:
+        if wrong := unknown(runtime):
+            raise DeviceError(wrong)
+        found = replace(found, runtime=runtime)
     contents = summary(model.graph)
     missing = tuple(unsupported(model.graph, straight_through=straight_through))
     try:
         training = model.differentiate(loss=loss, output=output, straight_through=straight_through).on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
-    said = [*training.graph.notes, *runtime(found.runtime).notes(training.graph)]
+    said = [*training.graph.notes, *runtime_of(found.runtime).notes(training.graph)]
     return Inspection(
         contents={**contents, "notes": said, "important": document(said)},
         unsupported=missing,

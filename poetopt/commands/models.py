@@ -14,6 +14,7 @@ from poetopt.commands.options import (
     LossOption,
     ModelArgument,
     OutputOption,
+    RuntimeOption,
     ShapeOption,
     StraightThroughOption,
     TrainOption,
@@ -38,6 +39,7 @@ def inspect(
     loss: LossOption = "auto",
     output: OutputOption = None,
     straight_through: StraightThroughOption = False,
+    runtime: RuntimeOption = None,
     json: JsonOption = None,
 ) -> int:
     """Show what a model consists of and what training it takes, without solving anything."""
@@ -46,7 +48,14 @@ def inspect(
 
     options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"--json": json})
-    found = look(read(model, options), device=device, loss=loss, output=output, straight_through=straight_through)
+    found = look(
+        read(model, options),
+        device=device,
+        loss=loss,
+        output=output,
+        straight_through=straight_through,
+        runtime=runtime,
+    )
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     return 0

@@ -467,6 +467,17 @@ def _layer_norm_gradient(random: Random) -> list[Case]:
     return step_cases(model, "LayerNormalization.gradient", random)
 
 
+def dropout(op_type: str) -> Draw:
+    """What a training step has of a Dropout."""
+
+    def draw(random: Random) -> list[Case]:
+        given = {"ratio": np.array(0.3, np.float32), "training": np.array(True)}
+        node = _node("Dropout", ["h", *given], attributes={"seed": 7})
+        return step_cases(_network(random, _shape(random, 1), [node], given), op_type, random)
+
+    return draw
+
+
 def softmax(op_type: str) -> Draw:
     """Softmax or LogSoftmax along any axis."""
 
@@ -548,6 +559,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "NegativeLogLikelihoodLoss"): _likelihood,
     **{(OWN_DOMAIN, f"{op}.grad_input"): gradient(f"{op}.grad_input", op) for op in _SLOPES},
     (OWN_DOMAIN, "Clip.grad_input"): _clip_gradient,
+    **{(OWN_DOMAIN, op): dropout(op) for op in ("Dropout", "Dropout.mask")},
     **{(OWN_DOMAIN, f"Conv.{k}"): convolution_gradient(f"Conv.{k}") for k in ("grad_input", "grad_weight")},
     (OWN_DOMAIN, "MaxPool.indexed"): pool_gradient("MaxPool.indexed", "MaxPool"),
     (OWN_DOMAIN, "MaxPool.grad_input"): pool_gradient("MaxPool.grad_input", "MaxPool"),

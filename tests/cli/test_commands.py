@@ -82,6 +82,8 @@ def test_inspect_shows_what_training_takes(run: Runner) -> None:
     assert training["ram_bound_bytes"] <= training["least_ram_bytes"] <= training["store_all_peak_bytes"]
     assert sum(document["resident"].values()) == training["resident_bytes"]
     assert document["unsupported"] == []
+    kernels = run("inspect", "lenet", "--device", "m0", "--runtime", "c", "--json", "-").document["training"]
+    assert kernels["least_ram_bytes"] < training["least_ram_bytes"]
 
 
 def test_inspect_names_unsupported_operators_first(run: Runner, tmp_path: Path) -> None:

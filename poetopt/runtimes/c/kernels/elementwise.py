@@ -210,6 +210,8 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Or", "{a} || {b}", frozenset(), EITHER),
     elementwise("Where", "({a} ? {b} : {c})", NUMBERS, (1, 2)),
     elementwise("Cast", _cast, ANY, ()),
+    # of the operand (or of the incoming gradient), the factor, the mask
+    elementwise("Dropout", "({c} ? {a} * {b} : 0.0f)", domain=OWN_DOMAIN),
     # gradients: the incoming one first, which the result may lie on
     elementwise("Relu.grad_input", "({b} > 0.0f ? {a} : 0.0f)", domain=OWN_DOMAIN),
     elementwise("Clip.grad_input", _bounds, domain=OWN_DOMAIN),

@@ -7,10 +7,10 @@ from math import prod
 
 import numpy as np
 
-from poetopt.graph import VIEW_OPS, Tensor
+from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
-from poetopt.runtimes.c.write import c_number, read, written
+from poetopt.runtimes.c.write import c_float, c_number, read, written
 
 HEADER = "po_math.h"
 
@@ -209,22 +209,32 @@ def _size(call: Call, arguments: Arguments) -> str:
     return block(written("y", call.output(), arguments.outputs[0]), f"y[0] = {call.input(0).size};")
 
 
-def _random_uniform(call: Call, arguments: Arguments) -> str:
-    """The minimal standard generator, as onnxruntime draws: the same numbers from the same seed."""
-    y = call.output()
-    low, high = call.number("low", 0.0), call.number("high", 1.0)
-    scale = "" if (low, high) == (0.0, 1.0) else f" * {c_number(high - low, 'float32')} + {c_number(low, 'float32')}"
+def _drawn(call: Call, arguments: Arguments, made: str, *declared: str) -> str:
+    """`made` of each `drawn` number in [0, 1) of the minimal standard generator, as onnxruntime draws it."""
     draw = block(
+        "float drawn;",
         "seed = (uint32_t)((uint64_t)seed * 16807u % 2147483647u);",
-        f"y[i0] = po_min((float)(seed - 1u) * 4.656613e-10f, 0.99999994f){scale};",
+        "drawn = po_min((float)(seed - 1u) * 4.656613e-10f, 0.99999994f);",
+        f"y[i0] = {made};",
     )
     return block(
-        written("y", y, arguments.outputs[0]),
+        *declared,
+        written("y", call.output(), arguments.outputs[0]),
         f"uint32_t *kept = {arguments.state};",
         "uint32_t seed = kept[0];",
-        loops((y.size,), draw),
+        loops((call.output().size,), draw),
         "kept[0] = seed;",
     )
+
+
+def _random_uniform(call: Call, arguments: Arguments) -> str:
+    low, high = call.number("low", 0.0), call.number("high", 1.0)
+    scaled = "" if (low, high) == (0.0, 1.0) else f" * {c_float(high - low)} + {c_float(low)}"
+    return _drawn(call, arguments, f"drawn{scaled}")
+
+
+def _mask(call: Call, arguments: Arguments) -> str:
+    return _drawn(call, arguments, "(uint8_t)(drawn >= b[0])", read("b", call.input(0), arguments.inputs[0]))
 
 
 def _seed(call: Call) -> tuple[int, ...]:
@@ -245,4 +255,5 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("Size", _size, headers=(HEADER,)),
     Kernel("RandomUniform", _random_uniform, refuses=_known_types, state=_seed, headers=(HEADER,)),
+    Kernel("Dropout.mask", _mask, OWN_DOMAIN, _known_types, state=_seed, headers=(HEADER,)),
 )
