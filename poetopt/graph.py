@@ -53,6 +53,10 @@ class Role(StrEnum):
     """The gradient of a parameter. Resident."""
     STATE = "state"
     """A BatchNormalization statistic after the step. Resident."""
+    OPTIMIZER_STATE = "optimizer_state"
+    """What an optimizer remembers of a parameter from step to step: momentum, moments. Resident."""
+    HYPERPARAMETER = "hyperparameter"
+    """A scalar that says how parameters are updated, given with each step, or one that follows from such. Resident."""
     LOSS = "loss"
     """The scalar loss. Resident, so that it outlives the step."""
 
@@ -79,6 +83,8 @@ _RESIDENCES: Mapping[Role, Residence] = {
     Role.GRADIENT: Residence(Home.NOWHERE),
     Role.PARAMETER_GRADIENT: Residence(Home.NOWHERE, result=True),
     Role.STATE: Residence(Home.NOWHERE, result=True),
+    Role.OPTIMIZER_STATE: Residence(Home.RAM, carried=True),
+    Role.HYPERPARAMETER: Residence(Home.RAM, carried=True),
     Role.LOSS: Residence(Home.NOWHERE, result=True),
 }
 
@@ -178,6 +184,10 @@ class Operator:
     over
         Where it works in place: the input whose bytes its single output takes over, and which nobody else reads.
         Both are resident, so that no schedule sees them, and it runs once.
+    updates
+        Pairs (old, new) of what it updates: `old` is carried from step to step, and one of `inputs`; `new` is one of
+        `outputs`, and is written over the bytes of `old` once all of its nodes have read that. It runs once, and
+        nothing reads `old` after it.
     meaning
         Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
     members
@@ -196,6 +206,7 @@ class Operator:
     recomputable: bool = True
     backward: bool = False
     over: str = ""
+    updates: tuple[tuple[str, str], ...] = ()
     meaning: Node | None = None
     members: tuple[str, ...] = ()
     whole: tuple[Whole, ...] = ()
@@ -251,6 +262,8 @@ class Graph:
             if operator.view or operator.over:
                 source = operator.over or operator.inputs[0]
                 roots[operator.outputs[0]] = roots.get(source, source)
+            for old, new in operator.updates:
+                roots[new] = roots.get(old, old)
         return roots
 
     @cached_property
@@ -274,18 +287,26 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingGraph(Graph):
-    """A forward network with its loss and backward operators: one training step without the update.
+    """A forward network with its loss and backward operators: one training step, with updates where asked for.
 
     loss
         Name of the scalar loss.
     loss_kind
         `cross-entropy`, `bce`, `mse`, or `none` (the model's own scalar output is the loss).
     gradients
-        For each trained parameter, in order, the name of its gradient (`<parameter>.grad`).
+        For each trained parameter, in order, the name of its gradient (`<parameter>.grad`), where gradients are results
+        of the step. Empty where the step updates parameters and keeps no gradients.
     states
         For each running statistic that the step updates: old name -> name of the updated tensor.
     added_inputs
         Inputs that the loss brought with it (`labels`, `target`).
+    optimizer
+        Whose update operators the step has (`poetopt.optimizers`), or `none`.
+    optimizer_states
+        What the optimizer remembers, in the order of the parameters; `values` has them before the first step (zeros).
+    hyperparameters
+        For each hyperparameter (`lr`, ...): the name of its scalar, which is given with each step; `values` has a
+        default.
     """
 
     loss: str
@@ -293,6 +314,25 @@ class TrainingGraph(Graph):
     gradients: Mapping[str, str]
     states: Mapping[str, str]
     added_inputs: tuple[str, ...] = ()
+    optimizer: str = "none"
+    optimizer_states: tuple[str, ...] = ()
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def updaters(self) -> Mapping[str, Operator]:
+        """For each tensor that an operator writes anew over itself, that operator: by the tensor's old name."""
+        return {old: operator for operator in self.operators for old, _ in operator.updates}
+
+    @cached_property
+    def carried(self) -> Mapping[str, str]:
+        """All that is another value after the step: old name -> new name. The next step begins with the new ones."""
+        updates = {old: new for operator in self.operators for old, new in operator.updates}
+        return {**updates, **{old: new for old, new in self.states.items() if old not in updates}}
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """What the step leaves behind: the loss, gradients where they are kept, and what is carried, updated."""
+        return tuple(dict.fromkeys((self.loss, *self.gradients.values(), *self.carried.values())))
 
 
 def inner_storage(operator: Operator) -> Mapping[str, str]:

@@ -46,6 +46,7 @@ LAYERS = (
     ("runtimes",),
     ("passes",),
     ("autodiff",),
+    ("optimizers",),
     ("devices",),
     ("formulations", "plan"),
     ("step",),

@@ -37,6 +37,8 @@ class Model:
         output: str | None = None,
         granularity: str = "operator",
         straight_through: bool = False,
+        optimizer: str = "none",
+        fuse: bool = True,
     ) -> Training:
         """Attach a loss and derive the backward operators.
 
@@ -53,6 +55,11 @@ class Model:
             `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.passes.blocks`).
         straight_through
             Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
+        optimizer
+            `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.optimizers`). With
+            `none`, the step ends with the gradients.
+        fuse
+            Whether an update is one operator with the gradient that it alone reads.
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
@@ -60,26 +67,38 @@ class Model:
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
-        derived = self.training_graph(loss=loss, output=output, straight_through=straight_through)
+        derived = self.training_graph(
+            loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=fuse
+        )
         recipe = {**self.recipe, "loss": loss, "output": output}
         if straight_through:
             recipe["straight_through"] = True
         if granularity == "block":
             recipe["granularity"] = granularity
+        if optimizer != "none":
+            recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived)
 
     def training_graph(
-        self, *, loss: str = "auto", output: str | None = None, straight_through: bool = False
+        self,
+        *,
+        loss: str = "auto",
+        output: str | None = None,
+        straight_through: bool = False,
+        optimizer: str = "none",
+        fuse: bool = True,
     ) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
         Arguments and errors are those of `differentiate`.
         """
         from poetopt.autodiff import differentiate
+        from poetopt.optimizers import with_updates
 
         try:
             with building():
-                return differentiate(self.graph, loss=loss, output=output, straight_through=straight_through)
+                step = differentiate(self.graph, loss=loss, output=output, straight_through=straight_through)
+                return with_updates(step, optimizer, fuse=fuse)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
@@ -146,12 +165,14 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
     """The training step that a plan's recipe asks for; what `differentiate` wouldn't take counts as not asked."""
     if isinstance(loaded, TrainingFile):
         return loaded
-    loss, output, granularity = (recipe.get(key) for key in ("loss", "output", "granularity"))
+    loss, output, granularity, optimizer = (recipe.get(k) for k in ("loss", "output", "granularity", "optimizer"))
     return loaded.differentiate(
         loss=loss if isinstance(loss, str) else "auto",
         output=output if isinstance(output, str) else None,
         granularity=granularity if isinstance(granularity, str) else "operator",
         straight_through=recipe.get("straight_through") is True,
+        optimizer=optimizer if isinstance(optimizer, str) else "none",
+        fuse=recipe.get("fuse") is not False,
     )
 
 

@@ -123,12 +123,15 @@ class TrainingFile:
         output: str | None = None,
         granularity: str = "operator",
         straight_through: bool = False,
+        optimizer: str = "none",
+        fuse: bool = True,
     ) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        if loss != "auto" or output is not None or granularity != "operator" or straight_through:
+        asked = (loss, output, granularity, straight_through, optimizer, fuse)
+        if asked != ("auto", None, "operator", False, "none", True):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--granularity and --straight-through"
+                "--granularity, --straight-through, --optimizer and --separate-updates"
             )
         return self
 

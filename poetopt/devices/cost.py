@@ -2,7 +2,7 @@
 
 Two things disappear. A view is its root's bytes, so its readers read the root. A tensor of the resident region
 (parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds
-to `resident_bytes` (`poetopt.operators.resident`).
+to `resident_bytes` (`poetopt.operators.resident`). Where one is updated, its readers name the operator that does.
 
 What an operator needs besides is the runtime's to say, and is split: its temporaries are its workspace in the arena;
 what kernels allocate themselves is one reserve beside the arena for the whole step, for the most that any kernel does.
@@ -11,6 +11,7 @@ what kernels allocate themselves is one reserve beside the arena for the whole s
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
@@ -74,7 +75,7 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
     return Problem(
         name=graph.name,
         device=device.name,
-        operators=tuple(operators),
+        operators=_overtaken(graph, operators),
         tensors=tuple(tensors),
         paging=device.storage is not None,
         dma=device.dma and device.storage is not None,
@@ -92,6 +93,18 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
         model_hash=graph.content_hash,
         notes=(*storage_notes(device, tensors), *takes.notes(graph)),
     )
+
+
+def _overtaken(graph: TrainingGraph, operators: Sequence[ProblemOperator]) -> tuple[ProblemOperator, ...]:
+    """`operators`, each with those that update what it reads in the resident region."""
+    index = {operator.name: k for k, operator in enumerate(operators)}
+    updaters = {graph.root(old): index[operator.name] for old, operator in graph.updaters.items()}
+    scheduled = (operator for operator in graph.operators if not operator.view)
+    found: list[ProblemOperator] = []
+    for k, (costed, operator) in enumerate(zip(operators, scheduled, strict=True)):
+        after = {updaters[root] for root in map(graph.root, operator.inputs) if root in updaters} - {k}
+        found.append(replace(costed, updaters=tuple(sorted(after))) if after else costed)
+    return tuple(found)
 
 
 def storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from poetopt.engine.solution import Listener, Options, Solution, Status, graded
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Feature, Problem, check_supported
+from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 from poetopt.schedule import Schedule
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED})
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
 """Features of problems that schedules are searched for."""
 
 

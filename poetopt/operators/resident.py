@@ -17,6 +17,8 @@ PARTS: Mapping[Role, str] = {
     Role.CONSTANT: "constants",
     Role.STATE: "states",
     Role.LOSS: "loss",
+    Role.OPTIMIZER_STATE: "optimizer",
+    Role.HYPERPARAMETER: "optimizer",
 }
 """What the resident region consists of, by the role of the tensors."""
 
@@ -37,8 +39,11 @@ def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
 
 
 def resident_breakdown(graph: TrainingGraph) -> Mapping[str, int]:
-    """Bytes of the resident region by what they are: the values of `PARTS`, each storage counted once."""
-    sums = dict.fromkeys(PARTS.values(), 0)
+    """Bytes of the resident region by what they are: the values of `PARTS`, each storage counted once.
+
+    `optimizer` is only there where the step has one.
+    """
+    sums = {part: 0 for part in PARTS.values() if part != "optimizer" or graph.optimizer != "none"}
     for root, role in resident_storages(graph).items():
         sums[PARTS[role]] += graph.tensors[root].nbytes
     return sums

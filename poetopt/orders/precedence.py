@@ -69,22 +69,33 @@ class Precedence:
 
 
 def _of_tensors(problem: Problem) -> list[set[int]]:
-    return [
+    before = [
         {problem.tensors[i].producer for i in operator.inputs if problem.tensors[i].computed}
         for operator in problem.operators
     ]
+    for k, operator in enumerate(problem.operators):
+        for updater in operator.updaters:
+            before[updater].add(k)
+    return before
 
 
 def _of_graph(problem: Problem, graph: TrainingGraph) -> list[set[int]]:
-    """Dependences through any tensor, resident ones included; a view passes those of its inputs on."""
+    """Dependences through any tensor, resident ones included; a view passes those of its inputs on.
+
+    What updates a tensor comes after all that read the old value.
+    """
     index = {operator.name: k for k, operator in enumerate(problem.operators)}
     writers: dict[str, set[int]] = {}
+    readers: dict[str, set[int]] = {}
     found: dict[int, set[int]] = {}
     for operator in graph.operators:
         needed = {j for name in operator.inputs for j in writers.get(name, ())}
         if not operator.view:
-            found[index[operator.name]] = needed
-            needed = {index[operator.name]}
+            k = index[operator.name]
+            for name in operator.inputs:
+                readers.setdefault(graph.root(name), set()).add(k)
+            found[k] = needed.union(*(readers[old] for old, _ in operator.updates)) - {k}
+            needed = {k}
         for name in operator.outputs:
             writers[name] = needed
     return [found[k] for k in range(len(problem.operators))]
@@ -103,7 +114,7 @@ def reordered(problem: Problem, order: Sequence[int]) -> Problem:
 
     return replace(
         problem,
-        operators=tuple(problem.operators[k].renumbered(tensor_at) for k in order),
+        operators=tuple(problem.operators[k].renumbered(tensor_at, operator_at) for k in order),
         tensors=tuple(problem.tensors[i].renumbered(operator_at) for i in tensors),
         graph=problem.graph and _reordered_graph(problem.graph, [problem.operators[k].name for k in order]),
     )

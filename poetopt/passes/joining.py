@@ -36,6 +36,8 @@ def joined(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str], ki
         nodes=tuple(node for operator in members for node in operator.nodes),
         inputs=tuple(read),
         outputs=tuple(name for name in written if leaves(name)),
+        updates=tuple(pair for operator in members for pair in operator.updates),
+        recomputable=all(operator.recomputable for operator in members),
         meaning=None,
         whole=tuple(_wholes(members)),
         members=tuple(
@@ -53,8 +55,8 @@ def _wholes(members: Sequence[Operator]) -> Iterator[Whole]:
 
 
 def kept_tensors(graph: TrainingGraph) -> frozenset[str]:
-    """What somebody outside of the step wants: loss, outputs, gradients, statistics, and whose bytes they are."""
-    kept = {graph.loss, *graph.outputs, *graph.gradients.values(), *graph.states.values()}
+    """What somebody outside of the step wants: outputs, the step's results, and whose bytes they are."""
+    kept = {*graph.outputs, *graph.results}
     return frozenset({graph.root(name) for name in kept} | kept)
 
 

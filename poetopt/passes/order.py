@@ -3,7 +3,9 @@
 Forward operators keep the order of the file, which the model's author (or exporter) chose depth
 first. Backward operators are list-scheduled: of all that are ready, the one runs that leaves the fewest
 live bytes behind, so a weight gradient runs as soon as its activation can be let go, and contributions are
-summed as soon as they are there. Ties go to the order in which the reverse loop emitted them.
+summed as soon as they are there. Ties go to the order in which the reverse loop emitted them. What updates a tensor
+waits for all that read the old value: of a weight, the gradient by the input comes before the gradient by the weight,
+where that is one operator with the update.
 """
 
 from __future__ import annotations
@@ -40,13 +42,9 @@ def _greedy(operators: Sequence[Operator], tensors: Mapping[str, Tensor], roots:
         tuple(dict.fromkeys(roots.get(n, n) for n in operator.inputs if not tensors[n].resident))
         for operator in operators
     ]
-    produced = {name: k for k, operator in enumerate(operators) for name in operator.outputs}
-    waiting = [sum(1 for name in dict.fromkeys(o.inputs) if name in produced) for o in operators]
-    followers: dict[str, list[int]] = {}
+    waiting, followers = _waiting(operators, roots)
     users: dict[str, set[int]] = {}
     for k, operator in enumerate(operators):
-        for name in dict.fromkeys(operator.inputs):
-            followers.setdefault(name, []).append(k)
         if not operator.view:
             for root in reads[k]:
                 users.setdefault(root, set()).add(k)
@@ -67,11 +65,10 @@ def _greedy(operators: Sequence[Operator], tensors: Mapping[str, Tensor], roots:
             continue
         done.add(k)
         order.append(operators[k])
-        for name in operators[k].outputs:
-            for follower in followers.get(name, ()):
-                waiting[follower] -= 1
-                if waiting[follower] == 0:
-                    heapq.heappush(ready, (change(follower), follower))
+        for follower in followers[k]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(ready, (change(follower), follower))
         if not operators[k].view:
             for root in reads[k]:
                 users[root].discard(k)
@@ -80,3 +77,20 @@ def _greedy(operators: Sequence[Operator], tensors: Mapping[str, Tensor], roots:
                     if waiting[last] == 0:
                         heapq.heappush(ready, (change(last), last))
     return order
+
+
+def _waiting(operators: Sequence[Operator], roots: Mapping[str, str]) -> tuple[list[int], list[list[int]]]:
+    """How many of the others each operator waits for, and which wait for it."""
+    produced = {name: k for k, operator in enumerate(operators) for name in operator.outputs}
+    readers: dict[str, list[int]] = {}
+    for k, operator in enumerate(operators):
+        for name in dict.fromkeys(roots.get(name, name) for name in operator.inputs):
+            readers.setdefault(name, []).append(k)
+    before = [{produced[name] for name in operator.inputs if name in produced} for operator in operators]
+    for k, operator in enumerate(operators):
+        before[k].update(reader for old, _ in operator.updates for reader in readers[old] if reader != k)
+    followers: list[list[int]] = [[] for _ in operators]
+    for k, found in enumerate(before):
+        for other in sorted(found):
+            followers[other].append(k)
+    return [len(found) for found in before], followers

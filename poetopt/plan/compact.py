@@ -27,11 +27,11 @@ from typing import NoReturn
 from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Feature, Home, Problem, check_supported
+from poetopt.problem import COMPUTES, Feature, Home, Problem, check_supported
 
 VERSION = 1
 FINGERPRINT_BYTES = 4
-SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED})
+SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED, *COMPUTES})
 """Features of problems whose plans are encoded."""
 PLAIN = (str(Home.RAM), False, False, -1, False)
 """Home, carried, result, updated by and backed of a graph input."""

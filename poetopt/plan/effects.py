@@ -72,7 +72,8 @@ def _runs(problem: Problem) -> Iterator[_Run]:
     tensors, end = problem.tensors, len(problem.operators)
     for operator, updates in zip(problem.operators, problem.updates, strict=True):
         reads = tuple(i for i in operator.inputs if tensors[i].home is not Home.FLASH)
-        until = min((tensors[i].updated_by for i in reads if tensors[i].updated), default=end)
+        overtaken = (tensors[i].updated_by for i in reads if tensors[i].updated)
+        until = min((*overtaken, *operator.updaters), default=end)
         yield _Run(operator, reads, updates, until)
 
 

@@ -16,6 +16,7 @@ from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import Simulation, simulate
+from poetopt.problem import COMPUTES
 
 TRIALS = 4000
 """Plans tried, at most."""
@@ -37,7 +38,7 @@ def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
     Raises PlanError for a plan that is not valid. A new plan has no offsets.
     """
     best = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.wake_j or plan.problem.beyond():
+    if not plan.problem.wake_j or plan.problem.beyond(COMPUTES):
         return plan
     found = plan
     trials = min(trials, EFFORT // max(len(plan.instructions), 1))

@@ -146,8 +146,9 @@ class Machine:
             raise PlanError("it is computed a second time, and must not be")
         if self.ahead > effect.until:
             tensors = self.problem.tensors
-            i = next(i for i in effect.reads if tensors[i].updated_by == effect.until)
-            raise PlanError(f"it reads {tensors[i].name!r} as it was before {self._updater(i)}")
+            what = [repr(tensors[i].name) for i in effect.reads if tensors[i].updated_by == effect.until]
+            updater = f"{self.problem.operators[effect.until].name!r}, which updates it"
+            raise PlanError(f"it reads {(what or ['a resident tensor'])[0]} as it was before {updater}")
 
     def _absent(self, i: int) -> str:
         """Why there is nothing to free or to page out."""

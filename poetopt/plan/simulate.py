@@ -18,9 +18,9 @@ from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
-from poetopt.problem import Feature, Problem, check_supported
+from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 
-SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED})
+SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED, *COMPUTES})
 """Features of problems that the machine runs."""
 
 RELATIVE_TOLERANCE = 1e-9

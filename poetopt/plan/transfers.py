@@ -20,6 +20,7 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.queueing import Queueing
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.stays import Moves
+from poetopt.problem import COMPUTES
 
 TRIALS = 1500
 """Orders tried while improving, at most."""
@@ -100,7 +101,7 @@ def plan_transfers(
     offsets. Raises PlanError for a plan that is not valid.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.dma or not before.page_ins + before.page_outs or plan.problem.beyond():
+    if not plan.problem.dma or not before.page_ins + before.page_outs or plan.problem.beyond(COMPUTES):
         return plan
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not moves.transfers:
@@ -133,7 +134,7 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODE
     Each page-out stays with the stay that it is of in `plan`. Raises PlanError for a plan that is not valid.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
-    if before.makespan_s <= goal_s or plan.problem.beyond():
+    if before.makespan_s <= goal_s or plan.problem.beyond(COMPUTES):
         return False
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not plan.problem.dma or not moves.transfers:

@@ -7,13 +7,14 @@ What may happen to a tensor is said here, once: whoever plans, simulates, lays o
 `Problem`. `beyond` says what of a problem somebody can't plan for.
 """
 
-from poetopt.problem.features import Feature, check_supported
+from poetopt.problem.features import COMPUTES, Feature, check_supported
 from poetopt.problem.home import Home
 from poetopt.problem.operators import ProblemOperator, Variant
 from poetopt.problem.problem import Problem, check_problem
 from poetopt.problem.tensors import Form, Packing, ProblemTensor, Transfers
 
 __all__ = [
+    "COMPUTES",
     "Feature",
     "Form",
     "Home",

@@ -41,6 +41,8 @@ def check(problem: Problem) -> None:
                 readers[i].append(k)
         if operator.variants:
             _check_variants(k, operator, tensors)
+        if any(not k < updater < len(operators) for updater in operator.updaters):
+            raise ProblemError(f'operators[{k}] ({operator.name!r}): "updaters" must be operators that come after it')
     for i, tensor in enumerate(tensors):
         if tensor.producer != writer[i]:
             _refuse(i, tensor, "its producer is not the operator that writes it")

@@ -27,6 +27,11 @@ class Feature(StrEnum):
     UPDATED = "is written anew over itself"
     PACKED = "has packed forms"
     STREAMED = "has variants with streamed operands"
+    OVERTAKEN = "may not run after an update of what it reads"
+
+
+COMPUTES = frozenset({Feature.OVERTAKEN})
+"""What matters to those alone who compute operators again."""
 
 
 def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
@@ -48,6 +53,8 @@ def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
     for operator in problem.operators:
         if operator.variants:
             yield Feature.STREAMED, f"operator {operator.name!r}"
+        if operator.updaters:
+            yield Feature.OVERTAKEN, f"operator {operator.name!r}"
 
 
 def check_supported(problem: Problem, who: str, supports: Set[Feature] = frozenset()) -> None:

@@ -44,6 +44,9 @@ class ProblemOperator:
         How many of the network's operators it is: what it counts for in a chain of recomputations.
     variants
         Ways to run it with streamed operands, beside the plain one, whose figures are the operator's own.
+    updaters
+        Indices of the operators that write anew what it reads in the resident region, ascending: it may not run after
+        any of them. (A tensor that is scheduled says itself who updates it.)
     """
 
     name: str
@@ -57,9 +60,10 @@ class ProblemOperator:
     kind: str = ""
     count: int = 1
     variants: tuple[Variant, ...] = ()
+    updaters: tuple[int, ...] = ()
 
-    def renumbered(self, tensors: Mapping[int, int]) -> ProblemOperator:
-        """The same operator where tensor i has the index `tensors[i]`."""
+    def renumbered(self, tensors: Mapping[int, int], operators: Mapping[int, int]) -> ProblemOperator:
+        """The same operator where tensor i has the index `tensors[i]`, and operator k `operators[k]`."""
 
         def moved(indices: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(sorted(tensors[i] for i in indices))
@@ -71,6 +75,7 @@ class ProblemOperator:
             variants=tuple(
                 replace(v, streamed_in=moved(v.streamed_in), streamed_out=moved(v.streamed_out)) for v in self.variants
             ),
+            updaters=tuple(sorted(operators[k] for k in self.updaters)),
         )
 
     @property

@@ -198,7 +198,8 @@ class Problem:
     @cached_property
     def last_run(self) -> tuple[int, ...]:
         """For each operator, the last stage that it may run in: nothing that reads a tensor runs after its update."""
-        ends = [len(self.operators) - 1] * len(self.operators)
+        end = len(self.operators) - 1
+        ends = [min(operator.updaters, default=end) for operator in self.operators]
         for i, tensor in enumerate(self.tensors):
             if tensor.updated:
                 for reader in self.readers[i]:

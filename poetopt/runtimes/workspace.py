@@ -128,7 +128,8 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
     """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
 
     The result maps a tensor to the one that names its storage: an output or an input of the operator where the
-    group has one, else a temporary. Inputs are never written over.
+    group has one, else a temporary. Inputs are never written over, but for what the operator updates: there the new
+    value lies, and so what shares its storage is written only once all nodes have read the old one.
     """
     link = dict(inner_storage(operator))
 
@@ -149,6 +150,14 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
             root = root_of(name)
             first.setdefault(root, k)
             last[root] = k
+    replaced = {new: old for old, new in operator.updates}
+
+    def done_with(old: str, k: int) -> bool:
+        """Whether node k may write over `old`: it is the last that reads it, or none does from there on."""
+        if last[old] != k:
+            return last[old] < k
+        return old in (operator.nodes[k].inputs[index] for index in runtime.in_place(operator.nodes[k]))
+
     for k, node in enumerate(operator.nodes):
         over = runtime.in_place(node) if len(node.outputs) == 1 else ()
         if not over:
@@ -161,6 +170,8 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
             name = node.inputs[index] if index < len(node.inputs) else ""
             root = root_of(name)
             if not name or root in outside or last[root] != k or root == written:
+                continue
+            if written in replaced and not done_with(replaced[written], first[root]):
                 continue
             if find(operator, node, name, tensors).nbytes == size == tensors[written].nbytes == tensors[root].nbytes:
                 link[root] = written

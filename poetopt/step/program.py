@@ -82,12 +82,18 @@ class Program:
             self._prepare(found)
         self._inputs = {name: self._input(name) for name in graph.inputs}
 
-    def load(self, batch: Batch, *, redraw: bool = True) -> None:
-        """Put a batch where the step expects it, and (with `redraw`) let random nodes draw from the beginning again."""
+    def load(self, batch: Batch, *, anew: bool = True) -> None:
+        """Put a batch where the step expects it.
+
+        With `anew`, it will be a first step: what steps have updated is as it was, and random nodes draw from the
+        beginning again.
+        """
+        if anew:
+            self.region.reset()
         for name, array in self._inputs.items():
             if array is not None:
                 np.copyto(array, batch[name])
-        for place, node, addresses in self._redraws if redraw else ():
+        for place, node, addresses in self._redraws if anew else ():
             call = self.calls[place]
             self.calls[place] = Call(call.what, call.number, self.kernels.bound(node, addresses))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from poetopt.graph import TrainingGraph
 from poetopt.operators.resident import resident_storages
-from poetopt.step.memory import Block, aligned_copy, pack_apart
+from poetopt.step.memory import Block, aligned_copy, pack_apart, writable_copy
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -19,24 +21,42 @@ class Region:
     """The resident region of a step.
 
     given
-        Parameters and constants by name: what the step reads. Read-only.
+        Parameters and constants by name: what the step reads. Read-only, but for what it updates.
     written
         Gradients, statistics and the loss by name of their storage: what the step leaves behind.
     block
         The memory of `written`.
+    first
+        What the step updates in place, as it was before the first step.
     """
 
     given: Mapping[str, Array]
     written: Mapping[str, Array]
     block: Block
+    first: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: TrainingGraph) -> Region:
         """The region of `graph`; what is given is copied only where it isn't aligned."""
         roots = resident_storages(graph)
-        given = {name: aligned_copy(graph.values[name]) for name in roots if name in graph.values}
+        first = {name: aligned_copy(graph.values[name]) for name in graph.updaters}
+        given = {
+            name: writable_copy(first[name]) if name in first else aligned_copy(graph.values[name])
+            for name in roots
+            if name in graph.values
+        }
         written, block = pack_apart(graph.tensors[name] for name in roots if name not in given)
-        return cls(given, written, block)
+        return cls(given, written, block, first)
+
+    @property
+    def begun(self) -> Mapping[str, Array]:
+        """What the first step reads, whatever steps have updated since. Read-only."""
+        return {**self.given, **self.first}
+
+    def reset(self) -> None:
+        """Undo all updates in place."""
+        for name, array in self.first.items():
+            np.copyto(self.given[name], array)
 
     def address(self, root: str) -> int:
         """Where the storage `root` starts."""
@@ -45,4 +65,5 @@ class Region:
 
     def value(self, graph: TrainingGraph, name: str) -> Array:
         """A resident tensor that the step has written, a view of its storage, without a copy."""
-        return self.written[graph.root(name)].reshape(graph.tensors[name].shape)
+        root = graph.root(name)
+        return (self.written if root in self.written else self.given)[root].reshape(graph.tensors[name].shape)

@@ -16,7 +16,7 @@ from poetopt.formulations import formulation
 from poetopt.plan.compact import encode_compact
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SUPPORTS, simulate
-from poetopt.problem import Feature, Form, Home, Problem, Variant, check_supported
+from poetopt.problem import COMPUTES, Feature, Form, Home, Problem, Variant, check_supported
 from tests.problem.test_problem import operator, plain, tensor, whole_memory
 from tests.problems import store_all
 
@@ -33,6 +33,7 @@ HAVING: dict[Feature, Callable[[Problem], Problem]] = {
     Feature.UPDATED: tensor(0, updated_by=1),
     Feature.PACKED: tensor(1, forms=(Form("int8", 5),)),
     Feature.STREAMED: operator(0, variants=(Variant((0,)),)),
+    Feature.OVERTAKEN: operator(0, updaters=(1,)),
 }
 ASKED: dict[str, Callable[[Problem], Any]] = {
     "the search": lambda problem: po.solve(problem, ram=100),
@@ -45,8 +46,9 @@ ASKED: dict[str, Callable[[Problem], Any]] = {
 SUPPORTED = {
     "the simulator": SUPPORTS,
     "the compact encoding": SUPPORTS,
-    "the search": frozenset({Feature.STORED, Feature.UPDATED}),
-    "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED}),
+    "the search": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES}),
+    "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES}),
+    "formulation 'poet'": COMPUTES,
 }
 """What some of them plan for; their own tests hold that they do it right."""
 

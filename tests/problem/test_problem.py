@@ -30,7 +30,9 @@ def whole_memory() -> Problem:
         ProblemTensor("dw", 100, 2, result=True),
     )
     operators = (
-        ProblemOperator("layer", (X, W, TABLE), (Y,), 1.0, 1.0, variants=(Variant((W,), (), 32, 2.0, 3.0, 100),)),
+        ProblemOperator(
+            "layer", (X, W, TABLE), (Y,), 1.0, 1.0, variants=(Variant((W,), (), 32, 2.0, 3.0, 100),), updaters=(3,)
+        ),
         ProblemOperator("loss", (Y,), (DY,), 1.0, 1.0, recomputable=False),
         ProblemOperator("weight", (X, DY), (DW,), 1.0, 1.0, backward=True),
         ProblemOperator("update", (W, STAT, DW), (), 1.0, 1.0, backward=True),
@@ -51,6 +53,14 @@ def plain() -> Problem:
 def test_a_home_follows_from_the_producer_unless_it_is_said() -> None:
     assert [tensor.home for tensor in plain().tensors] == [Home.RAM, Home.NOWHERE, Home.NOWHERE]
     assert ProblemTensor("w", 1, -1, home=Home.FLASH).home is Home.FLASH
+
+
+def test_what_reads_a_resident_tensor_runs_no_more_after_its_update() -> None:
+    problem = operator(0, updaters=(1,))(plain())
+    assert problem.last_run == (1, 1)
+    with pytest.raises(ProblemError, match=r'"updaters" must be operators that come after it'):
+        operator(1, updaters=(1,))(plain())
+    assert problem.operators[0].renumbered({0: 0, 1: 1}, {0: 1, 1: 5}).updaters == (5,)
 
 
 def test_where_tensors_begin_and_end() -> None:
@@ -97,8 +107,9 @@ def test_an_operators_own_figures_are_its_plain_variant() -> None:
 
 
 def test_renumbering_moves_every_index() -> None:
-    operator = whole_memory().operators[0].renumbered({i: 6 - i for i in range(7)})
+    operator = whole_memory().operators[0].renumbered({i: 6 - i for i in range(7)}, {3: 5})
     assert (operator.inputs, operator.outputs, operator.variants[0].streamed_in) == ((1, 5, 6), (4,), (5,))
+    assert operator.updaters == (5,)
     weight = whole_memory().tensors[W].renumbered({3: 0})
     assert (weight.producer, weight.updated_by) == (-1, 0)
 

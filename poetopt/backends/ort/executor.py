@@ -83,7 +83,7 @@ def execute(
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
     batch = _batch(chosen, data, seed)
-    names = (chosen.loss, *chosen.gradients.values(), *chosen.states.values())
+    names = chosen.results
 
     with ExitStack() as stack:
         pages = stack.enter_context(PageFile(paged_bytes(plan), None if workdir is None else Path(workdir)))
@@ -92,7 +92,7 @@ def execute(
         sessions = Sessions(chosen, threads)
         program = Program(plan, chosen, arena, region, sessions, pages, told=paced(told))
         told("ordinary training, to compare with")
-        reference = NodeByNode(chosen, sessions, region.given, names)
+        reference = NodeByNode(chosen, sessions, region.begun, names)
 
         def results() -> Mapping[str, Array]:
             return {name: program.result(name) for name in names}
@@ -159,7 +159,9 @@ def paged_bytes(plan: Plan) -> Mapping[str, int]:
 
 
 def _checksum(region: Region) -> tuple[int, ...]:
-    return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in region.given.values())
+    """Of all that a step may only read."""
+    read = (array for name, array in region.given.items() if name not in region.first)
+    return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in read)
 
 
 def store_all_program(program: Program) -> Program:
@@ -194,7 +196,7 @@ def _race(
         return prepare
 
     told("the step as one session")
-    fused = Fused(program.graph, sessions, program.region.given, names)
+    fused = Fused(program.graph, sessions, program.region.begun, names)
     same = compare(mine, fused.run(batch), names).identical
 
     def whole() -> Callable[[], object]:

@@ -286,7 +286,7 @@ def train(
         reference = NodeByNode(chosen, sessions, theirs.given, names)
         for step in range(steps):
             batch = batches.get(step)
-            program.load(batch, redraw=step == 0)
+            program.load(batch, anew=step == 0)
             times.append(clock.time(program.run))
             found, taken_s = clock.call(partial(reference.run, batch))
             reference_times.append(taken_s)

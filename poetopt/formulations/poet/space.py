@@ -8,7 +8,7 @@ from functools import cached_property
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits
-from poetopt.problem import Problem, check_supported
+from poetopt.problem import COMPUTES, Problem, check_supported
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,12 +37,12 @@ class PoetSpace:
     @cached_property
     def computes(self) -> list[tuple[int, int]]:
         """(t, j): operator j may run in stage t; (t, t) always does."""
-        operators = self.problem.operators
+        operators, last_run = self.problem.operators, self.problem.last_run
         return [
             (t, j)
             for t in range(len(operators))
             for j in range(t + 1)
-            if j == t or (self.remat and operators[j].recomputable)
+            if j == t or (self.remat and operators[j].recomputable and t <= last_run[j])
         ]
 
     @cached_property
@@ -74,7 +74,7 @@ def poet_space(
     problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, lean: bool = False
 ) -> PoetSpace:
     """Algorithm 1's space. Raises FormulationError for any scope but `full`."""
-    check_supported(problem, "formulation 'poet'")
+    check_supported(problem, "formulation 'poet'", COMPUTES)
     if scope != "full":
         raise FormulationError(f"formulation 'poet' is Algorithm 1, whose scope is 'full'; it has no scope '{scope}'")
     return PoetSpace(problem=problem, limits=limits, name="full", paging=paging, remat=remat)

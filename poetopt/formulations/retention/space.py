@@ -14,11 +14,11 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
-from poetopt.problem import Feature, Problem, check_supported
+from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 
 Flags = NDArray[np.bool_]
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED})
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
 """Features of problems that the formulation has decisions for."""
 
 
@@ -218,6 +218,8 @@ def recomputable_stages(problem: Problem, scope: str, remat: bool, costly: Flags
     `depth:D`: in a backward stage, forward operators on chains of at most D that end in an input of the stage's own
     operator. `forward`: on chains of any length. `needed`: on those without a `costly` operator. `full`: any operator
     in any later stage.
+
+    No operator after an update of what it reads.
 
     costly
         (n_operators,) bool: see `dominated`. None: no operator is.

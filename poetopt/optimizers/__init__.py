@@ -1,0 +1,29 @@
+"""TrainingGraph -> TrainingGraph: operators that update the parameters, in standard ONNX nodes.
+
+    sgd        p = p - lr (g + weight_decay p)
+    momentum   v = momentum v + g + weight_decay p,  p = p - lr v
+    adam       of g + weight_decay p, with bias correction
+    adamw      of g, with p = p - lr weight_decay p beside
+
+`poetopt.optimizers.rules` has one function for each; `with_updates` puts them behind the gradients. Hyperparameters are
+scalars that are given with each step, not constants, so that a learning rate may change without another graph.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetopt.optimizers.attach import with_updates
+
+__all__ = ["NAMES", "with_updates"]
+
+NAMES = ("none", "sgd", "momentum", "adam", "adamw")
+"""What `--optimizer` takes."""
+
+
+def __getattr__(name: str) -> object:
+    if name != "with_updates":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("poetopt.optimizers.attach"), name)

@@ -1,0 +1,182 @@
+"""An optimizer's update operators behind the gradients of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from poetopt.autodiff.emit import GraphBuilder, finish
+from poetopt.autodiff.losses import HALF
+from poetopt.closest import closest
+from poetopt.errors import ModelError, OptionError
+from poetopt.graph import Operator, Role, Tensor, TrainingGraph
+from poetopt.optimizers import NAMES
+from poetopt.optimizers.fuse import fused
+from poetopt.optimizers.rules import OPTIMIZERS, Optimizer, Scalars
+from poetopt.optimizers.statistics import updated_in_place
+from poetopt.passes.order import low_memory_order
+
+COPY = "Identity.copy"
+"""The kind of what copies a gradient, so that it has bytes of its own as a result of the step."""
+
+
+def with_updates(
+    graph: TrainingGraph, optimizer: str, *, fuse: bool = True, keep_gradients: bool = False
+) -> TrainingGraph:
+    """`graph`, as autodiff left it, with operators that update its parameters and running statistics in place.
+
+    optimizer
+        One of `NAMES`; with `none`, the graph is returned as it is.
+    fuse
+        Whether an update is one operator with the gradient that it alone reads, so that no whole gradient outlives that
+        operator. Otherwise gradients are tensors like those of activations.
+    keep_gradients
+        Whether gradients stay results of the step. Then nothing is fused.
+
+    The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for
+    half precision in float32 with states of half precision.
+
+    Raises OptionError for an unknown optimizer, ModelError where the model has a tensor of such a name.
+    """
+    if optimizer not in NAMES:
+        raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
+    if optimizer == "none":
+        return graph
+    return _Attachment(graph, optimizer, keep_gradients=keep_gradients).graph(fuse=fuse and not keep_gradients)
+
+
+class _Attachment:
+    """The graph that grows."""
+
+    def __init__(self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool) -> None:
+        self.source = graph
+        self.optimizer = optimizer
+        self.rule: Optimizer = OPTIMIZERS[optimizer]
+        self.keep_gradients = keep_gradients
+        self.builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
+        self.states: list[str] = []
+        self.gradients = dict(graph.gradients)
+
+    def graph(self, *, fuse: bool) -> TrainingGraph:
+        builder, graph = self.builder, self.source
+        statistics = {old: self._carried(graph.tensors[old], made) for old, made in graph.states.items()}
+        operators = list(updated_in_place(graph, statistics))
+        if not self.keep_gradients:
+            operators = self._transient(operators)
+        given = self._hyperparameters()
+        scalars, first = self._scalars(given)
+        updates = {self.gradients[name]: [] for name in graph.trained}  # type: dict[str, list[Operator]]
+        for name in graph.trained:
+            updates[self.gradients[name]].append(self._update(name, scalars))
+        operators = _behind(operators, first, updates)
+        outputs = {graph.states[old]: new for old, new in statistics.items()}
+        used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
+        used.update(graph.values, graph.inputs, given.values())
+        made = replace(
+            graph,
+            tensors={name: tensor for name, tensor in builder.tensors.items() if name in used},
+            values={name: value for name, value in builder.values.items() if name in used},
+            operators=tuple(operators),
+            outputs=tuple(outputs.get(name, name) for name in graph.outputs),
+            gradients=self.gradients if self.keep_gradients else {},
+            states=statistics,
+            optimizer=self.optimizer,
+            optimizer_states=tuple(self.states),
+            hyperparameters=given,
+        )
+        made = fused(made, self.gradients) if fuse else made
+        return replace(made, operators=low_memory_order(made.operators, made.tensors))
+
+    def _carried(self, old: Tensor, made: str) -> str:
+        """The name of what follows `old`, whose bytes and role it takes over: so far it is called `made`."""
+        name = f"{old.name}.new"
+        if name != made and self.builder.unique(name) != name:
+            raise ModelError(f"{self.source.name}: a tensor is named {name!r} already; rename it in the model")
+        del self.builder.tensors[made]
+        return self.builder.tensor(name, old.shape, old.dtype, old.role).name
+
+    def _transient(self, operators: list[Operator]) -> list[Operator]:
+        """Gradients as tensors that nobody wants after the step: no copies of them, none added to in place."""
+        kept: list[Operator] = []
+        once: set[str] = set()
+        of = {gradient: name for name, gradient in self.gradients.items()}
+        for operator in operators:
+            if operator.kind == COPY and operator.outputs[0] in of:
+                self.gradients[of[operator.outputs[0]]] = operator.inputs[0]
+                continue
+            if operator.over:
+                once.update((operator.name, operator.over))
+            kept.append(replace(operator, over=""))
+        tensors = self.builder.tensors
+        for name, tensor in tensors.items():
+            if tensor.role is Role.PARAMETER_GRADIENT:
+                tensors[name] = replace(tensor, role=Role.GRADIENT)
+        return [replace(o, recomputable=True) if once.intersection((o.name, *o.outputs)) else o for o in kept]
+
+    def _hyperparameters(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for name, default in self.rule.hyperparameters.items():
+            dtype = "int64" if name == "step" else "float64"
+            found[name] = self.builder.unique(name)
+            self.builder.tensor(found[name], (), dtype, Role.HYPERPARAMETER)
+            value = np.array(default, dtype)
+            value.flags.writeable = False
+            self.builder.values[found[name]] = value
+        return found
+
+    def _scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
+        """What updates read of the hyperparameters, for each type that they compute in, and the operator for it."""
+        builder = self.builder
+        kind = f"{self.optimizer}.scalars"
+        draft = builder.operator(kind, kind, recomputable=False, role=Role.HYPERPARAMETER)
+        found = self.rule.scalars(draft, {name: builder.tensors[tensor] for name, tensor in given.items()})
+        types = dict.fromkeys(_computing(builder.tensors[name]) for name in self.source.trained)
+        scalars = {dtype: {name: draft.cast(value, dtype) for name, value in found.items()} for dtype in types}
+        inner = {name for node in draft.nodes for name in node.outputs}
+        written = dict.fromkeys(t.name for by in scalars.values() for t in by.values() if t.name in inner)
+        return scalars, finish(draft, tuple(written), {})
+
+    def _update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
+        """The operator that writes parameter `name` and its states anew."""
+        builder = self.builder
+        p, g = builder.tensors[name], builder.tensors[self.gradients[name]]
+        dtype = _computing(p)
+        states = [self._state(p, what) for what in self.rule.states]
+        draft = builder.operator(f"{name}.update", f"{self.optimizer}.update", recomputable=False)
+        read = [draft.cast(tensor, dtype) for tensor in (p, g, *states)]
+        made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], read[1], read[2:], scalars[dtype])]
+        pairs = [(old.name, self._carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
+        rename = {tensor.name: new for tensor, (_, new) in zip(made, pairs, strict=True)}
+        return replace(finish(draft, [tensor.name for tensor in made], rename), updates=tuple(pairs))
+
+    def _state(self, parameter: Tensor, what: str) -> Tensor:
+        """A new state of `parameter`, zero before the first step."""
+        builder = self.builder
+        name = builder.unique(f"{parameter.name}.{what}")
+        value = np.zeros(parameter.shape, parameter.dtype)
+        value.flags.writeable = False
+        builder.values[name] = value
+        self.states.append(name)
+        return builder.tensor(name, parameter.shape, parameter.dtype, Role.OPTIMIZER_STATE)
+
+
+def _computing(tensor: Tensor) -> str:
+    """The type that an update of `tensor` computes in."""
+    return "float32" if tensor.dtype in HALF else tensor.dtype
+
+
+def _behind(operators: list[Operator], first: Operator, updates: Mapping[str, list[Operator]]) -> list[Operator]:
+    """`operators` with the scalars before all backward ones, and each update behind what its gradient comes of."""
+    waiting = dict(updates)
+    written = {name for operator in operators for name in operator.outputs}
+    early = [o for gradient in list(waiting) if gradient not in written for o in waiting.pop(gradient)]
+    found: list[Operator] = []
+    start = next(k for k, operator in enumerate(operators) if operator.backward)
+    for k, operator in enumerate(operators):
+        if k == start:
+            found += [first, *early]
+        found.append(operator)
+        found += [update for name in operator.outputs for update in waiting.pop(name, ())]
+    return found
