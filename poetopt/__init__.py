@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         train,
     )
     from poetopt.api.inspection import inspect
+    from poetopt.api.on_device import emit, execute_on
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
     from poetopt.api.verification import verify
@@ -73,7 +74,9 @@ __all__ = [
     "compare",
     "device",
     "devices",
+    "emit",
     "execute",
+    "execute_on",
     "export",
     "formulations",
     "frontends",
@@ -122,6 +125,8 @@ _HOMES = {
     "load_plan": "poetopt.api",
     "load": "poetopt.api",
     "execute": "poetopt.api",
+    "emit": "poetopt.api.on_device",
+    "execute_on": "poetopt.api.on_device",
     "device": "poetopt.api",
     "import_solution": "poetopt.api",
     "inspect": "poetopt.api.inspection",

@@ -66,8 +66,8 @@ LAYERS = (
 """From upstream to downstream. A part imports its own layer and those before it."""
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 HEAVY = {
-    "dask", "distributed", "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx", "onnxruntime", "pint",
-    "pydantic", "pyomo", "scipy", "torch",
+    "capstone", "dask", "distributed", "elftools", "highspy", "hypothesis", "matplotlib", "networkx", "numpy", "onnx",
+    "onnxruntime", "pint", "pydantic", "pyomo", "scipy", "torch", "unicorn",
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def simulate(
     """
     from poetopt.plan.simulate import simulate as run
 
-    return run(_plan(_read(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
+    return run(plan_in(read_plan(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
 
 
 def load_plan(
@@ -122,10 +122,10 @@ def execute(
     from poetopt.backends.ort import execute as run
     from poetopt.backends.ort import save_results
 
-    found = _read(plan)
+    found = read_plan(plan)
     execution = run(
-        _plan(found),
-        ram_bytes=_budget(found),
+        plan_in(found),
+        ram_bytes=budget_of(found),
         data=data,
         seed=seed,
         workdir=workdir,
@@ -169,13 +169,13 @@ def train(
     from poetopt.backends.ort import train as run
     from poetopt.backends.ort.training import save_training
 
-    found = _read(plan)
+    found = read_plan(plan)
     ended = run(
-        _plan(found),
+        plan_in(found),
         steps,
         lr,
         momentum=momentum,
-        ram_bytes=_budget(found),
+        ram_bytes=budget_of(found),
         data=data,
         seed=seed,
         workdir=workdir,
@@ -244,11 +244,11 @@ def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None)
     return place
 
 
-def _read(plan: Plan | PlanFile | Report | str | os.PathLike[str]) -> Plan | PlanFile | Report:
+def read_plan(plan: Plan | PlanFile | Report | str | os.PathLike[str]) -> Plan | PlanFile | Report:
     return load_plan(plan) if isinstance(plan, (str, os.PathLike)) else plan
 
 
-def _budget(plan: Plan | PlanFile | Report) -> int | None:
+def budget_of(plan: Plan | PlanFile | Report) -> int | None:
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
 
@@ -257,7 +257,7 @@ def _budget(plan: Plan | PlanFile | Report) -> int | None:
     return plan.ram_bytes if isinstance(plan, PlanFile) else plan.solution.options.ram_bytes
 
 
-def _plan(plan: Plan | PlanFile | Report) -> Plan:
+def plan_in(plan: Plan | PlanFile | Report) -> Plan:
     from poetopt.plan.instructions import Plan
 
     if not isinstance(plan, Plan) and not hasattr(plan, "plan"):

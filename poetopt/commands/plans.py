@@ -1,8 +1,8 @@
-"""`poetopt run`, `poetopt verify` and `poetopt show`: what is done with a plan."""
+"""`poetopt run`, `poetopt emit`, `poetopt verify` and `poetopt show`: what is done with a plan."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
 from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ExecutionError, OptionError
+
+if TYPE_CHECKING:
+    from poetopt.plan.codec import PlanFile
 
 
 def run(
@@ -37,18 +40,36 @@ def run(
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
+            help="Run it in C (a plan of --runtime c): compiled for this machine, or for an emulated board.",
+            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = None,
     allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:
-    """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit."""
+    """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
+
+    With --on it is executed in C, and compared with the unscheduled step on the same kernels and with onnxruntime.
+    """
     import poetopt as po
     from poetopt.report.execution import execution_document, execution_text, training_document, training_text
 
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+    if on is not None:
+        check_on(on)
+        if steps is not None or workdir is not None:
+            raise OptionError("--on: one step is run, and paged to a file of its own; leave out --steps and --workdir")
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    if on is not None:
+        return _run_on(loaded, on, data, dump, seed, json)
     if steps is not None and lr is not None:
         with doing(f"training for {steps:,} steps") as told:
             ended = po.train(
@@ -65,6 +86,65 @@ def run(
     say(execution_text(loaded.plan, execution), unless=[json])
     if not execution.ok:
         raise ExecutionError(execution.message)
+    return 0
+
+
+def check_on(on: str) -> None:
+    """Raise OptionError where `--on` names nothing that a step can be run on."""
+    from poetopt.backends.c.targets import target
+
+    target(on, "--on")
+
+
+def _run_on(loaded: PlanFile, on: str, data: str | None, dump: str | None, seed: int, json: str | None) -> int:
+    from poetopt.api.on_device import execute_on
+    from poetopt.report.on_device import device_document, device_text
+
+    with doing(f"compiling the step for {on} and running it") as told:
+        execution = execute_on(loaded, on, data=data, dump=dump, seed=seed, told=told)
+    write_json(device_document(loaded.plan, execution), json)
+    say(device_text(loaded.plan, execution), unless=[json])
+    if not execution.ok:
+        raise ExecutionError(execution.message)
+    return 0
+
+
+def emit(
+    plan: PlanArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="DIR", help="Write the folder there.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="linux|cortex-m0plus|cortex-m4|cortex-m7",
+            help="What it is for: start-up and linker script come with a Cortex-M.",
+            autocompletion=choices("linux", "cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = "linux",
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="flash|storage",
+            help="Where the first values of the parameters are.",
+            autocompletion=choices("flash", "storage"),
+        ),
+    ] = "flash",
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
+    import poetopt as po
+    from poetopt.api.on_device import emit as write
+    from poetopt.report.on_device import emitted_text
+
+    check_outputs([plan, model], {"--json": json})
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    emitted = write(loaded, out, target=target, weights=weights)
+    write_json(emitted.to_dict(), json)
+    say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0
 
 

@@ -1,0 +1,132 @@
+"""A plan in C: write it as a folder, or compile and run it on this machine or on an emulated board."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poetopt.api.plans import budget_of, plan_in, read_plan
+from poetopt.errors import OptionError
+from poetopt.telling import telling
+
+if TYPE_CHECKING:
+    from poetopt.backends.c.execution import DeviceExecution
+    from poetopt.plan.codec import PlanFile
+    from poetopt.plan.instructions import Plan
+    from poetopt.report.report import Report
+    from poetopt.telling import Told
+
+WEIGHTS = ("flash", "storage")
+"""Where the first values of parameters and constants are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What was written.
+
+    folder
+        Where.
+    target
+        For what.
+    files
+        Their bytes, by name.
+    arena_bytes, resident_bytes
+        All RAM that a step takes beside the stack.
+    operators
+        How many there are.
+    instructions
+        How many the plan has.
+    """
+
+    folder: str
+    target: str
+    files: Mapping[str, int]
+    arena_bytes: int
+    resident_bytes: int
+    operators: int
+    instructions: int
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `emit --json`."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"files": dict(self.files)}
+
+
+def emit(
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    target: str = "linux",
+    weights: str = "flash",
+) -> Emitted:
+    """Write a plan as C99 without malloc: `po_step()`, its kernels and tables, an example, and a README.
+
+    plan
+        As for `execute`, of the runtime `c`.
+    folder
+        Where to; a folder that was emitted before is replaced.
+    target
+        `linux`, `cortex-m0plus`, `cortex-m4` or `cortex-m7`.
+    weights
+        Where the first values of parameters and constants are: `flash`, or `storage`.
+
+    Raises `UnsupportedOpError` where an operator has no kernel, with its node; `PlanError` for a plan of another
+    network, runtime or version of the kernels; `OutputError` where the folder can't be written. Then nothing is
+    written.
+    """
+    from poetopt.backends.c.emit import check_folder_free, emitted, write_folder
+    from poetopt.backends.c.program import device_program
+    from poetopt.backends.c.targets import target as target_of
+    from poetopt.backends.ort.executor import graph_of
+
+    chosen = target_of(target)
+    if weights not in WEIGHTS:
+        raise OptionError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}")
+    check_folder_free(folder)
+    found = plan_in(read_plan(plan))
+    program = device_program(found, graph_of(found, None), weights_on_storage=weights == "storage")
+    made = emitted(program, chosen)
+    write_folder(made, folder)
+    return Emitted(
+        os.fspath(folder),
+        chosen.name,
+        {name: len(content) for name, content in sorted(made.items())},
+        program.arena_bytes,
+        program.resident.nbytes,
+        len(program.operators),
+        len(found.instructions),
+    )
+
+
+def execute_on(
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    on: str,
+    *,
+    data: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    told: Told | None = None,
+    progress: bool = False,
+) -> DeviceExecution:
+    """Emit a plan, compile it, run it, and compare it with the unscheduled step on the same kernels and onnxruntime.
+
+    on
+        `host`, by the machine's C compiler; or `cortex-m0plus`, `cortex-m4`, `cortex-m7` in an emulator that has just
+        the RAM that the step takes.
+    data, dump, seed, told, progress
+        As for `execute`.
+
+    What the checks found is in the result (`ok`, `message`). Raises what `emit` does, `BackendUnavailableError` where
+    there is no compiler or emulator, `ExecutionError` where the step fails, with the operator and the address.
+    """
+    from poetopt.backends.c.execute import execute_on as run
+    from poetopt.backends.ort.execution import save_arrays
+
+    found = read_plan(plan)
+    execution = run(
+        plan_in(found), on, ram_bytes=budget_of(found), data=data, seed=seed, told=told or telling(progress)
+    )
+    if dump is not None:
+        save_arrays({**execution.batch, **execution.results}, dump)
+    return execution

@@ -1,0 +1,36 @@
+"""The step as C statements: one call an instruction, with the plan's offsets written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from poetopt.backends.c.names import comment
+from poetopt.backends.c.operators import OperatorCode
+from poetopt.backends.c.storage import Storage
+from poetopt.plan.instructions import Action, Plan
+from poetopt.step.places import Moment, moments
+
+
+def calls(plan: Plan, operators: Mapping[int, OperatorCode], storage: Storage) -> Iterator[str]:
+    """A statement for each instruction that does something, with the instruction's number and its operator's name."""
+    problem = plan.problem
+    for moment in moments(plan):
+        action, target = moment.instruction.action, moment.instruction.target
+        if action is Action.COMPUTE:
+            code = operators[target]
+            yield f"{code.function}({', '.join(operands(moment, code))}); /* {moment.number} */"
+        elif action is not Action.FREE:
+            tensor, block = problem.tensors[target], storage.blocks[target]
+            move = "po_write" if action is Action.PAGE_OUT else "po_read"
+            call = f"{move}({block}u, PO_ARENA({moment.at[target]}u), {tensor.nbytes}u)"
+            yield f"PO_TRY({call}); /* {moment.number}: {comment(tensor.name)} */"
+
+
+def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
+    """What an operator's function is called with at `moment`."""
+    for index in code.tensors:
+        yield f"PO_ARENA({moment.at[index]}u)"
+    if code.workspace:
+        yield f"PO_ARENA({moment.workspace}u)"
+    if code.state:
+        yield f"po_state + {code.state_at}"

@@ -1,0 +1,86 @@
+"""A plan as a folder of C99."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from poetopt.backends.c import text
+from poetopt.backends.c.linking import board, linker_script
+from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.readme import readme
+from poetopt.backends.c.targets import Target
+from poetopt.errors import OutputError
+
+BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
+"""What a bare board needs beside."""
+MARK = "po.h"
+"""The file by which a folder is known to have been emitted."""
+
+
+def emitted(program: DeviceProgram, target: Target) -> Mapping[str, bytes]:
+    """The files of a program, by name."""
+    found = {
+        "po.h": text.header(program),
+        "po_step.c": text.step(program),
+        "po_tables.c": text.tables(program),
+        "po_weights.c": text.weights(program),
+    }
+    for package, name in dict.fromkeys(pair for code in program.operators.values() for pair in code.headers):
+        found[name] = files(package).joinpath(name).read_text(encoding="utf-8")
+    if target.bare:
+        found |= {name: text.fixed(name) for name in BARE}
+        found["main.c"] = text.fixed("main_semihosting.c")
+        found["po.ld"] = linker_script(board(program))
+    else:
+        found["main.c"] = text.fixed("main_posix.c")
+    made = {name: content.encode() for name, content in found.items()}
+    made["po_weights.bin"] = text.weight_bytes(program)
+    made["README.md"] = readme(program, target, len(made["po_weights.bin"])).encode()
+    return made
+
+
+def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
+    """Write files into a folder, all or none: it is made beside, and renamed.
+
+    A folder that was emitted before is replaced. Raises `OutputError` where anything else is there, or where it can't
+    be written.
+    """
+    target = Path(folder)
+    check_folder_free(target)
+    beside = target.parent / f".poetopt-{os.getpid()}-{target.name}"
+    old = target.parent / f".poetopt-{os.getpid()}-{target.name}.old"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        for name, content in made.items():
+            place = beside / name
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(content)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(beside, target)
+    except OSError as error:
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        raise OutputError(
+            f"can't write the folder {target}: {error.strerror or error}; give another path, or make room and rights "
+            "there"
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def check_folder_free(folder: str | os.PathLike[str]) -> None:
+    """Raise `OutputError` where `folder` is something that may not be replaced."""
+    target = Path(folder)
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise OutputError(f"can't write the folder {target}: it is a file; give another path")
+    if any(target.iterdir()) and not (target / MARK).is_file():
+        raise OutputError(f"can't write the folder {target}: it has files that weren't emitted; give another path")

@@ -1,0 +1,189 @@
+"""Run a plan in C, and the unscheduled step on the same kernels, and compare both, and with onnxruntime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.backends.c.build import Built, build, write
+from poetopt.backends.c.compiler import compiler
+from poetopt.backends.c.elf import image
+from poetopt.backends.c.emulator import check_present
+from poetopt.backends.c.execution import DeviceExecution
+from poetopt.backends.c.linking import STACK_BYTES
+from poetopt.backends.c.program import DeviceProgram, device_program
+from poetopt.backends.c.run import Ran, run
+from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, nudged
+from poetopt.backends.c.targets import Target, target
+from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.executor import graph_of
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, check_layout, lay_out
+from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all, store_all_bytes
+from poetopt.scratch import scratch_folder
+from poetopt.telling import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What onnxruntime computes.
+
+    results
+        Loss, gradients and statistics, by the names of the tables.
+    sensitivity
+        How far one ulp of the input moves the gradients.
+    """
+
+    results: Mapping[str, Array]
+    sensitivity: float
+
+
+def execute_on(
+    plan: Plan,
+    on: str,
+    *,
+    graph: TrainingGraph | None = None,
+    ram_bytes: int | None = None,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    stack_bytes: int = STACK_BYTES,
+    told: Told = silent,
+) -> DeviceExecution:
+    """Emit `plan`, compile it, run it on one batch, and check what it computes.
+
+    on
+        `host`, or a core that is emulated: `cortex-m4`, ...
+    ram_bytes
+        The budget for the arena; by default what the plan takes.
+    data
+        A batch, as for `execute`; by default a random one, drawn with `seed`.
+    stack_bytes
+        The stack that a bare board's program is linked with.
+
+    Raises `PlanError` for a plan that isn't for the runtime c or breaks its budget, `UnsupportedOpError` where a kernel
+    is missing, `BackendUnavailableError` where compiler or emulator are, `ExecutionError` where the step fails.
+    """
+    chosen_target = target(on, "--on")
+    chosen = graph_of(plan, graph)
+    program = device_program(plan, chosen)
+    simulation = simulate(plan, ram_bytes=ram_bytes)
+    check_layout(plan, ram_bytes)
+    if chosen_target.bare:
+        check_present()
+    batch = _batch(chosen, data, seed)
+    with scratch_folder("c") as folder:
+        told(f"compiling for {on}")
+        scheduled = _built(program, chosen_target, Path(folder, "scheduled"), stack_bytes)
+        told("compiling the step that computes everything once")
+        whole = device_program(lay_out(store_all(plan.problem)), chosen)
+        unscheduled = _built(whole, chosen_target, Path(folder, "whole"), stack_bytes)
+        told(f"running the schedule on {on}")
+        mine = run(scheduled, batch)
+        told("running the step that computes everything once")
+        theirs = run(unscheduled, batch)
+        told("the same step on onnxruntime, and how far one ulp of the input moves it")
+        reference = measured_reference(chosen, batch)
+        by_operator = instructions_by_operator(scheduled, mine)
+    names = tuple(row.name for row in program.results)
+    kept = (*names, *(row.name for row in program.parameters))
+    comparison = compare(mine.results, theirs.results, kept)
+    if mine.again:
+        comparison = comparison.joined(compare(mine.again, theirs.results, kept))
+    arena = arena_bytes(plan)
+    return DeviceExecution(
+        on=on,
+        compiler=scheduled.compiler.name,
+        bit_identical=comparison.identical,
+        different=comparison.different,
+        gradients=len(chosen.gradients),
+        statistics=len(chosen.states),
+        max_abs_diff=comparison.max_abs_diff,
+        distance=distance(mine.results, reference.results, gradients_of(chosen)),
+        sensitivity=reference.sensitivity,
+        budget_bytes=arena if ram_bytes is None else ram_bytes,
+        arena_bytes=arena,
+        resident_bytes=program.resident.nbytes,
+        kernel_workspace_bytes=0,
+        measured_peak_bytes=arena,
+        linked_ram_bytes=scheduled.sizes.ram_bytes if scheduled.sizes else None,
+        stack_bytes=mine.stack_bytes,
+        code_bytes=scheduled.sizes.code_bytes if scheduled.sizes else None,
+        instructions=mine.instructions,
+        store_all_peak_bytes=store_all_bytes(plan.problem),
+        step_s=mine.step_s,
+        store_all_step_s=theirs.step_s,
+        fused_step_s=None,
+        bytes_paged=simulation.bytes_paged,
+        loss=float(mine.results[chosen.loss].reshape(-1)[0]),
+        by_operator=by_operator,
+        results={name: mine.results[name] for name in (chosen.loss, *gradients_of(chosen))},
+        batch=batch,
+    )
+
+
+def gradients_of(graph: TrainingGraph) -> tuple[str, ...]:
+    """The gradients as the tables call them."""
+    return tuple(f"{name}.grad" for name in graph.gradients)
+
+
+def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
+    """The step on onnxruntime, node by node, and its sensitivity."""
+    shown = {graph.loss: graph.loss, **{made: f"{name}.grad" for name, made in graph.gradients.items()}}
+    names = (*shown, *graph.states.values())
+    sessions = Sessions(graph, 1)
+
+    def results(batch: Batch, values: Mapping[str, Array]) -> Mapping[str, Array]:
+        found = NodeByNode(graph, sessions, values, names).run(batch)
+        return {shown.get(name, name): array for name, array in found.items()}
+
+    trained = {name: graph.values[name] for name in graph.trained}
+    exact = results(batch, graph.values)
+    apart = 0.0
+    for trial in range(TRIALS):
+        # a network that reads tokens has nothing else that a little can be changed in
+        moved = (
+            results(nudged(batch, trial), graph.values)
+            if has_floats(batch)
+            else results(batch, {**graph.values, **nudged(trained, trial)})
+        )
+        apart = max(apart, distance(moved, exact, gradients_of(graph)))
+    return Reference(exact, apart)
+
+
+def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
+    """Instructions that each operator's function took, by the operator's name; libraries' functions are nobody's."""
+    if not ran.executed:
+        return {}
+    places = np.fromiter(ran.executed, np.int64, len(ran.executed))
+    times = np.fromiter(ran.executed.values(), np.int64, len(ran.executed))
+    names = {code.function: code.name for code in built.program.operators.values()}
+    found: dict[str, int] = {}
+    for start, end, function in image(built.executable).functions:
+        if function in names:
+            found[names[function]] = int(times[(places >= start) & (places < end)].sum())
+    return found
+
+
+def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: int) -> Built:
+    compiler(chosen)  # nothing is written where there is none
+    write(program, chosen, folder)
+    return build(program, chosen, folder, stack_bytes=stack_bytes)
+
+
+def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:
+    if data is None:
+        return random_batch(graph, seed)
+    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data, graph))

@@ -1,0 +1,144 @@
+"""What a step in C showed, on this machine or on an emulated board."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from poetopt.backends.ort.checks import Checks
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+TOLERANCE = 5.0
+"""How many times as far from onnxruntime's as one ulp of the input moves them gradients may be."""
+LEFT_OUT = ("results", "batch", "different", "executed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceExecution(Checks):
+    """A scheduled step in C, the step that computes everything once on the same kernels, and onnxruntime's.
+
+    on, compiler
+        Where it ran, and what compiled it.
+    bit_identical, different, gradients, statistics, max_abs_diff
+        As in `Execution`: the scheduled step against the unscheduled one, with the same kernels.
+    distance
+        Relative distance of all gradients from onnxruntime's, in the norm.
+    sensitivity
+        How far one ulp of the input moves onnxruntime's, likewise.
+    budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes
+        As in `Execution`; kernels in C allocate nothing.
+    resident_bytes
+        Parameters, gradients, constants, statistics and the loss.
+    linked_ram_bytes
+        All RAM that the linked program has beside the stack; None where nothing is installed that tells it.
+    stack_bytes
+        The most that the step took of the stack, measured by painting it.
+    code_bytes
+        Instructions and constants of the code, without the weights; None likewise.
+    instructions
+        How many were executed; None where it was no emulator that ran it.
+    store_all_peak_bytes
+        As in `Execution`.
+    step_s, store_all_step_s, fused_step_s
+        Median seconds in C on this machine, scheduled and not, and of onnxruntime's one session; None on an emulator.
+    bytes_paged
+        Bytes moved to and from storage in one step.
+    loss
+        Its value.
+    by_operator
+        Instructions of each operator, by name; empty where it was no emulator.
+    """
+
+    on: str
+    compiler: str
+    bit_identical: bool
+    different: tuple[str, ...]
+    gradients: int
+    statistics: int
+    max_abs_diff: float
+    distance: float
+    sensitivity: float
+    budget_bytes: int
+    arena_bytes: int
+    resident_bytes: int
+    kernel_workspace_bytes: int
+    measured_peak_bytes: int
+    linked_ram_bytes: int | None
+    stack_bytes: int
+    code_bytes: int | None
+    instructions: int | None
+    store_all_peak_bytes: int
+    step_s: float | None
+    store_all_step_s: float | None
+    fused_step_s: float | None
+    bytes_paged: int
+    loss: float
+    by_operator: Mapping[str, int] = field(default_factory=dict)
+    results: Mapping[str, Array] = field(repr=False, compare=False)
+    batch: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def planned_ram_bytes(self) -> int:
+        """Arena and resident region, as the plan has them."""
+        return self.arena_bytes + self.resident_bytes
+
+    @property
+    def close(self) -> bool:
+        """Whether the gradients are onnxruntime's, to rounding."""
+        return self.distance <= TOLERANCE * self.sensitivity
+
+    @property
+    def linked_as_planned(self) -> bool:
+        """Whether the linker gave the step just the plan's bytes; true where that can't be told."""
+        return self.linked_ram_bytes in (None, self.planned_ram_bytes)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run passed all checks."""
+        return super().ok and self.close and self.linked_as_planned
+
+    @property
+    def message(self) -> str:
+        """What failed, in one sentence; empty where nothing did."""
+        if not self.bit_identical:
+            shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
+            return (
+                f"on {self.on}, the scheduled step and the unscheduled one differ in {len(self.different)} of "
+                f"{1 + self.gradients + self.statistics} tensors ({shown}), by up to {self.max_abs_diff:.3g}; please "
+                "report it with the plan file"
+            )
+        if not self.close:
+            return (
+                f"on {self.on}, the gradients are {self.distance:.3g} away from onnxruntime's (relative), more than "
+                f"{TOLERANCE:g} times the {self.sensitivity:.3g} by which one ulp of the input moves them; please "
+                "report it with the plan file"
+            )
+        if not self.linked_as_planned:
+            return (
+                f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, and the plan "
+                f"{self.planned_ram_bytes:,}; please report it with the plan file"
+            )
+        if not self.within_budget:
+            return (
+                f"the arena takes {self.arena_bytes:,} B, more than the budget of {self.budget_bytes:,} B; solve with "
+                "a larger --ram"
+            )
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `run --on --json`: plain values only; a number that JSON has no word for is null."""
+        document: dict[str, object] = {}
+        for name in self.__dataclass_fields__:
+            if name not in LEFT_OUT:
+                value = getattr(self, name)
+                document[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        return {
+            **document,
+            "different": list(self.different),
+            "planned_ram_bytes": self.planned_ram_bytes,
+            "by_operator": dict(self.by_operator),
+        }

@@ -1,0 +1,29 @@
+/* For compilers that come without a C library: what po_libm.c has. */
+#ifndef PO_FREESTANDING_MATH_H
+#define PO_FREESTANDING_MATH_H
+
+#define INFINITY (__builtin_inff())
+#define NAN (__builtin_nanf(""))
+#define isnan(x) __builtin_isnan(x)
+#define isinf(x) __builtin_isinf(x)
+#define isfinite(x) __builtin_isfinite(x)
+#define signbit(x) __builtin_signbit(x)
+
+float ceilf(float x);
+float copysignf(float x, float sign);
+float cosf(float x);
+float erff(float x);
+float expf(float x);
+float fabsf(float x);
+float floorf(float x);
+float fmaxf(float a, float b);
+float fminf(float a, float b);
+float logf(float x);
+float powf(float x, float y);
+float rintf(float x);
+float sinf(float x);
+float sqrtf(float x);
+float tanhf(float x);
+float truncf(float x);
+
+#endif

@@ -1,0 +1,11 @@
+/* For compilers that come without a C library. */
+#ifndef PO_FREESTANDING_STRING_H
+#define PO_FREESTANDING_STRING_H
+
+#include <stddef.h>
+
+void *memcpy(void *restrict to, const void *restrict from, size_t count);
+void *memmove(void *to, const void *from, size_t count);
+void *memset(void *to, int value, size_t count);
+
+#endif

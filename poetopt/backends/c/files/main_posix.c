@@ -1,0 +1,95 @@
+/* Example for Linux and its kin: reads batches, trains, and writes what came of it. Files stand for sensor and SD card.
+
+   batches.bin   the inputs of each step, in the order of po_inputs, one step after another
+   pages.bin     the storage that po_read and po_write use; it is made where it isn't there
+   results.bin   is written: after the last step, po_results and then po_parameters, in their order
+
+   It takes as many steps as batches.bin has batches. */
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "po.h"
+
+static FILE *pages;
+
+static int seek(uint32_t block)
+{
+    return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET);
+}
+
+int po_read(uint32_t block, void *address, uint32_t bytes)
+{
+    return seek(block) != 0 || fread(address, 1, bytes, pages) != bytes;
+}
+
+int po_write(uint32_t block, const void *address, uint32_t bytes)
+{
+    return seek(block) != 0 || fwrite(address, 1, bytes, pages) != bytes;
+}
+
+/* 1: there is another batch, and it is in its place. */
+static int next_batch(FILE *file)
+{
+    for (uint32_t k = 0; k < PO_INPUTS; k++) {
+        if (fread(po_inputs[k].address, 1, po_inputs[k].bytes, file) != po_inputs[k].bytes) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int save(FILE *file, const po_tensor *tensors, uint32_t count)
+{
+    for (uint32_t k = 0; k < count; k++) {
+        if (fwrite(tensors[k].address, 1, tensors[k].bytes, file) != tensors[k].bytes) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int train(FILE *batches)
+{
+    uint32_t steps = 0;
+    if (po_load() != 0) {
+        (void)fprintf(stderr, "the weights could not be loaded\n");
+        return 1;
+    }
+    while (next_batch(batches)) {
+        if (steps != 0) {
+            po_carry();
+        }
+        if (po_step() != 0) {
+            (void)fprintf(stderr, "step %lu: the storage failed\n", (unsigned long)steps);
+            return 1;
+        }
+        steps++;
+        (void)printf("step %lu: loss %g\n", (unsigned long)steps, (double)*(const float *)po_results[0].address);
+    }
+    return 0;
+}
+
+int main(void)
+{
+    FILE *batches = fopen("batches.bin", "rb");
+    FILE *results = NULL;
+    int failed = batches == NULL;
+    pages = fopen("pages.bin", "r+b");
+    if (pages == NULL) {
+        pages = fopen("pages.bin", "w+b");
+    }
+    if (failed || pages == NULL) {
+        (void)fprintf(stderr, "batches.bin or pages.bin can't be opened\n");
+        return 1;
+    }
+    failed = train(batches);
+    results = failed ? NULL : fopen("results.bin", "wb");
+    if (results != NULL) {
+        failed = save(results, po_results, PO_RESULTS) || save(results, po_parameters, PO_PARAMETERS);
+        failed = fclose(results) != 0 || failed;
+    }
+    (void)fclose(batches);
+    (void)fclose(pages);
+    return failed || results == NULL;
+}

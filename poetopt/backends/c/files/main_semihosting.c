@@ -1,0 +1,116 @@
+/* Example for a board with a debugger, or an emulator: files of the host by semihosting stand for sensor and SD card.
+
+   batches.bin   the inputs of each step, in the order of po_inputs, one step after another
+   pages.bin     the storage that po_read and po_write use; it must be there
+   results.bin   is written: after the last step, po_results and then po_parameters, in their order
+
+   It takes as many steps as batches.bin has batches. Nothing but the stack is used beside po_ram. */
+
+#include <stdint.h>
+
+#include "po.h"
+
+enum { SYS_OPEN = 1, SYS_CLOSE = 2, SYS_WRITE = 5, SYS_READ = 6, SYS_SEEK = 10, SYS_EXIT = 0x18 };
+enum { READ = 1, CHANGE = 3, CREATE = 5 }; /* modes of SYS_OPEN: "rb", "r+b", "wb" */
+enum { STOPPED = 0x20026, FAILED = 0x20023 };
+
+static int32_t host(int32_t operation, uintptr_t argument)
+{
+    register int32_t r0 __asm__("r0") = operation;
+    register uintptr_t r1 __asm__("r1") = argument;
+    __asm__ volatile("bkpt 0xAB" : "+r"(r0) : "r"(r1) : "memory");
+    return r0;
+}
+
+static int32_t file_open(const char *name, uint32_t length, uint32_t mode)
+{
+    const uintptr_t block[3] = {(uintptr_t)name, mode, length};
+    return host(SYS_OPEN, (uintptr_t)block);
+}
+
+static void file_close(int32_t file)
+{
+    const uintptr_t block[1] = {(uintptr_t)file};
+    (void)host(SYS_CLOSE, (uintptr_t)block);
+}
+
+/* Bytes that were not moved. */
+static int32_t file_move(int32_t operation, int32_t file, const void *address, uint32_t bytes)
+{
+    const uintptr_t block[3] = {(uintptr_t)file, (uintptr_t)address, bytes};
+    return bytes ? host(operation, (uintptr_t)block) : 0;
+}
+
+/* The file is opened anew for each transfer, so that no handle has to be kept in RAM. */
+static int page(int32_t operation, uint32_t block, const void *address, uint32_t bytes)
+{
+    const int32_t file = file_open("pages.bin", 9u, CHANGE);
+    const uintptr_t place[2] = {(uintptr_t)file, (uintptr_t)block * PO_BLOCK_BYTES};
+    int32_t left = 1;
+    if (file < 0) {
+        return 1;
+    }
+    if (host(SYS_SEEK, (uintptr_t)place) == 0) {
+        left = file_move(operation, file, address, bytes);
+    }
+    file_close(file);
+    return left != 0;
+}
+
+int po_read(uint32_t block, void *address, uint32_t bytes)
+{
+    return page(SYS_READ, block, address, bytes);
+}
+
+int po_write(uint32_t block, const void *address, uint32_t bytes)
+{
+    return page(SYS_WRITE, block, address, bytes);
+}
+
+/* 1: there is another batch, and it is in its place. */
+static int next_batch(int32_t file)
+{
+    for (uint32_t k = 0; k < PO_INPUTS; k++) {
+        if (file_move(SYS_READ, file, po_inputs[k].address, po_inputs[k].bytes) != 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static void save(int32_t file, const po_tensor *tensors, uint32_t count)
+{
+    for (uint32_t k = 0; k < count; k++) {
+        (void)file_move(SYS_WRITE, file, tensors[k].address, tensors[k].bytes);
+    }
+}
+
+static int train(void)
+{
+    const int32_t batches = file_open("batches.bin", 11u, READ);
+    int32_t results;
+    int failed = batches < 0 || po_load() != 0;
+    for (int steps = 0; !failed && next_batch(batches); steps = 1) {
+        if (steps) {
+            po_carry();
+        }
+        failed = po_step();
+    }
+    if (batches >= 0) {
+        file_close(batches);
+    }
+    results = file_open("results.bin", 11u, CREATE);
+    if (results < 0) {
+        return 1;
+    }
+    save(results, po_results, PO_RESULTS);
+    save(results, po_parameters, PO_PARAMETERS);
+    file_close(results);
+    return failed;
+}
+
+int main(void)
+{
+    (void)host(SYS_EXIT, train() ? FAILED : STOPPED);
+    return 0;
+}

@@ -1,0 +1,52 @@
+/* Written by poetopt. One training step of ${model}:
+   forward, loss and backward, scheduled by its plan. README.md says how it is built and called. */
+#ifndef PO_H
+#define PO_H
+
+#include <stdint.h>
+
+/* All RAM that the step takes beside the stack, to the byte. */
+#define PO_ARENA_BYTES ${arena_bytes}u
+#define PO_RESIDENT_BYTES ${resident_bytes}u
+
+/* The storage that po_read and po_write move bytes from and to. */
+#define PO_BLOCK_BYTES ${block_bytes}u
+#define PO_BLOCKS ${blocks}u
+
+/* How many tensors the tables have. */
+#define PO_INPUTS ${inputs}u
+#define PO_RESULTS ${results}u
+#define PO_PARAMETERS ${parameters}u
+
+typedef struct {
+    const char *name;
+    const char *type; /* of an element, in numpy's words */
+    void *address;
+    uint32_t bytes;
+} po_tensor;
+
+/* To be written before each step, which may use their memory for something else. */
+extern const po_tensor po_inputs[];
+/* There after a step: the loss, then the gradient of each parameter, then updated statistics. */
+extern const po_tensor po_results[];
+/* What is trained. It stays from step to step, and is the program's to change. */
+extern const po_tensor po_parameters[];
+
+extern unsigned char po_arena[PO_ARENA_BYTES];
+extern unsigned char po_resident[PO_RESIDENT_BYTES];
+
+/* Gives parameters and constants their first values. Call it once. 0, or what po_read returned where that wasn't 0. */
+int po_load(void);
+
+/* One step. 0, or what po_read or po_write returned where that wasn't 0; then there are no results. */
+int po_step(void);
+
+/* Call it between one step and the next: running statistics take the place of those before the step. */
+void po_carry(void);
+
+/* Yours to write: move `bytes` between RAM and the storage, from the start of block `block` on. They return 0 when that
+   is done. Of the last block, `bytes` may end anywhere: no other byte of RAM may be changed. */
+int po_read(uint32_t block, void *address, uint32_t bytes);
+int po_write(uint32_t block, const void *address, uint32_t bytes);
+
+#endif

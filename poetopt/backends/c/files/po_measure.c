@@ -1,0 +1,126 @@
+/* What `poetopt run --on host` runs a step with: poisoned memory, a painted stack, a clock.
+
+   batches.bin   the inputs, in the order of po_inputs
+   pages.bin     the storage
+   results.bin   is written: po_results and po_parameters after a step in poisoned memory, and again after another one
+
+   po_measure SECONDS prints the bytes of stack that a step takes, then nanoseconds of steps, for about so long. */
+
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "po.h"
+
+enum { STACK = 1 << 20, PAINT = 0xA5, POISON = 0xFF, MOST = 1000 };
+
+static FILE *pages;
+static unsigned char *stack;
+
+int po_read(uint32_t block, void *address, uint32_t bytes)
+{
+    return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 || fread(address, 1, bytes, pages) != bytes;
+}
+
+int po_write(uint32_t block, const void *address, uint32_t bytes)
+{
+    return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 || fwrite(address, 1, bytes, pages) != bytes;
+}
+
+static int prepare(void)
+{
+    FILE *file = fopen("batches.bin", "rb");
+    int failed = file == NULL || po_load() != 0;
+    for (uint32_t k = 0; !failed && k < PO_INPUTS; k++) {
+        failed = fread(po_inputs[k].address, 1, po_inputs[k].bytes, file) != po_inputs[k].bytes;
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return failed;
+}
+
+static int save(FILE *file)
+{
+    int failed = 0;
+    for (uint32_t k = 0; k < PO_RESULTS; k++) {
+        failed |= fwrite(po_results[k].address, 1, po_results[k].bytes, file) != po_results[k].bytes;
+    }
+    for (uint32_t k = 0; k < PO_PARAMETERS; k++) {
+        failed |= fwrite(po_parameters[k].address, 1, po_parameters[k].bytes, file) != po_parameters[k].bytes;
+    }
+    return failed;
+}
+
+/* Runs on `stack`, which is painted: what isn't any more afterwards, below `top`, the step took. */
+static void *deep(void *failed)
+{
+    unsigned char top = 0;
+    const size_t high = (size_t)(&top - stack);
+    size_t low = 0;
+    *(int *)failed = po_step();
+    while (low < high && stack[low] == PAINT) {
+        low++;
+    }
+    (void)printf("%lu\n", (unsigned long)(high - low));
+    return NULL;
+}
+
+static int on_painted_stack(void)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    int failed = 1;
+    void *memory = NULL;
+    if (posix_memalign(&memory, 4096, STACK) != 0) {
+        return 1;
+    }
+    stack = memory;
+    (void)memset(stack, PAINT, STACK);
+    if (pthread_attr_init(&attributes) != 0 || pthread_attr_setstack(&attributes, memory, STACK) != 0 ||
+        pthread_create(&thread, &attributes, deep, &failed) != 0 || pthread_join(thread, NULL) != 0) {
+        return 1;
+    }
+    free(memory);
+    return failed;
+}
+
+static double now(void)
+{
+    struct timespec time;
+    (void)clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+int main(int count, char **words)
+{
+    const double limit = 1e9 * (count > 1 ? atof(words[1]) : 0.0);
+    FILE *results = fopen("results.bin", "wb");
+    double start;
+    pages = fopen("pages.bin", "r+b");
+    if (results == NULL || pages == NULL) {
+        return 1;
+    }
+    (void)memset(po_arena, POISON, PO_ARENA_BYTES);
+    (void)memset(po_resident, POISON, PO_RESIDENT_BYTES);
+    if (prepare() || on_painted_stack() || save(results) || prepare() || po_step() || save(results)) {
+        return 1;
+    }
+    start = now();
+    for (int k = 0; k < MOST && now() - start < limit; k++) {
+        double before;
+        if (prepare()) {
+            return 1;
+        }
+        before = now();
+        if (po_step()) {
+            return 1;
+        }
+        (void)printf("%.0f\n", now() - before);
+    }
+    return fclose(results) != 0;
+}

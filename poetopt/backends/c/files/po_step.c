@@ -1,0 +1,30 @@
+/* Written by poetopt: the operators of ${model}, and the instructions of its plan. */
+
+#include <stdint.h>
+#include <string.h>
+
+#include "po.h"
+${includes}
+/* One function an operator. It is never inlined or cloned, so that it gives the same bits at each call. */
+#if defined(__clang__)
+#define PO_OPERATOR static __attribute__((noinline)) void
+#elif defined(__GNUC__)
+#define PO_OPERATOR static __attribute__((noipa)) void
+#else
+#define PO_OPERATOR static void
+#endif
+
+#define PO_AT(base, offset) ((void *)((unsigned char *)(base) + (offset)))
+#define PO_ARENA(offset) PO_AT(po_arena, offset)
+#define PO_RESIDENT(offset) PO_AT(po_resident, offset)
+
+#define PO_TRY(call)               \
+    do {                           \
+        const int po_code = call;  \
+        if (po_code != 0) {        \
+            return po_code;        \
+        }                          \
+    } while (0)
+
+${state}${operators}
+${schedule}

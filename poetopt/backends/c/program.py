@@ -1,0 +1,141 @@
+"""All that is emitted of a plan, as data: operators' functions, and where everything lies on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from poetopt.backends.c.operators import OperatorCode, operator_code
+from poetopt.backends.c.resident import Resident, lay_out_resident
+from poetopt.backends.c.storage import BLOCK_BYTES, Storage, lay_out_storage
+from poetopt.errors import PlanError
+from poetopt.graph import Tensor, TrainingGraph
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.layout import arena_bytes, check_layout
+from poetopt.plan.simulate import simulate
+from poetopt.runtimes import runtime
+from poetopt.step.belongs import check_belongs
+from poetopt.step.places import Place, Places, input_offsets
+
+RUNTIME = "c"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor of the tables: what it is called there, and where it lies."""
+
+    name: str
+    tensor: Tensor
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProgram:
+    """A plan as it is written in C.
+
+    operators
+        The function of each operator that the plan computes, by its index in the problem.
+    weights
+        Blocks at the start of the storage that hold the initial values; 0 where they are in flash.
+    inputs, results, parameters
+        The tables. An input that nothing reads has no place, and is in none.
+    carried
+        Statistics: after the step, before it.
+    """
+
+    plan: Plan
+    graph: TrainingGraph
+    operators: Mapping[int, OperatorCode]
+    resident: Resident
+    storage: Storage
+    weights: int
+    inputs: tuple[Row, ...]
+    results: tuple[Row, ...]
+    parameters: tuple[Row, ...]
+    carried: tuple[tuple[Row, Row], ...]
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena."""
+        return arena_bytes(self.plan)
+
+    @property
+    def ram_bytes(self) -> int:
+        """Arena and resident region: what the linker has to place."""
+        return self.arena_bytes + self.resident.nbytes
+
+    @property
+    def results_are_gradients(self) -> bool:
+        """Whether gradients are left for the caller; else the step updates the parameters itself."""
+        return bool(self.graph.gradients)
+
+    @property
+    def shown(self) -> str:
+        """What reports call the model."""
+        return self.plan.problem.model_ref or self.plan.problem.name
+
+
+def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool = False) -> DeviceProgram:
+    """`plan` of `graph` as it is written in C.
+
+    Raises `PlanError` for a plan that the simulator refuses, or of another network, runtime or version of its kernels;
+    `UnsupportedOpError` where an operator has a node without a kernel.
+    """
+    problem = plan.problem
+    shown = problem.model_ref or problem.name
+    c = runtime(RUNTIME)
+    check_planned_for_c(plan)
+    check_belongs(graph, problem, c, shown)
+    simulate(plan)
+    check_layout(plan)
+    places, resident = Places(graph, problem, c), lay_out_resident(graph)
+    operators: dict[int, OperatorCode] = {}
+    words = 0
+    for index in sorted({step.target for step in plan.instructions if step.action is Action.COMPUTE}):
+        operators[index] = operator_code(index, graph, problem, places, resident, words)
+        words += len(operators[index].state)
+    spans = resident.given if weights_on_storage else ()
+    weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
+    offsets = input_offsets(plan)
+
+    def kept(name: str, shown: str = "") -> Row:
+        return Row(shown or name, graph.tensors[name], Place(0, graph.root(name)))
+
+    def fed(name: str) -> Row | None:
+        if graph.root(name) in resident.offsets:
+            return kept(name)
+        index = places.index.get(name)
+        return None if index is None else Row(name, graph.tensors[name], Place(offsets[index]))
+
+    return DeviceProgram(
+        plan,
+        graph,
+        operators,
+        resident,
+        lay_out_storage(plan, weights),
+        weights,
+        inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
+        results=(
+            kept(graph.loss),
+            *(kept(made, f"{name}.grad") for name, made in graph.gradients.items()),
+            *(kept(name) for name in graph.states.values()),
+        ),
+        parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets),
+        carried=tuple((kept(new), kept(old)) for old, new in graph.states.items()),
+    )
+
+
+def check_planned_for_c(plan: Plan) -> None:
+    """Refuse a plan that was made for other kernels. Raises `PlanError`."""
+    problem = plan.problem
+    shown, own = problem.model_ref or problem.name, runtime(RUNTIME).version
+    if problem.runtime != RUNTIME:
+        raise PlanError(
+            f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, whose kernels aren't in C; solve "
+            f"with --runtime {RUNTIME}"
+        )
+    if problem.runtime_version != own:
+        raise PlanError(
+            f"{shown}: the plan is for version {problem.runtime_version} of the kernels in C, and these are version "
+            f"{own}; solve the model again"
+        )

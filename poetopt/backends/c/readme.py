@@ -1,0 +1,57 @@
+"""README.md of an emitted folder."""
+
+from __future__ import annotations
+
+from poetopt.backends.c import text
+from poetopt.backends.c.names import comment
+from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.c.targets import Target
+from poetopt.version import __version__
+
+FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
+_BARE = """\
+| `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
+| `po_libm.c` | functions of <math.h> that want no RAM |
+| `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
+
+
+def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
+    """How a folder is built and called."""
+    updates = (
+        "Parameters are yours to change in between, at `po_parameters[k].address`."
+        if program.results_are_gradients
+        else "The step updates the parameters itself."
+    )
+    return text.filled(
+        "README.md",
+        {
+            "model": comment(program.shown),
+            "version": __version__,
+            "target": target.name,
+            "does": "forward, loss and backward",
+            "instructions": f"{len(program.plan.instructions):,}",
+            "operators": f"{len(program.operators):,}",
+            "arena_bytes": f"{program.arena_bytes:,}",
+            "resident_bytes": f"{program.resident.nbytes:,}",
+            "block_bytes": BLOCK_BYTES,
+            "storage_bytes": f"{program.storage.count * BLOCK_BYTES:,}",
+            "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
+            "weight_bytes": f"{weight_bytes:,}",
+            "files": _BARE if target.bare else "",
+            "build": _build(target),
+            "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
+            "updates": updates,
+        },
+    )
+
+
+def _build(target: Target) -> str:
+    sources = "po_step.c po_tables.c po_weights.c main.c"
+    if not target.bare:
+        return f"cc {FLAGS} {sources} -lm -o train"
+    flags = f"{FLAGS} -ffreestanding -nostdlib -ffunction-sections -fdata-sections -Wl,--gc-sections -Wl,-T,po.ld"
+    return (
+        f"arm-none-eabi-gcc {' '.join(target.gcc)} {flags} \\\n"
+        f"        {sources} po_startup.c po_libm.c -lc -lgcc -o train.elf"
+    )

@@ -1,0 +1,105 @@
+"""A compiled step on one batch: on this machine, or on an emulated board."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.backends.c.build import Built
+from poetopt.backends.c.emulator import emulate
+from poetopt.backends.c.linking import Board
+from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.errors import ExecutionError
+from poetopt.step.memory import numpy_dtype
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+TIMED_S = 0.5
+"""Steps are timed on this machine for about so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a run gave.
+
+    results
+        Loss, gradients and statistics, and the parameters after the step, by name.
+    again
+        The same of a second step in the memory that the first one left, where there was one.
+    stack_bytes
+        The most that the step took of the stack.
+    step_s
+        Median seconds of a step; None on an emulator.
+    instructions
+        How many were executed, the example's own among them; None on this machine.
+    executed
+        How often the instruction at each address was; empty on this machine.
+    """
+
+    results: Mapping[str, Array]
+    again: Mapping[str, Array]
+    stack_bytes: int
+    step_s: float | None
+    instructions: int | None
+    executed: Mapping[int, int]
+
+
+def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -> Ran:
+    """One step on `batch`, from the weights that were emitted.
+
+    ram
+        On an emulator: what is mapped; by default what the program was linked for.
+
+    Raises `ExecutionError` where it fails, as `emulate` does.
+    """
+    program = built.program
+    fed = b"".join(np.ascontiguousarray(batch[row.name]).tobytes() for row in program.inputs)
+    if built.board is not None:
+        ended = emulate(built, {"batches.bin": fed, "pages.bin": _pages(built)}, ram=ram)
+        results = _arrays(program, ended.files["results.bin"])
+        return Ran(results, {}, ended.stack_bytes, None, ended.instructions, ended.executed)
+    folder = built.folder
+    (folder / "batches.bin").write_bytes(fed)
+    (folder / "pages.bin").write_bytes(_pages(built))
+    ended_process = subprocess.run(
+        [built.executable, str(TIMED_S)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    if ended_process.returncode:
+        why = f"signal {-ended_process.returncode}" if ended_process.returncode < 0 else "its storage failed"
+        raise ExecutionError(f"the compiled step of {program.shown} failed: {why}")
+    stack, *times = ended_process.stdout.split()
+    data = (folder / "results.bin").read_bytes()
+    half = len(data) // 2
+    return Ran(
+        _arrays(program, data[:half]),
+        _arrays(program, data[half:]),
+        int(stack),
+        median(float(time) for time in times) / 1e9 if times else None,
+        None,
+        {},
+    )
+
+
+def _pages(built: Built) -> bytes:
+    """The storage at first: the weights, where they lie there."""
+    first = (built.folder / "po_weights.bin").read_bytes() if built.program.weights else b""
+    return first + bytes(built.program.storage.count * BLOCK_BYTES - len(first))
+
+
+def _arrays(program: DeviceProgram, data: bytes) -> Mapping[str, Array]:
+    found: dict[str, Array] = {}
+    at = 0
+    for row in (*program.results, *program.parameters):
+        piece = data[at : at + row.tensor.nbytes]
+        found[row.name] = np.frombuffer(piece, numpy_dtype(row.tensor.dtype)).reshape(row.tensor.shape)
+        at += row.tensor.nbytes
+    if at != len(data):
+        raise ExecutionError(f"the step of {program.shown} gave {len(data):,} B of results, and should give {at:,}")
+    return found

@@ -1,0 +1,122 @@
+"""The emitted files: templates of `poetopt/backends/c/files`, filled in with a program's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from string import Template
+
+from poetopt.backends.c.calls import calls
+from poetopt.backends.c.names import comment, literal
+from poetopt.backends.c.program import DeviceProgram, Row
+from poetopt.backends.c.storage import BLOCK_BYTES
+
+TEMPLATES = "poetopt.backends.c.files"
+
+
+def fixed(name: str) -> str:
+    """A file that is emitted as it is."""
+    return files(TEMPLATES).joinpath(name).read_text(encoding="utf-8")
+
+
+def filled(name: str, values: Mapping[str, object]) -> str:
+    """A template with what is to be filled in."""
+    return Template(fixed(name)).substitute(values)
+
+
+def header(program: DeviceProgram) -> str:
+    """po.h: what the user's program needs."""
+    return filled(
+        "po.h",
+        {
+            "model": comment(program.shown),
+            "arena_bytes": program.arena_bytes,
+            "resident_bytes": program.resident.nbytes,
+            "block_bytes": BLOCK_BYTES,
+            "blocks": program.storage.count,
+            "inputs": len(program.inputs),
+            "results": len(program.results),
+            "parameters": len(program.parameters),
+        },
+    )
+
+
+def step(program: DeviceProgram) -> str:
+    """po_step.c: operators, and the instructions of the plan that call them."""
+    headers = dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
+    words = ", ".join(f"{word}u" for code in program.operators.values() for word in code.state)
+    statements = "".join(f"    {line}\n" for line in calls(program.plan, program.operators, program.storage))
+    return filled(
+        "po_step.c",
+        {
+            "model": comment(program.shown),
+            "includes": "".join(f'#include "{name}"\n' for name in headers),
+            "operators": "\n".join(code.text for code in program.operators.values()),
+            "state": f"static uint32_t po_state[] = {{{words}}};\n\n" if words else "",
+            "schedule": "/* The number behind a call is that of the plan's instruction. */\n"
+            f"int po_step(void)\n{{\n{statements}    return 0;\n}}",
+        },
+    )
+
+
+def tables(program: DeviceProgram) -> str:
+    """po_tables.c: arena and resident region, and what lies where."""
+    resident = program.resident.offsets
+    carried = (
+        f"    (void)memcpy(po_resident + {resident[old.place.root]}u, po_resident + {resident[new.place.root]}u, "
+        f"{new.tensor.nbytes}u); /* {comment(old.name)} */\n"
+        for new, old in program.carried
+    )
+    return filled(
+        "po_tables.c",
+        {
+            "model": comment(program.shown),
+            "inputs": _rows(program, program.inputs),
+            "results": _rows(program, program.results),
+            "parameters": _rows(program, program.parameters),
+            "carried": "".join(carried),
+        },
+    )
+
+
+def _rows(program: DeviceProgram, rows: Sequence[Row]) -> str:
+    def lines() -> Iterator[str]:
+        for row in rows:
+            root = row.place.root
+            at = f"po_resident + {program.resident.offsets[root]}u" if root else f"po_arena + {row.place.offset}u"
+            yield f'    {{{literal(row.name)}, "{row.tensor.dtype}", {at}, {row.tensor.nbytes}u}},\n'
+
+    return "".join(lines()) or "    {0, 0, 0, 0u},\n"  # C99 has no empty arrays
+
+
+def weights(program: DeviceProgram) -> str:
+    """po_weights.c: how the resident region gets its first values."""
+    spans = program.resident.given
+    if program.weights:
+        reads: list[str] = []
+        block = 0
+        for span in spans:
+            reads += [
+                "    if (code == 0) {\n",
+                f"        code = po_read({block}u, po_resident + {span.offset}u, {span.nbytes}u);\n",
+                "    }\n",
+            ]
+            block += -(-span.nbytes // BLOCK_BYTES)
+        return filled("po_weights_storage.c", {"model": comment(program.shown), "reads": "".join(reads)})
+    copies: list[str] = []
+    at = 0
+    for span in spans:
+        copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
+        at += span.nbytes
+    return filled("po_weights.c", {"model": comment(program.shown), "copies": "".join(copies)})
+
+
+def weight_bytes(program: DeviceProgram) -> bytes:
+    """po_weights.bin: the first values, span by span; on storage each span starts with a block."""
+    data = bytearray()
+    for span in program.resident.given:
+        for name in span.names:
+            data += program.graph.values[name].tobytes()
+        if program.weights:
+            data += bytes(-len(data) % BLOCK_BYTES)
+    return bytes(data)

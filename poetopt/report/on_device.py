@@ -1,0 +1,88 @@
+"""What a step in C showed, and what was emitted, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poetopt import notes
+from poetopt.backends.c.execution import TOLERANCE, DeviceExecution
+from poetopt.plan.instructions import Plan
+from poetopt.report.layout import table
+from poetopt.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from poetopt.api.on_device import Emitted
+
+DEAREST = 5
+"""Operators that are named with their instructions."""
+
+
+def device_document(plan: Plan, execution: DeviceExecution) -> dict[str, object]:
+    """The object of `run --on --json`."""
+    graph = plan.problem.graph
+    return {**execution.to_dict(), "important": notes.document(graph.notes if graph else ())}
+
+
+def device_text(plan: Plan, execution: DeviceExecution) -> str:
+    """The summary of `poetopt run --on`."""
+    rows = [("gradients", _sameness(execution)), ("memory", _memory(execution))]
+    if execution.code_bytes is not None:
+        rows.append(("code", f"{execution.code_bytes:,} B beside the weights, by {execution.compiler}"))
+    if execution.instructions is not None:
+        rows.append(("time", f"{execution.instructions:,} instructions{_dearest(execution)}"))
+    elif execution.step_s is not None and execution.store_all_step_s is not None:
+        rows.append(
+            (
+                "time",
+                f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}",
+            )
+        )
+    if execution.bytes_paged:
+        rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
+    graph = plan.problem.graph
+    rows += notes.rows(graph.notes if graph else ())
+    name = plan.problem.model_ref or plan.problem.name
+    return table(f"{name}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
+
+
+def emitted_text(plan: Plan, emitted: Emitted) -> str:
+    """The summary of `poetopt emit`."""
+    total = emitted.arena_bytes + emitted.resident_bytes
+    rows = [
+        ("step", f"{emitted.instructions:,} instructions, {emitted.operators:,} operators, for {emitted.target}"),
+        (
+            "memory",
+            f"{total:,} B beside the stack: arena {emitted.arena_bytes:,} B, resident {emitted.resident_bytes:,} B",
+        ),
+        ("files", ", ".join(emitted.files)),
+    ]
+    name = plan.problem.model_ref or plan.problem.name
+    return table(f"{name} in C: {emitted.folder}/README.md says how it is built and called", rows)
+
+
+def _sameness(execution: DeviceExecution) -> str:
+    compared = f"{execution.gradients} gradients, the loss ({execution.loss:.6g})"
+    if execution.statistics:
+        compared += f" and {execution.statistics} statistics"
+    same = (
+        "bit for bit those of the unscheduled step on the same kernels"
+        if execution.bit_identical
+        else f"{len(execution.different)} differ from the unscheduled step's, by up to {execution.max_abs_diff:.3g}"
+    )
+    return (
+        f"{compared}: {same}; {execution.distance:.2g} from onnxruntime's (relative), where {TOLERANCE:g} times "
+        f"{execution.sensitivity:.2g} is allowed, which one ulp of the input moves them by"
+    )
+
+
+def _memory(execution: DeviceExecution) -> str:
+    text = f"arena {execution.arena_bytes:,} B + resident {execution.resident_bytes:,} B"
+    if execution.linked_ram_bytes is not None:
+        text += f"; the linker has {execution.linked_ram_bytes:,} B"
+    return f"{text}; stack {execution.stack_bytes:,} B; budget of the arena {execution.budget_bytes:,} B"
+
+
+def _dearest(execution: DeviceExecution) -> str:
+    most = sorted(execution.by_operator.items(), key=lambda pair: -pair[1])[:DEAREST]
+    shown = ", ".join(f"{name} {count:,}" for name, count in most)
+    return f"; most by {shown}" if shown else ""

@@ -1,0 +1,93 @@
+"""A network small enough to be compiled in a moment, and plans of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.backends.c.build import Built, build, write
+from poetopt.backends.c.program import DeviceProgram, device_program
+from poetopt.backends.c.targets import TARGETS
+from poetopt.backends.ort.batch import Batch, random_batch
+from poetopt.frontends.zoo.network import Network
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
+from poetopt.problem import Problem
+
+HOST, M4 = TARGETS["linux"], TARGETS["cortex-m4"]
+
+zig = importlib.util.find_spec("ziglang") is not None
+needs_host = pytest.mark.skipif(not (shutil.which("cc") or zig), reason="no C compiler for this machine")
+needs_emulator = pytest.mark.skipif(
+    not (importlib.util.find_spec("unicorn") and importlib.util.find_spec("elftools"))
+    or not (shutil.which("arm-none-eabi-gcc") or zig),
+    reason="the emulator isn't installed (pip install 'poetopt[device]')",
+)
+
+
+@cache
+def tiny() -> Problem:
+    """Two convolutions and a linear layer on 2x8x8 images, for an M4 and kernels in C."""
+    net = Network("tiny", 7)
+    x = net.input("input", (2, 2, 8, 8))
+    x = net.relu(net.conv(x, "conv1", (2, 6), 3, pad=1, bias=True), "relu1")
+    x = net.relu(net.conv(x, "conv2", (6, 6), 3, pad=1, bias=True), "relu2")
+    x = net.max_pool(x, "pool")
+    x = net.add("Flatten", [x], "flatten", axis=1)
+    return po.load(net.model(net.linear(x, "fc", 96, 5), (2, 5))).differentiate().cost("m4", runtime="c")
+
+
+def graph() -> TrainingGraph:
+    """What `tiny` is made of."""
+    found = tiny().graph
+    assert found is not None
+    return found
+
+
+@cache
+def paged() -> Plan:
+    """A plan of `tiny` that pages and recomputes."""
+    report = po.solve(tiny(), ram="70%", remat=False, threads=1, time_limit="20s")
+    assert report.plan is not None
+    return report.plan
+
+
+@cache
+def unscheduled() -> Plan:
+    """The plan that computes everything once."""
+    return lay_out(store_all(tiny()))
+
+
+def batch() -> Batch:
+    """One, the same at each call."""
+    return random_batch(graph(), 3)
+
+
+def written(plan: Plan, folder: Path, target_name: str = "linux") -> DeviceProgram:
+    """The program of a plan, written into `folder`."""
+    program = device_program(plan, graph())
+    write(program, TARGETS[target_name], folder)
+    return program
+
+
+def built(plan: Plan, folder: Path, target_name: str = "linux") -> Built:
+    """A plan, compiled."""
+    return build(written(plan, folder, target_name), TARGETS[target_name], folder, warnings=("-Werror", *WARNINGS))
+
+
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
+
+
+def same(mine: Batch, theirs: Batch) -> bool:
+    """Whether two runs gave the same bits."""
+    return set(mine) == set(theirs) and all(
+        np.array_equal(mine[name].reshape(-1).view(np.uint8), theirs[name].reshape(-1).view(np.uint8)) for name in mine
+    )

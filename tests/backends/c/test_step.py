@@ -1,0 +1,124 @@
+"""A step in C: the same bits scheduled and not, onnxruntime's gradients, and what must fail does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.backends.c.build import build
+from poetopt.backends.c.execute import execute_on, gradients_of, measured_reference
+from poetopt.backends.c.execution import TOLERANCE
+from poetopt.backends.c.linking import board
+from poetopt.backends.c.program import device_program
+from poetopt.backends.c.run import run
+from poetopt.backends.c.sensitivity import distance
+from poetopt.backends.ort.batch import Batch
+from poetopt.errors import ExecutionError, PlanError
+from poetopt.plan.instructions import Action
+from tests.backends.c.support import (
+    HOST,
+    M4,
+    batch,
+    built,
+    graph,
+    needs_emulator,
+    needs_host,
+    paged,
+    same,
+    unscheduled,
+    written,
+)
+
+
+@needs_host
+def test_a_paged_step_gives_the_bits_of_the_unscheduled_one_and_onnxruntimes_gradients() -> None:
+    """The emitted code has no warnings, and the linker has the plan's RAM, to the byte."""
+    assert {step.action for step in paged().instructions} >= {Action.PAGE_OUT, Action.PAGE_IN}
+    found = execute_on(paged(), "host", data=batch())
+    assert found.ok, found.message
+    assert found.bit_identical
+    assert 0 < found.distance <= TOLERANCE * found.sensitivity < 1e-5
+    assert found.bytes_paged > 0
+    assert 0 < found.stack_bytes < 4096
+    assert found.linked_ram_bytes in (None, found.arena_bytes + found.resident_bytes)
+    assert found.resident_bytes == paged().problem.resident_bytes
+
+
+def is_far(mine: Batch) -> bool:
+    """Whether gradients are further from onnxruntime's than rounding takes them."""
+    reference = measured_reference(graph(), batch())
+    return not distance(mine, reference.results, gradients_of(graph())) <= TOLERANCE * reference.sensitivity
+
+
+@needs_host
+def test_a_dropped_page_in_shows_in_the_gradients(tmp_path: Path) -> None:
+    written(paged(), tmp_path)
+    step = tmp_path / "po_step.c"
+    text = step.read_text()
+    step.write_text(re.sub(r"    PO_TRY\(po_read.*\n", "", text))
+    assert step.read_text() != text
+    found = run(build(device_program(paged(), graph()), HOST, tmp_path), batch())
+    assert is_far(found.results)
+
+
+@needs_host
+def test_shifted_offsets_show_in_the_gradients(tmp_path: Path) -> None:
+    """One operator writes eight bytes further on than the next one reads."""
+    written(unscheduled(), tmp_path)
+    step = tmp_path / "po_step.c"
+    text = step.read_text()
+    call = re.search(r"    po_op_1_relu2\(PO_ARENA\(\d+u\), PO_ARENA\((\d+)u\)", text)
+    assert call
+    step.write_text(text.replace(call[0], call[0].replace(f"{call[1]}u", f"{int(call[1]) + 8}u")))
+    found = run(build(device_program(unscheduled(), graph()), HOST, tmp_path), batch())
+    assert is_far(found.results)
+
+
+def test_plans_of_other_networks_runtimes_and_kernels_are_refused() -> None:
+    plan = unscheduled()
+    other = po.load("mlp", batch=1).differentiate().cost("m4", runtime="c").graph
+    assert other is not None
+    with pytest.raises(PlanError, match="are not the"):
+        device_program(plan, other)
+    for problem, told in (
+        (replace(plan.problem, runtime="onnxruntime"), "the plan is for the runtime onnxruntime"),
+        (replace(plan.problem, runtime_version="0"), "version 0 of the kernels"),
+    ):
+        with pytest.raises(PlanError, match=told):
+            device_program(replace(plan, problem=problem), graph())
+
+
+@needs_emulator
+def test_a_cortex_m4_gives_the_same_bits_with_exactly_the_ram(tmp_path: Path) -> None:
+    """With less RAM the linker refuses; with less mapped, or a smaller stack, an access faults and is told."""
+    scheduled = built(paged(), tmp_path / "paged", "cortex-m4")
+    program = scheduled.program
+    assert scheduled.sizes is not None
+    assert scheduled.sizes.ram_bytes == program.ram_bytes
+    mine = run(scheduled, batch())
+    assert not is_far(mine.results)
+    assert mine.instructions is not None
+    assert mine.instructions > 10_000
+    assert 0 < mine.stack_bytes < 4096
+    theirs = run(built(unscheduled(), tmp_path / "whole", "cortex-m4"), batch())
+    assert same(mine.results, theirs.results)
+
+    assert scheduled.board is not None
+    less = replace(scheduled.board, nbytes=scheduled.board.nbytes - 1024)
+    with pytest.raises(ExecutionError, match=r"operator '.*' \w+ the address 0x200"):
+        run(scheduled, batch(), ram=less)
+    with pytest.raises(ExecutionError, match=r"(?s)refuses the emitted code.*RAM"):
+        build(program, M4, tmp_path / "paged", ram=less)
+
+
+@needs_emulator
+def test_an_overflowing_stack_faults(tmp_path: Path) -> None:
+    """The stack is at the bottom of the RAM."""
+    program = written(unscheduled(), tmp_path, "cortex-m4")
+    small = build(program, M4, tmp_path, ram=board(program, 64, at_end_of_page=True))
+    with pytest.raises(ExecutionError, match=r"writes the address 0x(2000|1fff)"):
+        run(small, batch())
