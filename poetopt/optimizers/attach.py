@@ -147,6 +147,8 @@ class _Attachment:
         draft = builder.operator(f"{name}.update", f"{self.optimizer}.update", recomputable=False)
         read = [draft.cast(tensor, dtype) for tensor in (p, g, *states)]
         made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], read[1], read[2:], scalars[dtype])]
+        if p.dtype == dtype:
+            draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values()], made)
         pairs = [(old.name, self._carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
         rename = {tensor.name: new for tensor, (_, new) in zip(made, pairs, strict=True)}
         return replace(finish(draft, [tensor.name for tensor in made], rename), updates=tuple(pairs))

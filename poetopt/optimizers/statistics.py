@@ -7,10 +7,10 @@ again as often as a schedule wants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from poetopt.graph import Node, Operator, TrainingGraph
+from poetopt.graph import Node, Operator, TrainingGraph, Whole
 
 KIND = "BatchNormalization.statistics"
 
@@ -67,4 +67,17 @@ def _with(operator: Operator, nodes: tuple[Node, ...], outputs: tuple[str, ...])
     """`operator` with other nodes, which write `outputs` for others."""
     written = {name for node in nodes for name in node.outputs}
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
-    return replace(operator, nodes=nodes, inputs=tuple(read), outputs=outputs)
+    return replace(operator, nodes=nodes, inputs=tuple(read), outputs=outputs, whole=tuple(_runs(operator, nodes)))
+
+
+def _runs(operator: Operator, nodes: Sequence[Node]) -> Iterator[Whole]:
+    """What runs of `nodes`, which are some of the operator's, amount to: the same ops with fewer operands."""
+    for whole in operator.whole:
+        run = [k for k, node in enumerate(nodes) if node in operator.nodes[whole.first : whole.first + whole.count]]
+        read = {name for k in run for name in nodes[k].inputs}
+        written = {name for k in run for name in nodes[k].outputs}
+        first, *_ = (*whole.node.outputs, "")
+        if first in written and run == [*range(run[0], run[-1] + 1)]:
+            inputs = tuple(name if name in read else "" for name in whole.node.inputs)
+            outputs = tuple(name if name in written else "" for name in whole.node.outputs)
+            yield Whole(run[0], len(run), replace(whole.node, inputs=inputs, outputs=outputs))

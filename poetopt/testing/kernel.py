@@ -136,10 +136,10 @@ def _compared(trial: Trial, ran: Ran, tolerance: float) -> float:
             f"{where}: its bytes depend on what lay in outputs or scratch before; it reads what it has not written, or "
             "leaves elements unwritten",
         )
-        for index, over in ran.over.items():
+        for way, over in ran.over.items():
             require(
                 found.tobytes() == over[name].tobytes(),
-                f"{where}: other bits where output 0 lies on input {index}, which `in_place` allows",
+                f"{where}: other bits where {way}, which is allowed",
             )
         want = trial.expected.get(name)
         if want is None:

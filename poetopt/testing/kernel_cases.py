@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy as np
 from poetopt.autodiff import differentiate
 from poetopt.frontends import load
 from poetopt.frontends.proto import model_proto, node_proto, value_info
-from poetopt.graph import Graph, Node, Operator, Role, Tensor
+from poetopt.graph import OWN_DOMAIN, TOGETHER, Graph, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.optimizers import with_updates
 from poetopt.runtimes.c.kernel import Kernel
+from poetopt.runtimes.c.steps import as_run, call_of
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +55,6 @@ def cases_of(kernel: Kernel, count: int, seed: int = 0) -> Iterator[Case]:
 
     Calls that the kernel refuses are drawn again.
     """
-    from poetopt.runtimes.c.steps import call_of
     from poetopt.testing.kernel_draws import DRAWS
 
     draw = DRAWS.get((kernel.domain, kernel.op_type))
@@ -99,14 +100,26 @@ def node_case(
     return Case(operator, node, tensors, {name: given[name] for name in known}, given, expected)
 
 
-def step_cases(model: onnx.ModelProto, op_type: str, random: np.random.Generator, loss: str = "mse") -> list[Case]:
-    """The runs of nodes in a network's training step that amount to `op_type`, on a random batch."""
+def step_cases(
+    model: onnx.ModelProto, op_type: str, random: np.random.Generator, *, loss: str = "mse", optimizer: str = "none"
+) -> list[Case]:
+    """The runs of nodes in a network's training step that amount to `op_type`, on a random batch.
+
+    optimizer
+        Whose updates the step has: as one with the gradients where `op_type` is of both.
+    """
     graph = load(model)
     assert isinstance(graph, Graph)
-    step = differentiate(graph, loss=loss)
+    step = with_updates(differentiate(graph, loss=loss), optimizer, fuse=TOGETHER in op_type)
+    step = replace(step, values={**step.values, **_settings(step, random)})
     batch = {name: _drawn(step.tensors[name], random) for name in step.inputs}
-    found = [(operator, whole.node) for operator in step.operators for whole in operator.whole]
-    found = [(operator, node) for operator, node in found if node.op_type == op_type]
+    found = [
+        (operator, node)
+        for operator in step.operators
+        for node in (*(whole.node for whole in operator.whole), *as_run(operator, step.tensors).nodes)
+        if node.domain == OWN_DOMAIN and node.op_type == op_type
+    ]
+    found = [pair for k, pair in enumerate(found) if pair not in found[:k]]
     if not found:
         return []
     values = {**step.values, **batch}
@@ -131,6 +144,15 @@ def step_cases(model: onnx.ModelProto, op_type: str, random: np.random.Generator
         for operator, node in found
         if all(n in values for n in node.inputs if n)
     ]
+
+
+def _settings(step: TrainingGraph, random: np.random.Generator) -> dict[str, Array]:
+    """Hyperparameters that make a difference, and states as they are in the middle of training."""
+    found = {name: np.abs(_drawn(step.tensors[name], random)) for name in step.optimizer_states}
+    for name, tensor in step.hyperparameters.items():
+        value = random.integers(1, 1000) if name == "step" else 1e-4 if name == "eps" else random.uniform(0.1, 0.9)
+        found[tensor] = np.array(value, step.tensors[tensor].dtype)
+    return found
 
 
 def _drawn(tensor: Tensor, random: np.random.Generator) -> Array:

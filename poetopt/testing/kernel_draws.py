@@ -379,13 +379,26 @@ def _conv_transpose(random: Random) -> list[Case]:
     return [node_case("ConvTranspose", x, w, *([bias] if random.random() < 0.5 else []), attributes=window)]
 
 
-def convolution_gradient(op_type: str) -> Draw:
-    """A gradient of a convolution."""
+def convolution_gradient(op_type: str, optimizer: str = "none") -> Draw:
+    """A gradient of a convolution, or one with the update by it."""
 
     def draw(random: Random) -> list[Case]:
         x, w, bias, window = _convolution(random)
         model = _network(random, x.shape, [_node("Conv", ["h", "w", "b"], attributes=window)], {"w": w, "b": bias})
-        return step_cases(model, op_type, random)
+        return step_cases(model, op_type, random, optimizer=optimizer)
+
+    return draw
+
+
+def update(op_type: str, optimizer: str) -> Draw:
+    """An optimizer's update, or one with the gradient of a matrix that it is of."""
+
+    def draw(random: Random) -> list[Case]:
+        rows, columns, depth = (_length(random) for _ in range(3))
+        w = _real(random, (columns, depth))
+        node = _node("Gemm", ["h", "w"], attributes={"transB": 1})
+        model = _network(random, (rows, depth), [node], {"w": w})
+        return step_cases(model, op_type, random, optimizer=optimizer)
 
     return draw
 
@@ -498,7 +511,7 @@ def _likelihood(random: Random) -> list[Case]:
 def _cross_entropy(random: Random) -> list[Case]:
     shape = (int(random.integers(1, 5)), int(random.integers(2, 9)))
     model = _network(random, shape, [_node("Identity", ["h"])], {})
-    return step_cases(model, "SoftmaxCrossEntropyLoss.grad_input", random, "cross-entropy")
+    return step_cases(model, "SoftmaxCrossEntropyLoss.grad_input", random, loss="cross-entropy")
 
 
 _SLOPES = ("Relu", "Gelu", "Sigmoid", "Tanh", "Softmax")
@@ -568,6 +581,9 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
         (OWN_DOMAIN, f"BatchNormalization.{k}"): batch_norm_step(f"BatchNormalization.{k}")
         for k in ("training", "grad_weight")
     },
+    (OWN_DOMAIN, "Conv.grad_weight+sgd.update"): convolution_gradient("Conv.grad_weight+sgd.update", "sgd"),
+    (OWN_DOMAIN, "Gemm+sgd.update"): update("Gemm+sgd.update", "sgd"),
+    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o) for o in ("sgd", "momentum", "adam", "adamw")},
     (OWN_DOMAIN, "LayerNormalization.gradient"): _layer_norm_gradient,
     (OWN_DOMAIN, "SoftmaxCrossEntropyLoss.grad_input"): _cross_entropy,
 }

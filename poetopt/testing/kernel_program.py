@@ -16,7 +16,7 @@ import numpy as np
 
 from poetopt.errors import BackendUnavailableError
 from poetopt.runtimes.c.kernel import FLAGS, Arguments
-from poetopt.runtimes.c.steps import Step
+from poetopt.runtimes.c.steps import UPDATE, Step
 from poetopt.testing.contract import ContractError
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Outputs of a call by name: with either poison, and on each input that it may lie on."""
+    """Outputs of a call by name: with either poison, and lying on inputs in each way that is allowed, said in words."""
 
     first: Mapping[str, Array]
     second: Mapping[str, Array]
-    over: Mapping[int, Mapping[str, Array]]
+    over: Mapping[str, Mapping[str, Array]]
 
 
 def run(trials: Sequence[Trial], folder: Path, optimize: str) -> tuple[list[Ran], bool]:
@@ -108,11 +108,18 @@ def _sanitizes(compiler: str) -> bool:
         return built.returncode == 0 and subprocess.run(["./empty"], cwd=folder, check=False).returncode == 0
 
 
-def over(trial: Trial) -> tuple[int, ...]:
-    """The inputs that output 0 may lie on, as large as it."""
-    call = trial.step.call
-    size = call.output().nbytes
-    return tuple(k for k in trial.step.kernel.in_place if call.has(k) and call.input(k).nbytes == size)
+def overlaps(trial: Trial) -> Mapping[str, Sequence[int]]:
+    """The ways in which outputs may lie on inputs: in words, and for each output which input, -1 for none."""
+    call, kernel = trial.step.call, trial.step.kernel
+    size, rest = call.output().nbytes, [-1] * (len(call.outputs) - 1)
+    found = {
+        f"output 0 lies on input {k}": [k, *rest]
+        for k in kernel.in_place
+        if call.has(k) and call.input(k).nbytes == size
+    }
+    if rest and kernel.op_type.endswith(UPDATE):  # parameter, gradient, states -> parameter, states
+        found["new states lie on the old ones"] = [0, *(2 + k for k in range(len(rest)))]
+    return found
 
 
 def _shown(text: str) -> str:
@@ -126,7 +133,7 @@ def _inputs(trial: Trial) -> bytes:
 
 def _read(trial: Trial, data: bytes, place: int) -> tuple[Ran, int]:
     rounds: list[dict[str, Array]] = []
-    for _ in range(2 + len(over(trial))):
+    for _ in range(2 + len(overlaps(trial))):
         found: dict[str, Array] = {}
         for tensor in trial.step.call.outputs:
             if tensor is not None:
@@ -134,7 +141,7 @@ def _read(trial: Trial, data: bytes, place: int) -> tuple[Ran, int]:
                 found[tensor.name] = array.reshape(tensor.shape)
                 place += tensor.nbytes
         rounds.append(found)
-    return Ran(rounds[0], rounds[1], dict(zip(over(trial), rounds[2:], strict=True))), place
+    return Ran(rounds[0], rounds[1], dict(zip(overlaps(trial), rounds[2:], strict=True))), place
 
 
 def _program(trials: Sequence[Trial]) -> str:
@@ -166,7 +173,7 @@ static void po_trial(int number, po_function run, int ins, const size_t *in_size
                      size_t scratch_size, int overs, const int *over, const uint32_t *first, size_t states)
 {{
     void *in[40], *kept[40], *out[40];
-    int round, k;
+    int own[40], round, k, j, changes;
     printf("%d\\n", number);
     fflush(stdout);
     for (k = 0; k < ins; ++k) {{
@@ -177,7 +184,6 @@ static void po_trial(int number, po_function run, int ins, const size_t *in_size
     }}
     for (round = 0; round < 2 + overs; ++round) {{
         const int byte = round == 1 ? {POISON[1]} : {POISON[0]};
-        const int on = round < 2 ? -1 : over[round - 2];
         void *scratch = po_new(scratch_size, byte), *state = po_new(states, byte);
         memcpy(state, first, states);
         for (k = 0; k < ins; ++k) {{
@@ -185,7 +191,9 @@ static void po_trial(int number, po_function run, int ins, const size_t *in_size
             memcpy(in[k], kept[k], in_sizes[k]);
         }}
         for (k = 0; k < outs; ++k) {{
-            out[k] = k == 0 && on >= 0 ? in[on] : po_new(out_sizes[k], byte);
+            const int on = round < 2 ? -1 : over[(round - 2) * outs + k];
+            own[k] = on < 0;
+            out[k] = own[k] ? po_new(out_sizes[k], byte) : in[on];
         }}
         run(in, out, scratch, state);
         for (k = 0; k < outs; ++k) {{
@@ -194,14 +202,21 @@ static void po_trial(int number, po_function run, int ins, const size_t *in_size
             }}
         }}
         for (k = 0; k < ins; ++k) {{
-            if (k != on && memcmp(in[k], kept[k], in_sizes[k]) != 0) {{
+            for (j = 0, changes = 0; j < outs; ++j) {{
+                changes = changes || out[j] == in[k];
+            }}
+            if (!changes && memcmp(in[k], kept[k], in_sizes[k]) != 0) {{
                 fprintf(stderr, "it writes over its input %d\\n", k);
                 exit(6);
             }}
+        }}
+        for (k = 0; k < ins; ++k) {{
             free(in[k]);
         }}
-        for (k = on >= 0 ? 1 : 0; k < outs; ++k) {{
-            free(out[k]);
+        for (k = 0; k < outs; ++k) {{
+            if (own[k]) {{
+                free(out[k]);
+            }}
         }}
         free(scratch);
         free(state);
@@ -247,13 +262,14 @@ def _call(number: int, trial: Trial) -> str:
 
     ins = [tensor.nbytes for tensor in call.inputs if tensor is not None]
     outs = [tensor.nbytes for tensor in call.outputs if tensor is not None]
-    on, states = over(trial), step.kernel.state(call)
+    states, ways = step.kernel.state(call), overlaps(trial)
     positions = [k for k, tensor in enumerate(call.inputs) if tensor is not None]
-    places = [positions.index(k) for k in on]
+    written = [k for k, tensor in enumerate(call.outputs) if tensor is not None]
+    places = [positions.index(way[k]) if way[k] >= 0 else -1 for way in ways.values() for k in written]
     return (
         f"    {{\n        static const size_t ins[] = {{{listed(ins)}}}, outs[] = {{{listed(outs)}}};\n"
         f"        static const int over[] = {{{listed(places)}}};\n"
         f"        static const uint32_t first[] = {{{listed(states)}}};\n"
         f"        po_trial({number}, po_run_{number}, {len(ins)}, ins, {len(outs)}, outs, {step.scratch_bytes}, "
-        f"{len(on)}, over, first, {4 * len(states)});\n    }}"
+        f"{len(ways)}, over, first, {4 * len(states)});\n    }}"
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import poetopt as po
@@ -15,6 +16,7 @@ from poetopt.autodiff import differentiate
 from poetopt.errors import DeviceError, UnsupportedOpError
 from poetopt.frontends import load
 from poetopt.graph import OWN_DOMAIN, Graph, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.optimizers import with_updates
 from poetopt.passes.in_place import in_place
 from poetopt.report.needs import needs
 from poetopt.runtimes import runtime
@@ -31,11 +33,30 @@ def _step(name: str) -> TrainingGraph:
     return differentiate(graph)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+def _normalized() -> TrainingGraph:
+    """Conv, BatchNormalization in training mode, Relu."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = {"w": np.ones((4, 3, 3, 3), np.float32), **{n: np.ones(4, np.float32) for n in ("s", "b", "m", "v")}}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n", "m2", "v2"], training_mode=1),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 8, 8])]
+    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4, 6, 6])]
+    arrays = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    proto = helper.make_graph(nodes, "normalized", given, out, arrays)
+    graph = load(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    assert isinstance(graph, Graph)
+    return differentiate(graph, loss="mse")
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "normalized"])
 def test_runs_of_nodes_that_amount_to_one_op_read_and_write_what_their_nodes_do(name: str) -> None:
-    graph = _step(name)
+    graph = _normalized() if name == "normalized" else _step(name)
     found = 0
-    for one in (graph, in_place(graph, runtime("c"))):
+    for one in (graph, in_place(graph, runtime("c")), with_updates(graph, "sgd"), with_updates(graph, "adam")):
         for operator in one.operators:
             ends = 0
             for whole in operator.whole:
@@ -76,6 +97,17 @@ def test_whole_kernels_need_no_workspace_and_nothing_lies_beside_it() -> None:
     assert (problem.alignment, problem.reserve_bytes) == (8, 0)
     # Relu's gradient: the incoming one, the result of the Relu and its own
     assert needs(problem).least_ram_bytes == 3 * graph.tensors["conv1_out"].nbytes
+
+
+def test_a_gradient_and_its_update_are_one_kernel_without_a_whole_gradient() -> None:
+    graph = with_updates(_step("lenet"), "sgd")
+    ops = {node.op_type for operator in graph.operators for node in as_run(operator, graph.tensors).nodes}
+    assert {"Gemm+sgd.update", "Conv.grad_weight+sgd.update"} <= ops
+    biases = max(graph.tensors[name].nbytes for name in graph.trained if len(graph.tensors[name].shape) == 1)
+    assert max(layout(operator, graph.tensors).temporaries_bytes for operator in graph.operators) <= biases
+    weights = min(graph.tensors[name].nbytes for name in graph.trained if len(graph.tensors[name].shape) > 1)
+    adam = with_updates(_step("lenet"), "adam")
+    assert max(layout(operator, adam.tensors).temporaries_bytes for operator in adam.operators) >= weights
 
 
 def test_scratch_is_part_of_the_workspace_beside_the_temporaries() -> None:

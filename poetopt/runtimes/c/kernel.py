@@ -17,7 +17,8 @@ How the generated C looks, and what it must be compiled with:
   often as need be, so it has no side effect, and names only what begins with `po_`: other names are the statement's.
   An absent input or output is "". Tensors are dense, in ONNX's order; a scalar has one element. Every buffer starts
   at a multiple of `ALIGNMENT`.
-- Output 0 may lie on an input that `in_place` names, at the same address; nothing else may overlap.
+- Output 0 may lie on an input that `in_place` names, at the same address; where an operator updates tensors
+  (`Operator.updates`), each new value lies on the old one. Nothing else may overlap.
 - `headers` are files of `poetopt/runtimes/c/include/` (or of the package `include` of a third party's), to be
   copied beside the C code and included by name, once each. They need <stdint.h>, <math.h>, <string.h>, and include
   these themselves. Functions in them are `static inline`, and always inlined (`PO_INLINE`), so that numbers that are
@@ -52,7 +53,8 @@ INCLUDE = "poetopt.runtimes.c.include"
 """The package whose data are the headers of our own kernels."""
 
 C_TYPES: Mapping[str, str] = {
-    "float32": "float", "int64": "int64_t", "int32": "int32_t", "bool": "uint8_t", "uint8": "uint8_t", "int8": "int8_t",
+    "float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "bool": "uint8_t",
+    "uint8": "uint8_t", "int8": "int8_t",
 }  # fmt: skip
 """The C type of an element, by numpy's name of it. A bool is 0 or 1."""
 

@@ -1,17 +1,18 @@
 """What the `c` runtime runs of an operator, in order, and where everything lies in its workspace.
 
 A run of nodes that amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node
-goes by its own. The planner and the code generator see the same steps.
+goes by its own. A gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no
+whole gradient exists. The planner and the code generator see the same steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetopt.errors import UnsupportedOpError
-from poetopt.graph import Node, Operator, Tensor
+from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, Whole
 from poetopt.operators.nodes import find, is_inner_view
 from poetopt.runtimes.c.kernel import ALIGNMENT, Call, Kernel
 from poetopt.runtimes.c.registry import kernel_for, reason
@@ -20,6 +21,9 @@ from poetopt.runtimes.workspace import node_by_node
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+UPDATE = ".update"
+"""How the ops of updates end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = A
     """
     ran = as_run(operator, tensors)
     found = placed(ran, tensors, alignment)
-    places = dict(zip(_firsts(operator, tensors), found.kernel_offsets, strict=True))
+    places = dict(zip((run.first for run in _runs(operator, tensors)), found.kernel_offsets, strict=True))
     count = len(operator.nodes)
     return replace(
         found,
@@ -94,11 +98,9 @@ def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = A
 
 def as_run(operator: Operator, tensors: Mapping[str, Tensor]) -> Operator:
     """`operator` with the nodes that are run: runs of nodes are one, where a kernel takes them so."""
-    whole = {run.first: run for run in operator.whole if _taken(operator, run.node, tensors)}
-    if not whole:
+    if not operator.whole:
         return operator
-    nodes = tuple(whole[k].node if k in whole else operator.nodes[k] for k in _firsts(operator, tensors))
-    return replace(operator, nodes=nodes, whole=())
+    return replace(operator, nodes=tuple(run.node for run in _runs(operator, tensors)), whole=())
 
 
 def placed(ran: Operator, tensors: Mapping[str, Tensor], alignment: int) -> InnerLayout:
@@ -119,13 +121,41 @@ def _taken(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> boo
     return reason(call_of(operator, node, tensors)) is None
 
 
-def _firsts(operator: Operator, tensors: Mapping[str, Tensor]) -> Iterator[int]:
-    """Index of the first node of each step."""
+def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
+    """What is run, each with the nodes that it stands for."""
     whole = {run.first: run for run in operator.whole}
+    found: list[Whole] = []
     k = 0
     while k < len(operator.nodes):
-        yield k
-        k += whole[k].count if k in whole and _taken(operator, whole[k].node, tensors) else 1
+        run = whole.get(k)
+        if run is None or not _taken(operator, run.node, tensors):
+            run = Whole(k, 1, operator.nodes[k])
+        k += run.count
+        both = _with_update(found[-1], run, operator) if found else None
+        if both is not None and _taken(operator, both.node, tensors):
+            found[-1] = both
+        else:
+            found.append(run)
+    return found
+
+
+def _with_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
+    """A gradient and the update that alone reads it, as one op: of the gradient's operands, the parameter, scalars."""
+    made, by = run.node, update.node
+    if by.domain != OWN_DOMAIN or not by.op_type.endswith(UPDATE) or made.outputs != by.inputs[1:2]:
+        return None
+    nodes = (*operator.nodes[: run.first], *operator.nodes[update.first + update.count :])
+    if made.outputs[0] in {*operator.outputs, *(name for node in nodes for name in node.inputs)}:
+        return None
+    node = Node(
+        f"{made.op_type}+{by.op_type}",
+        (*made.inputs, by.inputs[0], *by.inputs[2:]),
+        by.outputs,
+        made.attributes,
+        OWN_DOMAIN,
+        by.name,
+    )
+    return Whole(run.first, run.count + update.count, node)
 
 
 class _Scratch:

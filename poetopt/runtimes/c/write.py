@@ -24,6 +24,8 @@ def c_number(value: float | int | bool, dtype: str) -> str:
     """A constant of a type."""
     if dtype == "float32":
         return c_float(float(value))
+    if dtype == "float64":
+        return repr(float(value))
     whole = int(value)
     if whole == -(2**63):
         return "INT64_MIN"

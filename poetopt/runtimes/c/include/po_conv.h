@@ -223,16 +223,6 @@ PO_INLINE void po_pointwise(float *y, const float *x, const float *w, const floa
     }
 }
 
-/* The gradient of w of a pointwise convolution. */
-PO_INLINE void po_pointwise_by_weight(float *dw, const float *dy, const float *x, int32_t images, int32_t outs,
-                                      int32_t ins, int32_t size)
-{
-    int32_t n;
-    for (n = 0; n < images; ++n) {
-        po_product(dw, dy + n * outs * size, x + n * ins * size, outs, ins, size, ins, 1, size, 1, 1, size, n > 0);
-    }
-}
-
 /* Convolution of `images` images in `groups` groups; w is [groups * outs, ins, kh, kw]. */
 PO_INLINE void po_convolution(float *y, const float *x, const float *w, const float *bias, int32_t images,
                               int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns, int32_t height,
@@ -280,33 +270,68 @@ PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *
     }
 }
 
-/* The gradient of w, tap by tap: of each, four outputs and four inputs at a time, over all rows that it meets. */
-PO_INLINE void po_convolution_by_weight(float *dw, const float *dy, const float *x, int32_t images, int32_t groups,
-                                        int32_t outs, int32_t ins, int32_t rows, int32_t columns, int32_t height,
-                                        int32_t width, int32_t kh, int32_t kw, int32_t row_step, int32_t col_step,
-                                        int32_t row_tap, int32_t col_tap, int32_t above, int32_t left)
+/* Gradients of w, tap by tap: of each, four outputs and four inputs at a time, over all rows that it meets. What
+ * becomes of a tile of 16 sums is the last argument's to say: they are stored, or with `rates` (the learning rate, and
+ * what is kept of w) w itself is updated, so that no gradient as large as w exists. */
+PO_INLINE void po_tile_done(float *dw, const float *w, const float *tile, int32_t outs, int32_t ins, int32_t w_out,
+                            int32_t w_in, const float *rates)
+{
+    int32_t m, c;
+    for (m = 0; m < outs; ++m) {
+        for (c = 0; c < ins; ++c) {
+            const int32_t at = m * w_out + c * w_in;
+            dw[at] = rates == NULL ? tile[m * 4 + c] : w[at] * rates[1] - tile[m * 4 + c] * rates[0];
+        }
+    }
+}
+
+PO_INLINE void po_convolution_by_weight(float *dw, const float *w, const float *dy, const float *x, const float *rates,
+                                        int32_t images, int32_t groups, int32_t outs, int32_t ins, int32_t rows,
+                                        int32_t columns, int32_t height, int32_t width, int32_t kh, int32_t kw,
+                                        int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
+                                        int32_t above, int32_t left)
 {
     const int32_t taps = kh * kw, size = rows * columns, plane = height * width;
-    int32_t n, g, r, s, i;
-    for (i = 0; i < groups * outs * ins * taps; ++i) {
-        dw[i] = 0.0f;
-    }
-    for (n = 0; n < images; ++n) {
-        for (g = 0; g < groups; ++g) {
-            const float *up = dy + (n * groups + g) * outs * size;
-            const float *in = x + (n * groups + g) * ins * plane;
-            for (r = 0; r < kh; ++r) {
-                const int32_t top = r * row_tap - above;
-                const int32_t low = po_first_tap(top, row_step, rows, height);
-                const int32_t high = po_last_tap(top, row_step, rows, height);
-                for (s = 0; s < kw; ++s) {
-                    const int32_t side = s * col_tap - left;
-                    const int32_t near = po_first_tap(side, col_step, columns, width);
-                    const int32_t far = po_last_tap(side, col_step, columns, width);
-                    for (i = low; i < high; ++i) {
-                        po_product(dw + g * outs * ins * taps + r * kw + s, up + i * columns + near,
-                                   in + (top + i * row_step) * width + side + near * col_step, outs, ins,
-                                   po_larger(far - near, 0), ins * taps, taps, size, 1, col_step, plane, 1);
+    int32_t n, g, r, s, i, m, c, k;
+    for (g = 0; g < groups; ++g) {
+        for (r = 0; r < kh; ++r) {
+            const int32_t top = r * row_tap - above;
+            const int32_t low = po_first_tap(top, row_step, rows, height);
+            const int32_t high = po_last_tap(top, row_step, rows, height);
+            for (s = 0; s < kw; ++s) {
+                const int32_t side = s * col_tap - left;
+                const int32_t near = po_first_tap(side, col_step, columns, width);
+                const int32_t far = po_last_tap(side, col_step, columns, width);
+                for (m = 0; m < outs; m += outs - m >= 4 ? 4 : 1) {
+                    for (c = 0; c < ins; c += ins - c >= 4 ? 4 : 1) {
+                        const int32_t high_tile = outs - m >= 4 ? 4 : 1, wide_tile = ins - c >= 4 ? 4 : 1;
+                        const int32_t at = (g * outs + m) * ins * taps + c * taps + r * kw + s;
+                        float tile[16];
+                        for (i = 0; i < 16; ++i) {
+                            tile[i] = 0.0f;
+                        }
+                        for (n = 0; n < images; ++n) {
+                            const float *up = dy + ((n * groups + g) * outs + m) * size;
+                            const float *in = x + ((n * groups + g) * ins + c) * plane;
+                            for (i = low; i < high; ++i) {
+                                const float *a = up + i * columns;
+                                const float *b = in + (top + i * row_step) * width + side;
+                                for (k = near; k < far; k += PO_PART) {
+                                    const int32_t end = po_smaller(far, k + PO_PART);
+                                    if (high_tile == 4 && wide_tile == 4) {
+                                        po_tile_4x4(tile, a, b, 4, 1, size, 1, col_step, plane, k, end, 0);
+                                    } else if (high_tile == 4) {
+                                        po_tile_1x4(tile, b, a, 4, col_step, 1, size, k, end, 0);
+                                    } else if (wide_tile == 4) {
+                                        po_tile_1x4(tile, a, b, 1, 1, col_step, plane, k, end, 0);
+                                    } else {
+                                        po_tile_1x1(tile, a, b, 1, col_step, k, end, 0);
+                                    }
+                                }
+                            }
+                        }
+                        po_tile_done(dw + at, rates == NULL ? NULL : w + at, tile, high_tile, wide_tile, ins * taps,
+                                     taps, rates);
                     }
                 }
             }

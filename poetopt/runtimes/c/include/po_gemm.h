@@ -132,6 +132,40 @@ PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows
     }
 }
 
+/* w = keep w - rate alpha a b, tile by tile, without a buffer for the product; y may be w. */
+PO_INLINE void po_product_update(float *y, const float *w, const float *a, const float *b, int32_t rows,
+                                 int32_t columns, int32_t depth, int32_t a_row, int32_t a_col, int32_t b_row,
+                                 int32_t b_col, float alpha, float rate, float keep)
+{
+    int32_t m, n, k, i, j;
+    for (m = 0; m < rows; m += rows - m >= 4 ? 4 : 1) {
+        for (n = 0; n < columns; n += columns - n >= 4 ? 4 : 1) {
+            const int32_t high = rows - m >= 4 ? 4 : 1, wide = columns - n >= 4 ? 4 : 1;
+            const float *left = a + m * a_row;
+            const float *right = b + n * b_col;
+            float tile[16];
+            for (k = 0; k < depth; k += PO_PART) {
+                const int32_t end = po_smaller(depth, k + PO_PART), begins = k == 0;
+                if (high == 4 && wide == 4) {
+                    po_tile_4x4(tile, left, right, 4, 1, a_row, a_col, b_row, b_col, k, end, begins);
+                } else if (high == 4) {
+                    po_tile_1x4(tile, right, left, 4, b_row, a_col, a_row, k, end, begins);
+                } else if (wide == 4) {
+                    po_tile_1x4(tile, left, right, 1, a_col, b_row, b_col, k, end, begins);
+                } else {
+                    po_tile_1x1(tile, left, right, a_col, b_row, k, end, begins);
+                }
+            }
+            for (i = 0; i < high; ++i) {
+                for (j = 0; j < wide; ++j) {
+                    const int32_t at = (m + i) * columns + n + j;
+                    y[at] = w[at] * keep - alpha * tile[i * 4 + j] * rate;
+                }
+            }
+        }
+    }
+}
+
 /* y = alpha y + beta c, c by strides; y is dense. */
 PO_INLINE void po_scaled(float *y, const float *c, int32_t rows, int32_t columns, int32_t c_row, int32_t c_col,
                          float alpha, float beta)

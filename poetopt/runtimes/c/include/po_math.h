@@ -172,6 +172,23 @@ PO_SHARED float po_erf(float x)
     return x < 0.0f ? -y : y;
 }
 
+/* x^n in double: whole n by squaring, so that the same bits come out everywhere. */
+PO_SHARED double po_power(double x, double n)
+{
+    double result = 1.0;
+    int32_t left;
+    if (!(n >= 0.0 && n < 2147483647.0) || (double)(int32_t)n < n) {
+        return pow(x, n);
+    }
+    for (left = (int32_t)n; left > 0; left /= 2) {
+        if (left % 2 == 1) {
+            result *= x;
+        }
+        x *= x;
+    }
+    return result;
+}
+
 /* x (1 + erf(x / sqrt 2)) / 2 */
 PO_INLINE float po_gelu(float x) { return 0.5f * x * (1.0f + po_erf(x * 0.70710678f)); }
 

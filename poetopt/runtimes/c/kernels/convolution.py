@@ -5,7 +5,7 @@ One axis is two with a height of one. A ConvTranspose is the gradient of a convo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
@@ -126,11 +126,16 @@ def _by_input(call: Call, arguments: Arguments) -> str:
 def _by_weight(call: Call, arguments: Arguments) -> str:
     dy, x, dw = call.input(0), call.input(1), call.output()
     found = geometry(call, x, dw, dy)
+    if found.pointwise:  # a plane is one row
+        found = replace(found, out=(1, prod(found.out)), size=(1, prod(found.size)))
     operands = [read("a", dy, arguments.inputs[0]), read("b", x, arguments.inputs[1])]
-    if found.pointwise:
-        line = called("po_pointwise_by_weight", "y", "a", "b", found.images, found.outs, found.ins, prod(found.out))
-    else:
-        line = called("po_convolution_by_weight", "y", "a", "b", *found.numbers())
+    parameter = ("NULL", "NULL")
+    if call.has(2):
+        names = zip("pre", (2, 3, 4), strict=True)
+        operands += [read(name, call.input(k), arguments.inputs[k]) for name, k in names]
+        operands.append("const float rates[2] = {r[0], e[0]};")
+        parameter = ("p", "rates")
+    line = called("po_convolution_by_weight", "y", parameter[0], "a", "b", parameter[1], *found.numbers())
     return block(*operands, written("y", dw, arguments.outputs[0]), line)
 
 
@@ -139,4 +144,6 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,)),
     Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,)),
     Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,)),
+    # and the update of the parameter by it: dY, x, the parameter, rate, keep
+    Kernel("Conv.grad_weight+sgd.update", _by_weight, OWN_DOMAIN, _refuses, in_place=(2,), headers=(HEADER,)),
 )

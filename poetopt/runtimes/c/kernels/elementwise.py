@@ -13,7 +13,8 @@ from poetopt.runtimes.c.write import c_float, read, written
 
 HEADER = "po_math.h"
 REAL = frozenset({"float32"})
-NUMBERS = frozenset({"float32", "int64", "int32"})
+SCALARS = frozenset({"float32", "float64"})
+NUMBERS = SCALARS | {"int64", "int32"}
 ANY = frozenset(C_TYPES)
 LETTERS = "abcdefgh"
 """What an expression calls the elements of the operands."""
@@ -104,7 +105,13 @@ def _gelu_slope(call: Call) -> str:
     return f"{{a}} * {function}({{b}})"
 
 
+def _root(call: Call) -> str:
+    return "sqrtf({a})" if _real(call) else "sqrt({a})"
+
+
 def _power(call: Call) -> str:
+    if call.output().dtype == "float64":
+        return "po_power({a}, {b})"
     value = call.value(1)
     exponent = float(np.asarray(value).reshape(-1)[0]) if value is not None and value.size == 1 else None
     products = {
@@ -130,11 +137,14 @@ def _divided(call: Call) -> str:
 def _rest(call: Call) -> str:
     if _real(call):
         return "fmodf({a}, {b})"
+    if call.output().dtype == "float64":
+        return "fmod({a}, {b})"
     return f"({C_TYPES[call.output().dtype]})po_mod({{a}}, {{b}})" if not call.integer("fmod", 0) else "{a} % {b}"
 
 
 def _real_rest(call: Call) -> str | None:
-    return "Mod of float32 without fmod" if _real(call) and not call.integer("fmod", 0) else None
+    floats = call.output().dtype in SCALARS
+    return "Mod of floats without fmod" if floats and not call.integer("fmod", 0) else None
 
 
 def _folded(pair: str) -> Callable[[Call], str]:
@@ -173,7 +183,7 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Mul", "{a} * {b}", NUMBERS, EITHER),
     elementwise("Div", _divided, NUMBERS, EITHER),
     elementwise("Mod", _rest, NUMBERS, EITHER, refuses=_real_rest),
-    elementwise("Pow", _power),
+    elementwise("Pow", _power, SCALARS),
     elementwise("Sum", _folded("{} + {}"), REAL, ()),
     elementwise("Max", _folded("po_max({}, {})"), REAL, ()),
     elementwise("Min", _folded("po_min({}, {})"), REAL, ()),
@@ -181,8 +191,8 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Neg", "-{a}", NUMBERS),
     elementwise("Abs", "fabsf({a})"),
     elementwise("Sign", _sign, NUMBERS),
-    elementwise("Sqrt", "sqrtf({a})"),
-    elementwise("Reciprocal", "1.0f / {a}"),
+    elementwise("Sqrt", _root, SCALARS),
+    elementwise("Reciprocal", "1.0f / {a}", SCALARS),
     elementwise("Exp", "po_exp({a})"),
     elementwise("Log", "po_log({a})"),
     elementwise("Sin", "sinf({a})"),

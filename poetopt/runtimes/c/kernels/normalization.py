@@ -51,7 +51,8 @@ def _batch_norm_refuses(call: Call) -> str | None:
 def _batch_norm_training(call: Call, arguments: Arguments) -> str:
     x, momentum = call.input(0), float(call.number("momentum", 0.9))
     return called(
-        "po_batch_norm_training", *(_out(arguments, k) for k in range(5)), *arguments.inputs[:5], *_channels(x),
+        "po_batch_norm_training", *(_out(arguments, k) for k in range(5)),
+        *(arguments.inputs[k] or "NULL" for k in range(5)), *_channels(x),
         float(call.number("epsilon", 1e-5)), momentum, 1.0 - momentum,
     )  # fmt: skip
 

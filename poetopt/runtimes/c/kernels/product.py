@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
 from poetopt.runtimes.c.write import called, read, refuse_types, written
@@ -73,7 +74,30 @@ def _empty(call: Call) -> str | None:
     return _real(call)
 
 
+def _gemm_update(call: Call, arguments: Arguments) -> str:
+    """Gemm, whose product is the gradient that sgd takes from a parameter: inputs a, b, the parameter, rate, keep."""
+    a, b, y = call.input(0), call.input(1), call.output()
+    turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+    rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
+    depth = a.shape[0] if turned_a else a.shape[1]
+    a_steps = (1, rows) if turned_a else (depth, 1)
+    b_steps = (1, depth) if turned_b else (columns, 1)
+    alpha = float(call.number("alpha", 1.0))
+    return block(
+        *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
+        written("y", y, arguments.outputs[0]),
+        called(
+            "po_product_update", "y", "p", "a", "b", rows, columns, depth, *a_steps, *b_steps, alpha, "r[0]", "e[0]"
+        ),
+    )
+
+
+def _biased(call: Call) -> str | None:
+    return "a product with something added, and an update" if len(call.inputs) != 5 else _empty(call)
+
+
 KERNELS: tuple[Kernel, ...] = (
+    Kernel("Gemm+sgd.update", _gemm_update, OWN_DOMAIN, _biased, in_place=(2,), headers=(HEADER,)),
     Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,)),
     Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,)),
 )
