@@ -9,6 +9,7 @@ from typing import Any
 from poetopt.backends.matrix import Matrix
 from poetopt.formulations.rows import Row
 
+_TAG = re.compile(r"\((\d[a-z])[,)]")
 LONGEST = 100
 """Characters of a name; formats allow 255, and some programs less."""
 _OTHER = re.compile(r"[^A-Za-z0-9_.]+")
@@ -25,8 +26,18 @@ def column_names(matrix: Matrix, labels: Sequence[tuple[Any, Sequence[str]]]) ->
 
 
 def row_names(matrix: Matrix, added: Sequence[Row]) -> list[str]:
-    """One name a row: Pyomo's of a constraint; of rows that separators found, their kind and a number."""
-    proper = [constraint.name for constraint in matrix.constraints]
+    """One name a row: Pyomo's of a constraint; of rows that separators found, their kind and a number.
+
+    Where a constraint's `doc` begins with the paper's number, so does the name: `eq1b.residency.occupancy.relu1_5`.
+    """
+    tags: dict[int, str] = {}
+    proper = []
+    for constraint in matrix.constraints:
+        family = constraint.parent_component()
+        if id(family) not in tags:
+            number = _TAG.match(family.doc or "")
+            tags[id(family)] = f"eq{number[1]}." if number is not None else ""
+        proper.append(tags[id(family)] + constraint.name)
     return distinct([*proper, *(f"found.{row.block or 'row'}.{row.kind}.{x}" for x, row in enumerate(added))])
 
 

@@ -152,16 +152,16 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
     first = problem.tensors[path[-1]].producer
     for t in range(s + 1, b + 1):
         if (first, t) in space.recompute_of:
-            allowed.add(id(model.recompute.r[space.recompute_of[first, t]]))
+            allowed.add(id(model.recompute.r[space.recomputations[space.recompute_of[first, t]]]))
     for i, paged in zip(path, by_page, strict=True):
         for e in range(*space.tensor_range[i]):
             stage = int(space.point_stage[e])
             if space.crosses(e, s):
-                allowed.add(id(model.residency.k[e]))
+                allowed.add(id(model.residency.k[space.points[e]]))
             if paged and space.page_index[e] >= 0 and s < stage <= b:
-                allowed.add(id(model.paging.p[int(space.page_index[e])]))
+                allowed.add(id(model.paging.p[space.points[e]]))
         if not paged and space.paging and i in model.paging.o_index:
-            allowed.add(id(model.paging.o[model.paging.o_index[i]]))
+            allowed.add(id(model.paging.o[space.tensor_names[i]]))
     # every term that the proof needs must stand in the row, with a coefficient of at least one
     present = {id(v) for v, c in zip(row.variables, row.coefficients, strict=True) if c >= 1.0}
     if not allowed <= present:

@@ -126,7 +126,7 @@ def _refusal(incumbent: Incumbent, rule: str | None) -> str:
 
 @contextmanager
 def _by_itself(model: Any) -> Iterator[None]:
-    """`model` as the root, where it is a block of a larger one: blocks ask `block.model()` for what they stand beside."""
+    """`model` as the root, where it is a block of a larger one: blocks look at `block.model()`."""
     component = model.parent_component()
     parent = component._parent
     component._parent = None

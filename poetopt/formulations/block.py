@@ -74,7 +74,7 @@ class Block:
         The attribute under which it stands on the model.
     build
         Fills the pyo.Block; reads `block.model().space` and the blocks that it requires. Its docstring
-        holds the mathematics.
+        holds the mathematics, and the meaning of each symbol, which becomes the `doc` of what has the attribute's name.
     requires
         Names of blocks that must stand before it.
     separator

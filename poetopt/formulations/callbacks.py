@@ -21,9 +21,10 @@ from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.goal import Goal
 from poetopt.formulations.rows import Count, Row
+from poetopt.formulations.sets import SETS
 from poetopt.plugins import failure, origin, registered
 
-ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "overhead_j")
+ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "overhead_j", *SETS)
 """What `Formulation.abstract` sets on the model itself."""
 
 

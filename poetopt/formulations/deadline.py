@@ -58,7 +58,7 @@ def _build(block: PyomoBlock) -> None:
         scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
         return None, linear(scaled), room / scale
 
-    block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row)
+    block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row, doc="(1h) the step ends in time")
 
 
 deadline = Block("deadline", _build, when=_needed, collects=True)

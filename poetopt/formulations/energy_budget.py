@@ -58,7 +58,7 @@ def _build(block: PyomoBlock, *, energy_j: float) -> None:
         scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
         return None, linear(scaled), room
 
-    block.within = pyo.Constraint(rule=row)
+    block.within = pyo.Constraint(rule=row, doc="what a step may take [one pass]")
 
 
 def _refuses(trial: Trial, *, energy_j: float) -> str | None:

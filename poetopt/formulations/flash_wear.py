@@ -42,7 +42,7 @@ def _build(block: PyomoBlock, *, written_bytes: int) -> None:
         scaled = [Terms(part.variables, [c / unit for c in part.coefficients]) for part in parts]
         return None, linear(scaled), written_bytes / unit
 
-    block.within = pyo.Constraint(rule=row)
+    block.within = pyo.Constraint(rule=row, doc="what a step may write [the limit]")
 
 
 def _refuses(trial: Trial, *, written_bytes: int) -> str | None:

@@ -22,8 +22,8 @@ from a block's *separator*: given a point it returns violated rows in the block'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,10 @@ from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
 from poetopt.formulations.callbacks import answer, checked, fill, told_once
 from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Values
+from poetopt.formulations.finish import finish
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
+from poetopt.formulations.sets import IndexSet, declare
 from poetopt.garbage import building
 from poetopt.problem import Problem, check_problem
 
@@ -48,6 +50,7 @@ __all__ = [
     "Count",
     "Floats",
     "Formulation",
+    "IndexSet",
     "Ints",
     "LabelSearch",
     "Labels",
@@ -86,6 +89,8 @@ class Formulation:
         have.
     points
         How points and schedules stand for each other.
+    sets
+        What its variables and rows are indexed by, beside `operators`, `tensors` and `stages`: Sets of the model.
     simulated
         Names of the blocks whose rules the simulator holds itself.
     strict
@@ -114,6 +119,7 @@ class Formulation:
     blocks: tuple[Block, ...]
     space: Callable[[Problem, Limits, str, bool, bool, bool], Space]
     points: Points
+    sets: Mapping[str, IndexSet] = field(default_factory=dict)
     simulated: tuple[str, ...] = ()
     strict: bool = False
     lean: bool = True
@@ -256,6 +262,7 @@ class Formulation:
         model = pyo.AbstractModel(name=self.name)
         model.space = space
         model.formulation = self
+        declare(model, self.sets)
         present: list[str] = []
         for block in self.blocks:
             if block.when is not None and not answer(block, "when", space):
@@ -273,7 +280,11 @@ class Formulation:
         model.block_names = tuple(present)
         model.goal = self.goal
         model.baseline_j = self.baseline_j(space.problem)
-        model.overhead_j = pyo.Objective(rule=_objective, sense=pyo.minimize)
+        model.overhead_j = pyo.Objective(
+            rule=_objective,
+            sense=pyo.minimize,
+            doc=f"{self.goal.name} above one compute of each operator [{self.goal.unit}]",
+        )
         return model
 
     def build(
@@ -307,6 +318,7 @@ class Formulation:
         space = self.space(problem, limits, scope, paging and problem.paging, remat, self.lean)
         with building(), told_once():
             model = self.abstract(space).create_instance()
+        finish(model, self.blocks)
         self._unjudged(model)
         return model
 

@@ -25,7 +25,7 @@ def lateness(block: PyomoBlock) -> Any:
     one_pass = problem.baseline_time_s
     compute = contributions(model, "compute_s")
     transfer = contributions(model, "transfer_s")
-    block.late = pyo.Var(pyo.RangeSet(0, 0), domain=pyo.NonNegativeReals)
+    block.late = pyo.Var(pyo.RangeSet(0, 0), domain=pyo.NonNegativeReals, doc="makespan above one pass [s]")
     late = block.late[0]
     sums = [(compute, 0.0), (transfer, one_pass)] if problem.dma else [([*compute, *transfer], 0.0)]
     scale = one_pass or 1.0  # relative to one pass: a tolerance then means the same on every device
@@ -35,5 +35,7 @@ def lateness(block: PyomoBlock) -> Any:
         scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
         return None, linear([*scaled, Terms([late], [-1.0 / scale])]), free / scale
 
-    block.not_earlier = pyo.Constraint(pyo.RangeSet(0, len(sums) - 1), rule=row)
+    block.not_earlier = pyo.Constraint(
+        pyo.RangeSet(0, len(sums) - 1), rule=row, doc="the step ends no earlier than its computes and transfers"
+    )
     return block.late

@@ -22,7 +22,7 @@ class Terms(NamedTuple):
 
 
 def terms(variable: Any, coefficients: Floats) -> Terms:
-    """The sum of coefficients[k] * variable[k] over a variable indexed 0..n-1."""
+    """The sum of coefficients[k] * variable[k] over the n entries of a variable, in the order of its index set."""
     return Terms(list(variable.values()), coefficients.tolist())
 
 
@@ -91,5 +91,5 @@ class PointLike(Protocol):
     """Whether the point satisfies integrality (a candidate schedule), or is an LP solution."""
 
     def __getitem__(self, variable: Any) -> Floats:
-        """The values of a variable indexed 0..n-1, in that order."""
+        """(n,) the values of a variable's entries, in the order of its index set."""
         ...

@@ -20,6 +20,7 @@ from poetopt.formulations.poet.labels import labels
 from poetopt.formulations.poet.memory import memory
 from poetopt.formulations.poet.paging import paging, paging_source
 from poetopt.formulations.poet.rematerialization import rematerialization
+from poetopt.formulations.poet.sets import SETS
 from poetopt.formulations.poet.space import PoetSpace, poet_space
 from poetopt.formulations.rows import Ints, PointLike, Row
 from poetopt.schedule import FractionalSchedule, Schedule
@@ -94,6 +95,7 @@ poet = Formulation(
     blocks=(paging, rematerialization, paging_source, memory, deadline),
     space=poet_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
+    sets=SETS,
     no_good=_no_good,
     strict=True,
     simulated=("paging", "rematerialization", "paging_source", "memory", "deadline"),

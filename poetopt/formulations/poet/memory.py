@@ -34,6 +34,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt import clock
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.poet.space import PoetSpace
+from poetopt.formulations.sets import in_order
 
 
 def _build(block: PyomoBlock) -> None:
@@ -49,7 +50,8 @@ def _allocate(block: PyomoBlock) -> dict[tuple[int, int], int]:
     problem = space.problem
     R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
     allocations = [(t, i) for t, j in space.computes for i in problem.operators[j].outputs]
-    block.A = pyo.Var(pyo.RangeSet(0, len(allocations) - 1), bounds=(0, 1))
+    block.allocations = pyo.Set(initialize=allocations, dimen=2, doc="(t, i): stage t may make tensor i")
+    block.A = pyo.Var(block.allocations, bounds=(0, 1))
     A = list(block.A.values())
 
     def allocates(_: PyomoBlock, x: int) -> PyomoRow:
@@ -61,7 +63,9 @@ def _allocate(block: PyomoBlock) -> dict[tuple[int, int], int]:
             return 0, LinearExpression(linear_coefs=[1, -1], linear_vars=[A[x], made]), None
         return 0, LinearExpression(linear_coefs=[1, -1, 1], linear_vars=[A[x], made, S[resident]]), None
 
-    block.allocates = pyo.Constraint(pyo.RangeSet(0, len(allocations) - 1), rule=allocates)
+    block.allocates = pyo.Constraint(
+        block.allocations, rule=in_order(allocates), doc="an output that isn't resident takes a new buffer"
+    )
     return {pair: x for x, pair in enumerate(allocations)}
 
 
@@ -77,7 +81,8 @@ def _free(block: PyomoBlock) -> list[tuple[int, int, int]]:
         for i in sorted({*problem.operators[k].inputs, *problem.operators[k].outputs})
         if problem.tensors[i].nbytes
     ]
-    block.FREE = pyo.Var(pyo.RangeSet(0, len(frees) - 1), bounds=(0, 1))
+    block.frees = pyo.Set(initialize=frees, dimen=3, doc="(t, i, k): operator k reads or writes tensor i in stage t")
+    block.FREE = pyo.Var(block.frees, bounds=(0, 1))
     FREE = list(block.FREE.values())
     rows: list[tuple[int, object, int]] = []
     for x, (t, i, k) in enumerate(frees):
@@ -96,7 +101,9 @@ def _free(block: PyomoBlock) -> list[tuple[int, int, int]]:
         sign = 1 if complement else -1
         return None, LinearExpression(linear_coefs=[1, sign], linear_vars=[FREE[x], other]), complement
 
-    block.freed = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=freed)
+    block.freed = pyo.Constraint(
+        pyo.RangeSet(0, len(rows) - 1), rule=freed, doc="what is freed isn't read later in the stage, nor kept"
+    )
     return frees
 
 
@@ -113,7 +120,7 @@ def _use(
     frees_after: dict[tuple[int, int], list[int]] = {}
     for x, (t, _, k) in enumerate(frees):
         frees_after.setdefault((t, k), []).append(x)
-    block.U = pyo.Var(pyo.RangeSet(0, len(space.computes) - 1), domain=pyo.NonNegativeReals)
+    block.U = pyo.Var(model.computes, domain=pyo.NonNegativeReals)
     U = list(block.U.values())
     resident_in: dict[int, list[int]] = {}
     for x, (t, i) in enumerate(space.residences):
@@ -145,8 +152,12 @@ def _use(
         expression = LinearExpression(linear_coefs=[1, operators[k].workspace_bytes / unit], linear_vars=[U[x], R[x]])
         return None, expression, space.room_bytes / unit
 
-    block.usage = pyo.Constraint(pyo.RangeSet(0, len(space.computes) - 1), rule=usage)
-    block.within = pyo.Constraint(pyo.RangeSet(0, len(space.computes) - 1), rule=within)
+    block.usage = pyo.Constraint(
+        model.computes, rule=in_order(usage), doc="what an operator's turn adds to memory, and what was freed before"
+    )
+    block.within = pyo.Constraint(
+        model.computes, rule=in_order(within), doc="(1g) memory keeps the budget [memory_unit]"
+    )
 
 
 memory = Block("memory", _build, requires=("rematerialization",))

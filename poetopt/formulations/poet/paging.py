@@ -33,16 +33,17 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
+from poetopt.formulations.sets import in_order
 from poetopt.formulations.storage import fits_storage
 
 
 def _moves(block: PyomoBlock) -> None:
     """The variables, and the rows among them: they stand before S_ram, whose row 1c reads M_in."""
-    space: PoetSpace = block.model().space
-    n = len(space.residences)
-    block.S_aux = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
-    block.M_in = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
-    block.M_out = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
+    model = block.model()
+    space: PoetSpace = model.space
+    block.S_aux = pyo.Var(model.residences, domain=pyo.Binary)
+    block.M_in = pyo.Var(model.residences, domain=pyo.Binary)
+    block.M_out = pyo.Var(model.residences, domain=pyo.Binary)
     S_aux, M_in, M_out = (list(v.values()) for v in (block.S_aux, block.M_in, block.M_out))
     for x, (t, _) in enumerate(space.residences):
         if (t - 1, space.residences[x][1]) not in space.residence_index:
@@ -59,8 +60,12 @@ def _moves(block: PyomoBlock) -> None:
     def from_storage(_: PyomoBlock, x: int) -> PyomoRow:
         return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_in[x], S_aux[x]]), 0
 
-    block.on_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=on_storage)
-    block.from_storage = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=from_storage)
+    block.on_storage = pyo.Constraint(
+        model.residences, rule=in_order(on_storage), doc="(1d) what is on storage was there or was written out"
+    )
+    block.from_storage = pyo.Constraint(
+        model.residences, rule=in_order(from_storage), doc="(1e) what is paged in is on storage"
+    )
     _capacity(block, space, M_out)
     tensors = [space.problem.tensors[i] for _, i in space.residences]
     variables = [*M_in, *M_out]
@@ -76,15 +81,17 @@ def _capacity(block: PyomoBlock, space: PoetSpace, M_out: list[Any]) -> None:
     if problem.storage_blocks is None or sum(map(problem.blocks, candidates)) <= problem.storage_blocks:
         return
     place = {i: x for x, i in enumerate(candidates)}
-    block.W = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), domain=pyo.Binary)
+    block.W = pyo.Var(candidates, domain=pyo.Binary)
     W = list(block.W.values())
 
     def ever_written(_: PyomoBlock, x: int) -> PyomoRow:
         variables = [M_out[x], W[place[space.residences[x][1]]]]
         return None, LinearExpression(linear_coefs=[1, -1], linear_vars=variables), 0
 
-    block.ever_written = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=ever_written)
-    block.storage = pyo.Constraint(rule=lambda _: fits_storage(problem, candidates, W))
+    block.ever_written = pyo.Constraint(
+        block.model().residences, rule=in_order(ever_written), doc="what is written out is ever written out"
+    )
+    block.storage = pyo.Constraint(rule=lambda _: fits_storage(problem, candidates, W), doc="what the storage holds")
 
 
 def _write(block: PyomoBlock) -> None:
@@ -95,7 +102,9 @@ def _write(block: PyomoBlock) -> None:
     def out_of_ram(_: PyomoBlock, x: int) -> PyomoRow:
         return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_out[x], S_ram[x]]), 0
 
-    block.out_of_ram = pyo.Constraint(pyo.RangeSet(0, len(M_out) - 1), rule=out_of_ram)
+    block.out_of_ram = pyo.Constraint(
+        model.residences, rule=in_order(out_of_ram), doc="(1f) what is written out is in RAM"
+    )
 
 
 def _needed(space: Space) -> bool:

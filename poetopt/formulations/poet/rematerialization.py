@@ -2,7 +2,7 @@ r"""Block `rematerialization`: what runs in each stage, and what is in RAM when 
 
 $$ \begin{aligned}
    R_{t,t} &= 1, \qquad S^{ram}_{0,i} = 1 \text{ for a graph input} \\
-   R_{t,j} &\le R_{t,g(i)} + S^{ram}_{t,i}     && i \text{ an input of } j \\
+   R_{t,j} &\le R_{t,g(i)} + S^{ram}_{t,i}     && i \text{ an input of } j \quad \text{(1b)} \\
    S^{ram}_{t,i} &\le R_{t-1,g(i)} + S^{ram}_{t-1,i} + M^{in}_{t-1,i}  && \text{(1c)}
    \end{aligned} $$
 
@@ -26,14 +26,15 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
+from poetopt.formulations.sets import in_order
 
 
 def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: PoetSpace = model.space
     problem = space.problem
-    block.R = pyo.Var(pyo.RangeSet(0, len(space.computes) - 1), domain=pyo.Binary)
-    block.S_ram = pyo.Var(pyo.RangeSet(0, len(space.residences) - 1), domain=pyo.Binary)
+    block.R = pyo.Var(model.computes, domain=pyo.Binary)
+    block.S_ram = pyo.Var(model.residences, domain=pyo.Binary)
     R, S = list(block.R.values()), list(block.S_ram.values())
     for x, (t, j) in enumerate(space.computes):
         if t == j:
@@ -69,8 +70,17 @@ def _build(block: PyomoBlock) -> None:
                 before.append(M_in[earlier])
         return None, LinearExpression(linear_coefs=[1, *[-1] * len(before)], linear_vars=[S[x], *before]), 0
 
-    block.dependence = pyo.Constraint(pyo.RangeSet(0, len(reads) - 1), rule=dependence)
-    block.continuity = pyo.Constraint(pyo.RangeSet(0, len(space.residences) - 1), rule=continuity)
+    block.reads = pyo.Set(
+        initialize=[(t, space.computes[x][1], i) for x, t, i in reads],
+        dimen=3,
+        doc="(t, j, i): operator j, which reads tensor i, may run in stage t",
+    )
+    block.dependence = pyo.Constraint(
+        block.reads, rule=in_order(dependence), doc="(1b) what an operator reads is made in its stage or resident"
+    )
+    block.continuity = pyo.Constraint(
+        model.residences, rule=in_order(continuity), doc="(1c) what is resident was made, kept or paged in"
+    )
     again = [x for x, (t, j) in enumerate(space.computes) if t != j]
     operators = problem.operators
     block.energy_j = Terms([R[x] for x in again], [operators[space.computes[x][1]].energy_j for x in again])

@@ -27,6 +27,7 @@ from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.scope_difference import scope_difference
+from poetopt.formulations.retention.sets import SETS
 from poetopt.formulations.retention.space import RetentionSpace, count_recomputes, retention_space
 from poetopt.formulations.retention.storage_activation import storage_activation
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
@@ -185,6 +186,7 @@ retention = Formulation(
     blocks=(recompute, paging, residency, memory, rounding, chain_cuts, storage_activation, deadline, transfer_overlap),
     space=retention_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
+    sets=SETS,
     simulated=(
         "recompute",
         "paging",

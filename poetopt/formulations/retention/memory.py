@@ -43,8 +43,8 @@ from poetopt.formulations.rows import Floats, PointLike, Row
 
 ACTIVE = 1e-3
 """A recomputation below this value opens no intra-stage row."""
-Way = list[tuple[Any, int, float]]
-"""How a tensor may be there: (a variable of the model, the index of one of its entries, its value), to be added up."""
+Way = list[tuple[list[Any], int, float]]
+"""How a tensor may be there: (the entries of a variable, the place of one of them, its value), to be added up."""
 VIOLATION = 1e-6
 """A row is violated where it exceeds the budget by more than this share of it."""
 
@@ -52,7 +52,9 @@ VIOLATION = 1e-6
 def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: RetentionSpace = model.space
-    k = list(model.residency.k.values())
+    k = block.keep = list(model.residency.k.values())
+    block.again = list(model.recompute.r.values())
+    block.back = list(model.paging.p.values()) if space.paging else []
     unit = space.memory_unit
     budget = space.room_bytes
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
@@ -77,7 +79,11 @@ def _build(block: PyomoBlock) -> None:
     block.found = []
     block.sized = {}
     block.instants = Instants(space)
-    block.stage = pyo.Constraint(pyo.RangeSet(0, len(space.problem.operators) - 1), rule=stage_row)
+    block.stage = pyo.Constraint(
+        model.stages,
+        rule=stage_row,
+        doc="(1g) what is live while the stage's own operator runs fits the budget [memory_unit]",
+    )
 
 
 def _spanning(space: RetentionSpace) -> list[list[int]]:
@@ -189,13 +195,12 @@ class _Instant:
     def __init__(
         self, block: PyomoBlock, j: int, t: int, x: int, r: list[float], k: list[float], p: list[float]
     ) -> None:
-        model = block.model()
-        space: RetentionSpace = model.space
+        space: RetentionSpace = block.model().space
         self.block, self.space, self.t = block, space, t
         self.constant = 0.0
-        self.terms: list[tuple[float, Any, int]] = []
-        """(bytes, a variable of the model, the index of one of its entries)"""
-        keep, again = model.residency.k, model.recompute.r
+        self.terms: list[tuple[float, list[Any], int]] = []
+        """(bytes, the entries of a variable, the place of one of them)"""
+        keep, again = block.keep, block.again
         operator = space.problem.operators[j]
         size = space.tensor_bytes
         if operator.workspace_bytes:
@@ -208,7 +213,7 @@ class _Instant:
                 self._add_stored(i, e, m, page, j, x, r, k, p)
             elif i in outputs:
                 outputs.discard(i)
-                back = [(model.paging.p, page, p[e])] if page >= 0 else []
+                back = [(block.back, page, p[e])] if page >= 0 else []
                 self._add(m, max([stayed + back, [(again, x, r[x])]], key=_total))
             elif producer > j:
                 self._add(m, stayed)
@@ -238,8 +243,8 @@ class _Instant:
         self, i: int, e: int, m: float, page: int, j: int, x: int, r: list[float], k: list[float], p: list[float]
     ) -> None:
         """The terms of a tensor whose home is storage: it comes in right before its first reader of the stage."""
-        space, model = self.space, self.block.model()
-        keep, again = model.residency.k, model.recompute.r
+        space, block = self.space, self.block
+        keep, again = block.keep, block.again
         before: list[Way] = []
         later: list[Way] = []
         ways: list[tuple[float, list[tuple[float, Way]], float]] = []
@@ -259,7 +264,7 @@ class _Instant:
         if later:
             last = max(later, key=_total)
             # it was kept for the last one, as it wasn't paged in; or an earlier one had it already
-            paged = [(-1.0, [(model.paging.p, page, p[e])])] if page >= 0 else []
+            paged = [(-1.0, [(block.back, page, p[e])])] if page >= 0 else []
             ways.append((_total(last) - p[e], [(1.0, last), *paged], 0.0))
             if before:
                 first = max(before, key=_total)
@@ -275,14 +280,14 @@ class _Instant:
 
     def row(self, violation: float) -> Row:
         unit = self.space.memory_unit
-        keep = self.block.model().residency.k
+        keep = self.block.keep
         spanning = self.block.spanning[self.t]
         size = self.space.tensor_bytes[self.space.point_tensor[spanning]] if spanning else np.zeros(0)
         variables: dict[int, object] = {}
         weights: dict[int, float] = {}
         across = ((nbytes, keep, e) for nbytes, e in zip(size.tolist(), spanning, strict=True))
-        for nbytes, component, place in [*self.terms, *across]:
-            variable = component[place]
+        for nbytes, entries, place in [*self.terms, *across]:
+            variable = entries[place]
             variables[id(variable)] = variable
             weights[id(variable)] = weights.get(id(variable), 0.0) + nbytes / unit
         return Row(

@@ -34,19 +34,19 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.rows import Count, Terms, alike, terms
+from poetopt.formulations.sets import in_order
 from poetopt.formulations.storage import fits_storage
 
 
 def _build(block: PyomoBlock) -> None:
-    space = block.model().space
+    model = block.model()
+    space = model.space
     tensors = space.problem.tensors
     paged = space.point_tensor[space.page_point]
-    # what is never written anew is on storage for good
-    unwritten = space.stored & ~np.array([tensor.updated for tensor in tensors], dtype=bool)
-    candidates = np.unique(paged[~unwritten[paged]])
+    candidates = space.written
     slot = {int(i): k for k, i in enumerate(candidates)}
-    block.p = pyo.Var(pyo.RangeSet(0, len(paged) - 1), domain=pyo.Binary)
-    block.o = pyo.Var(pyo.RangeSet(0, len(candidates) - 1), domain=pyo.Binary)
+    block.p = pyo.Var(model.page_ins, domain=pyo.Binary)
+    block.o = pyo.Var(model.page_outs, domain=pyo.Binary)
     block.o_tensor = candidates
     block.o_index = slot
     p, o = list(block.p.values()), list(block.o.values())
@@ -57,8 +57,12 @@ def _build(block: PyomoBlock) -> None:
             return pyo.Constraint.Skip
         return LinearExpression(linear_coefs=[1, -1], linear_vars=[p[y], written[y]]) <= 0
 
-    block.written_first = pyo.Constraint(pyo.RangeSet(0, len(paged) - 1), rule=written_first)
-    block.storage = pyo.Constraint(rule=lambda _: fits_storage(space.problem, candidates.tolist(), o))
+    block.written_first = pyo.Constraint(
+        model.page_ins, rule=in_order(written_first), doc="(1d, 1e) what is paged in was written to storage"
+    )
+    block.storage = pyo.Constraint(
+        rule=lambda _: fits_storage(space.problem, candidates.tolist(), o), doc="what the storage holds"
+    )
     block.energy_j = _sum(
         terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),

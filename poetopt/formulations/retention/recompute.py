@@ -24,9 +24,10 @@ from poetopt.formulations.rows import Count, alike, terms
 
 
 def _build(block: PyomoBlock) -> None:
-    space = block.model().space
+    model = block.model()
+    space = model.space
     operators = space.problem.operators
-    block.r = pyo.Var(pyo.RangeSet(0, len(space.recompute_operator) - 1), domain=pyo.Binary)
+    block.r = pyo.Var(model.recomputations, domain=pyo.Binary)
     energy = np.array([operator.energy_j for operator in operators])
     time = np.array([operator.time_s for operator in operators])
     block.energy_j = terms(block.r, energy[space.recompute_operator])

@@ -36,13 +36,14 @@ from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Count
+from poetopt.formulations.sets import in_order
 
 
 def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: RetentionSpace = model.space
     n = len(space.point_tensor)
-    block.k = pyo.Var(pyo.RangeSet(0, n - 1), domain=pyo.Binary)
+    block.k = pyo.Var(model.points, domain=pyo.Binary)
     k = list(block.k.values())
     r = list(model.recompute.r.values())
     p = list(model.paging.p.values()) if space.paging else []
@@ -87,8 +88,14 @@ def _build(block: PyomoBlock) -> None:
             return ones[e][0] <= 0 if missing[e] else pyo.Constraint.Skip
         return LinearExpression([ones[e][0], *taken[before[e]]]) <= 0
 
-    block.occupancy = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=occupancy)
-    block.continuity = pyo.Constraint(pyo.RangeSet(0, n - 1), rule=continuity)
+    block.occupancy = pyo.Constraint(
+        model.points,
+        rule=in_order(occupancy),
+        doc="(1b) what a stage's own operator reads is there; nothing is made twice",
+    )
+    block.continuity = pyo.Constraint(
+        model.points, rule=in_order(continuity), doc="(1c) only what was there can be kept"
+    )
 
     needs = [
         (x, space.point_of[i, t])
@@ -103,7 +110,15 @@ def _build(block: PyomoBlock) -> None:
         x, e = needs[index]
         return LinearExpression([again[x], *taken[e]]) <= 0
 
-    block.dependence = pyo.Constraint(pyo.RangeSet(0, len(needs) - 1), rule=dependence)
+    recomputations, names, at = space.recomputations, space.tensor_names, tensor
+    block.reads = pyo.Set(
+        initialize=[(*recomputations[x], names[at[e]]) for x, e in needs],
+        dimen=3,
+        doc="(operator, stage, tensor): the recomputed operator reads the tensor",
+    )
+    block.dependence = pyo.Constraint(
+        block.reads, rule=in_order(dependence), doc="(1b) what a recomputed operator reads is there"
+    )
     idle = _idle_page_ins(space, free=model.goal is not ENERGY)
 
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
@@ -113,7 +128,10 @@ def _build(block: PyomoBlock) -> None:
         used += [again[x] for h in space.problem.readers[i] if (x := space.recompute_of.get((h, t))) is not None]
         return LinearExpression([_times(-1, p[page_of_point[e]]), *used]) >= 0
 
-    block.purpose = pyo.Constraint(pyo.RangeSet(0, len(idle) - 1), rule=purpose)
+    block.idle = pyo.Set(
+        initialize=[space.points[e] for e in idle], dimen=2, doc="(tensor, stage): page-ins that may be for nothing"
+    )
+    block.purpose = pyo.Constraint(block.idle, rule=in_order(purpose), doc="what is paged in is kept or read")
 
 
 def _idle_page_ins(space: RetentionSpace, *, free: bool) -> list[int]:

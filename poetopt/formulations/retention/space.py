@@ -14,6 +14,7 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
+from poetopt.formulations.sets import distinct
 from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 
 Flags = NDArray[np.bool_]
@@ -154,6 +155,46 @@ class RetentionSpace:
 
     def _slots(self, nbytes: int) -> int:
         return -(-nbytes // self.problem.alignment) * self.problem.alignment
+
+    @cached_property
+    def operator_names(self) -> tuple[str, ...]:
+        """(n_operators,) names, all different."""
+        return distinct(self.problem.operators)
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        """(n_tensors,) names, all different."""
+        return distinct(self.problem.tensors)
+
+    @cached_property
+    def recomputations(self) -> list[tuple[str, int]]:
+        """(n_recomputes,) each one's operator and stage: the index of r."""
+        names = map(self.operator_names.__getitem__, self.recompute_operator.tolist())
+        return list(zip(names, self.recompute_stage.tolist(), strict=True))
+
+    @cached_property
+    def points(self) -> list[tuple[str, int]]:
+        """(n_points,) each one's tensor and stage: the index of k."""
+        names = map(self.tensor_names.__getitem__, self.point_tensor.tolist())
+        return list(zip(names, self.point_stage.tolist(), strict=True))
+
+    @cached_property
+    def page_ins(self) -> list[tuple[str, int]]:
+        """(n_pages,) each one's tensor and stage: the index of p."""
+        return [self.points[e] for e in self.page_point.tolist()]
+
+    @cached_property
+    def written(self) -> Ints:
+        """The tensors that are written out where they are paged in, ascending."""
+        paged = self.point_tensor[self.page_point]
+        # what is never written anew is on storage for good
+        unwritten = self.stored & ~np.array([tensor.updated for tensor in self.problem.tensors], dtype=bool)
+        return np.unique(paged[~unwritten[paged]])
+
+    @cached_property
+    def page_outs(self) -> list[str]:
+        """The names of `written`: the index of o."""
+        return [self.tensor_names[i] for i in self.written.tolist()]
 
     @cached_property
     def point_of(self) -> dict[tuple[int, int], int]:

@@ -34,6 +34,7 @@ import pyomo.environ as pyo
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Terms, linear, terms
+from poetopt.formulations.sets import in_order
 
 
 def _build(block: PyomoBlock) -> None:
@@ -74,12 +75,18 @@ def _build(block: PyomoBlock) -> None:
         gaps = range(first, gap_of[int(space.point_stage[e])] + 1)
         return 0, linear([Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p[y]], [twice])]), None
 
-    block.arrival = pyo.Constraint(pyo.RangeSet(0, len(pages) - 1), rule=arrival)
-    block.both = pyo.Constraint(pyo.RangeSet(0, len(pages) - 1), rule=both)
+    block.arrival = pyo.Constraint(
+        model.page_ins, rule=in_order(arrival), doc="the storage wakes between the last use and the page-in"
+    )
+    block.both = pyo.Constraint(
+        model.page_ins, rule=in_order(both), doc="the storage wakes for the page-out as well as for the page-in"
+    )
     if problem.dma:
         moving = model.paging.transfer_s
         busy = linear([Terms(b, before_s), Terms(moving.variables, [-s for s in moving.coefficients])])
-        block.busy = pyo.Constraint(rule=lambda _: (None, busy, 0))
+        block.busy = pyo.Constraint(
+            rule=lambda _: (None, busy, 0), doc="the channel is busy no longer than it transfers"
+        )
     block.energy_j = terms(block.w, np.full(count, problem.wake_j))
 
 

@@ -376,7 +376,8 @@ class _Overlap:
         for variable, cost, at in groups:
             used = np.flatnonzero((cost > NEGLIGIBLE * one_pass) | (cost < 0))  # leaving out what adds is valid
             value += float(cost @ at)
-            variables += [variable[n] for n in used.tolist()]
+            entries = list(variable.values())
+            variables += [entries[n] for n in used.tolist()]
             coefficients += (cost[used] / one_pass).tolist()
         return Row(
             variables=variables,
