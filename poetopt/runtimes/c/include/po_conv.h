@@ -167,18 +167,20 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
     /* what the taps reach to the left and to the right of a column */
     const int32_t back = po_smaller(0, (kw - 1) * col_tap), ahead = po_larger(0, (kw - 1) * col_tap);
     const int32_t wide = columns >= 4;
+    /* where a constant says it for all tiles, the code for the others is left out */
+    const int32_t padless = first_col + back >= 0 && first_col + (columns - 1) * col_step + ahead < width;
     int32_t o, i, j, c;
     for (i = 0; i < rows; ++i) {
         const int32_t row = first_row + i * row_step;
         const int32_t low = po_first_tap(row, row_tap, kh, height), high = po_last_tap(row, row_tap, kh, height);
         for (o = 0; o < outs;) {
-            const int32_t many = wide && o + 4 <= outs;
+            const int32_t many = wide && (outs % 4 == 0 || o + 4 <= outs);
             const float *v = w + o * w_out;
             const float *b = bias == NULL ? NULL : bias + o;
             for (j = 0; j < columns; j += wide ? 4 : 1) {
                 /* the last four may overlap those before: the same sums again */
                 const int32_t start = wide ? po_smaller(j, columns - 4) : j, column = first_col + start * col_step;
-                const int32_t inside = column + back >= 0 && column + 3 * col_step + ahead < width;
+                const int32_t inside = padless || (column + back >= 0 && column + 3 * col_step + ahead < width);
                 float *at = y + o * y_plane + i * y_row + start * y_col;
                 for (c = 0; c < ins; c += part) {
                     const int32_t to = po_smaller(ins, c + part);
@@ -302,9 +304,9 @@ PO_INLINE void po_convolution_by_weight(float *dw, const float *w, const float *
                 const int32_t side = s * col_tap - left;
                 const int32_t near = po_first_tap(side, col_step, columns, width);
                 const int32_t far = po_last_tap(side, col_step, columns, width);
-                for (m = 0; m < outs; m += outs - m >= 4 ? 4 : 1) {
-                    for (c = 0; c < ins; c += ins - c >= 4 ? 4 : 1) {
-                        const int32_t high_tile = outs - m >= 4 ? 4 : 1, wide_tile = ins - c >= 4 ? 4 : 1;
+                for (m = 0; m < outs; m += po_tile_edge(outs, m)) {
+                    for (c = 0; c < ins; c += po_tile_edge(ins, c)) {
+                        const int32_t high_tile = po_tile_edge(outs, m), wide_tile = po_tile_edge(ins, c);
                         const int32_t at = (g * outs + m) * ins * taps + c * taps + r * kw + s;
                         float tile[16];
                         for (i = 0; i < 16; ++i) {

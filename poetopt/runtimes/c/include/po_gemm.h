@@ -7,6 +7,9 @@
 
 #include "po_math.h"
 
+/* The edge of the tile that begins at `at`, of `size`: 4, or 1 at the end. A constant where 4 divides the size. */
+PO_INLINE int32_t po_tile_edge(int32_t size, int32_t at) { return size % 4 == 0 || size - at >= 4 ? 4 : 1; }
+
 /* y = first ? sum : y + sum */
 PO_INLINE void po_join(float *y, float sum, int32_t first) { *y = first ? sum : *y + sum; }
 
@@ -115,17 +118,17 @@ PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows
                 po_tile_4x4(out + n * y_col, left, b + n * b_col, y_row, y_col, a_row, a_col, b_row, b_col, k, end,
                             begins);
             }
-            for (; n < columns; ++n) { /* a column of four: a row of four, transposed */
+            for (; columns % 4 != 0 && n < columns; ++n) { /* a column of four: a row of four, transposed */
                 po_tile_1x4(out + n * y_col, b + n * b_col, left, y_row, b_row, a_col, a_row, k, end, begins);
             }
         }
-        for (; m < rows; ++m) {
+        for (; rows % 4 != 0 && m < rows; ++m) {
             float *out = y + m * y_row;
             const float *left = a + m * a_row;
             for (n = 0; n + 4 <= columns; n += 4) {
                 po_tile_1x4(out + n * y_col, left, b + n * b_col, y_col, a_col, b_row, b_col, k, end, begins);
             }
-            for (; n < columns; ++n) {
+            for (; columns % 4 != 0 && n < columns; ++n) {
                 po_tile_1x1(out + n * y_col, left, b + n * b_col, a_col, b_row, k, end, begins);
             }
         }
@@ -138,9 +141,9 @@ PO_INLINE void po_product_update(float *y, const float *w, const float *a, const
                                  int32_t b_col, float alpha, float rate, float keep)
 {
     int32_t m, n, k, i, j;
-    for (m = 0; m < rows; m += rows - m >= 4 ? 4 : 1) {
-        for (n = 0; n < columns; n += columns - n >= 4 ? 4 : 1) {
-            const int32_t high = rows - m >= 4 ? 4 : 1, wide = columns - n >= 4 ? 4 : 1;
+    for (m = 0; m < rows; m += po_tile_edge(rows, m)) {
+        for (n = 0; n < columns; n += po_tile_edge(columns, n)) {
+            const int32_t high = po_tile_edge(rows, m), wide = po_tile_edge(columns, n);
             const float *left = a + m * a_row;
             const float *right = b + n * b_col;
             float tile[16];
