@@ -403,6 +403,35 @@ def update(op_type: str, optimizer: str) -> Draw:
     return draw
 
 
+def matmul_gradient(op_type: str) -> Draw:
+    """A gradient of a batched product."""
+
+    def draw(random: Random) -> list[Case]:
+        rows, columns, depth = (_length(random) for _ in range(3))
+        batch = _shape(random, 1, 2, 3)
+        w = _real(random, (*batch, depth, columns))
+        return step_cases(
+            _network(random, (*batch, rows, depth), [_node("MatMul", ["h", "w"])], {"w": w}), op_type, random
+        )
+
+    return draw
+
+
+def gather_gradient(op_type: str, optimizer: str = "none") -> Draw:
+    """The gradient of a table whose rows are read, or with the update by it."""
+
+    def draw(random: Random) -> list[Case]:
+        shape = _shape(random, 1, 3)
+        axis = int(random.integers(0, len(shape)))
+        where = random.integers(-shape[axis], shape[axis], _shape(random, 1, 2))
+        nodes = [_node("Gather", ["w", "i"], ["g"], attributes={"axis": axis})]
+        taken = np.take(np.zeros(shape), where, axis).shape
+        model = _network(random, taken, [*nodes, _node("Mul", ["h", "g"])], {"w": _real(random, shape), "i": where})
+        return step_cases(model, op_type, random, optimizer=optimizer)
+
+    return draw
+
+
 def _planes(random: Random) -> tuple[int, ...]:
     axes = int(random.integers(1, 3))
     return (int(random.integers(1, 3)), int(random.integers(1, 4)), *(int(n) for n in random.integers(2, 10, axes)))
@@ -582,6 +611,9 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
         for k in ("training", "grad_weight")
     },
     (OWN_DOMAIN, "Conv.grad_weight+sgd.update"): convolution_gradient("Conv.grad_weight+sgd.update", "sgd"),
+    **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
+    (OWN_DOMAIN, "Gather.grad_input"): gather_gradient("Gather.grad_input"),
+    (OWN_DOMAIN, "Gather.grad_input+sgd.update"): gather_gradient("Gather.grad_input+sgd.update", "sgd"),
     (OWN_DOMAIN, "Gemm+sgd.update"): update("Gemm+sgd.update", "sgd"),
     **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o) for o in ("sgd", "momentum", "adam", "adamw")},
     (OWN_DOMAIN, "LayerNormalization.gradient"): _layer_norm_gradient,
