@@ -39,6 +39,8 @@ class TrainingOptions(LoadOptions, total=False):
     output: str | None
     granularity: str
     straight_through: bool
+    optimizer: str
+    fuse: bool
 
 
 READ = tuple(LoadOptions.__annotations__)

@@ -26,11 +26,13 @@ from poetopt.commands.options import (
     ModelArgument,
     NoPagingOption,
     NoRematOption,
+    OptimizerOption,
     OutputOption,
     PlanOutOption,
     ProfileOption,
     RamOption,
     RuntimeOption,
+    SeparateUpdatesOption,
     ShapeOption,
     SolverOption,
     StaticPowerOption,
@@ -71,6 +73,8 @@ def solve(
     loss: LossOption = "auto",
     output: OutputOption = None,
     straight_through: StraightThroughOption = False,
+    optimizer: OptimizerOption = "none",
+    separate_updates: SeparateUpdatesOption = False,
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
     static_power: StaticPowerOption = None,
@@ -123,7 +127,12 @@ def solve(
     check_plot(sensitivity_plot)
     with live_progress() as listener:
         training = read(model, options).differentiate(
-            loss=loss, output=output, straight_through=straight_through, granularity=granularity
+            loss=loss,
+            output=output,
+            straight_through=straight_through,
+            granularity=granularity,
+            optimizer=optimizer,
+            fuse=not separate_updates,
         )
         problem = training.cost(device, profile=profile, runtime=runtime)
         if sensitivity or sensitivity_plot is not None:
