@@ -60,8 +60,9 @@ class Execution(Checks):
     threads, sessions, versions
         Threads of each session, how many distinct ones there were, and the libraries that took part.
     results
-        The loss and each `<parameter>.grad`, or each updated `<parameter>.new`, as the scheduled step computed them. The
-        loss is called `loss`, or as in the training graph (`loss.2`) where the model has a tensor of that name.
+        The loss and each `<parameter>.grad`, or each `<parameter>.new` where the step updates parameters, as the
+        scheduled step computed them. The loss is called `loss`, or as in the training graph (`loss.2`) where the model
+        has a tensor of that name.
     batch
         What it was computed from.
     """
@@ -96,10 +97,11 @@ class Execution(Checks):
     def message(self) -> str:
         """What failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
+            count = 1 + self.gradients + self.statistics + self.updated
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
-                f"the scheduled step and ordinary training differ in {len(self.different)} of "
-                f"{1 + self.gradients + self.statistics + self.updated} tensors ({shown}), by up to {self.max_abs_diff:.3g}; "
+                f"the scheduled step and ordinary training differ in {len(self.different)} of {count} tensors "
+                f"({shown}), by up to {self.max_abs_diff:.3g}; "
                 "please report it with the plan file"
             )
         if not self.within_budget:
