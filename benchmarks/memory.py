@@ -26,11 +26,12 @@ from unittest import mock
 import poetopt as po
 from poetopt.backends.ort import allocator
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.executor import graph_of, paged_bytes
+from poetopt.backends.ort.executor import graph_of
 from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.errors import InfeasibleError
 from poetopt.plan.layout import arena_bytes
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -60,7 +61,7 @@ def program(place: Path) -> Iterator[tuple[Program, Callable[[], None]]]:
     plan = po.load_plan(place).plan
     graph = graph_of(plan, None)
     batch = random_batch(graph, 0)
-    with PageFile(paged_bytes(plan), None) as pages:
+    with PageFile(slots(plan), None) as pages:
         arena, region = Block(arena_bytes(plan)), Region.of(graph)
         made = Program(plan, graph, arena, region, Sessions(graph), pages)
         arena.bytes.fill(0)

@@ -17,7 +17,7 @@ from pathlib import Path
 import poetopt as po
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.clock import Clock, told
-from poetopt.backends.ort.executor import paged_bytes, transfer_seconds
+from poetopt.backends.ort.executor import transfer_seconds
 from poetopt.backends.ort.measure import alternate
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.plan.assemble import plan_of
@@ -25,6 +25,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.schedule import Schedule
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -99,7 +100,7 @@ def measure(plans: Sequence[Plan], clock: Clock) -> tuple[list[float], float]:
                 Block(arena_bytes(plan)),
                 Region.of(graph),
                 Sessions(graph),
-                stack.enter_context(PageFile(paged_bytes(plan))),
+                stack.enter_context(PageFile(slots(plan))),
             )
             for plan in plans
         ]

@@ -24,13 +24,13 @@ import torch
 import poetopt as po
 from benchmarks.torch_networks import NETWORKS
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.executor import paged_bytes
 from poetopt.backends.ort.measure import alternate
 from poetopt.backends.ort.reference import Fused
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.schedule import Schedule
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -85,7 +85,7 @@ def measure(case: Case, runs: int) -> str:
 
     plan = lay_out(plan_of(training.cost("a72"), Schedule()))
     with ExitStack() as stack:
-        pages = stack.enter_context(PageFile(paged_bytes(plan)))
+        pages = stack.enter_context(PageFile(slots(plan)))
         sessions, region = Sessions(graph), Region.of(graph)
         program = Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages)
         fused = Fused(graph, sessions, region.given, (graph.loss, *graph.gradients.values(), *graph.states.values()))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poetopt.api.models import differentiated, read
-from poetopt.api.training import DEVICE, PROFILE, TrainingFile
+from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of
 from poetopt.errors import PoetError
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
         return None
     path = recipe.get(DEVICE)
     device = path if isinstance(path, str) else problem.device
-    made = differentiated(loaded, recipe).cost(device, runtime=problem.runtime or None)
+    step, parameters = differentiated(loaded, recipe), parameters_of(recipe)
+    made = step.cost(device, runtime=problem.runtime or None, parameters=parameters)
     alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
     return made if alike and _batch(made) == batch else None
 

@@ -11,6 +11,7 @@ from poetopt.api.problems import LoadOptions
 from poetopt.api.training import SAME_BYTES, TrainingFile
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
+from poetopt.devices.homes import homes
 from poetopt.errors import DeviceError, ModelError, OptionError
 from poetopt.frontends.summary import summary
 from poetopt.garbage import building
@@ -84,7 +85,8 @@ def inspect(
         unsupported=missing,
         loss=training.graph.loss_kind,
         needs=_needs(training.cost(found)),
-        resident=resident_breakdown(training.graph),
+        paged=_needs(training.cost(found, parameters="paged")) if device is not None and found.storage else None,
+        resident=resident_breakdown(training.graph, homes(training.graph, found).ram),
         device=device,
     )
 

@@ -32,6 +32,7 @@ def asked(
     problem: Problem,
     *,
     ram: str | float | Share | None = None,
+    total: int | None = None,
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
@@ -61,7 +62,7 @@ def asked(
     if blocks:
         chosen = with_options(formulation_of(chosen), blocks, problem, steps)
     return Options(
-        ram_bytes=_ram_bytes(problem, ram),
+        ram_bytes=_ram_bytes(problem, ram, total),
         deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
         deadline_model=DeadlineModel(deadline_model),
         formulation=chosen,
@@ -88,8 +89,10 @@ def store_all_peak_bytes(problem: Problem) -> int:
     return store_all_bytes(problem)
 
 
-def _ram_bytes(problem: Problem, ram: str | float | Share | None) -> int:
-    """The budget in bytes; not positive where the resident region alone fills the device."""
+def _ram_bytes(problem: Problem, ram: str | float | Share | None, total: int | None) -> int:
+    """The budget in bytes; not positive where the resident region alone fills the device, or the `total`."""
+    if total is not None:
+        return total - problem.resident_bytes
     if ram is not None:
         found = parse_ram(ram)
         check_meant(ram, problem.least_ram_bytes)

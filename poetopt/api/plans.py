@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from poetopt.api.models import differentiated, read
-from poetopt.api.training import SAME_BYTES, Training, TrainingFile
+from poetopt.api.training import Training, TrainingFile, bytes_alone, parameters_of
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.inputs import is_special
 from poetopt.telling import telling
@@ -142,7 +142,7 @@ def train(
     steps: int,
     lr: float,
     *,
-    momentum: float | None = None,
+    momentum: float = 0.0,
     data: str | os.PathLike[str] | Mapping[str, object] | None = None,
     dump: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -153,8 +153,7 @@ def train(
     """Take steps of gradient descent with a plan, and the same without one beside, and compare every loss bit by bit.
 
     lr, momentum
-        The update is v = momentum v + gradient, parameter = parameter - lr v, in place, without momentum by default.
-        Where the plan's step has an optimizer, they are that one's.
+        The update is v = momentum v + gradient, parameter = parameter - lr v, in place.
     data
         Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is fed in every step; one
         that is longer along the first axis is a data set, taken in batches in its order and round again. By default
@@ -225,7 +224,9 @@ def _to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: 
             raise PlanError(
                 f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
             )
-        return step.cost(SAME_BYTES, runtime=problem.runtime or None)
+        recipe = problem.recipe
+        alike = step.cost(bytes_alone(recipe), runtime=problem.runtime or None, parameters=parameters_of(recipe))
+        return alike.keeping(problem.lasting)
 
     return again(plan, problem, reference, costed, allow_symlinks=allow_symlinks)
 

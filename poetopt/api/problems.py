@@ -63,6 +63,22 @@ def problem_of(
     Raises OptionError for a device that is missing, and for options that come too late; else as `load`,
     `Model.differentiate` and `Training.cost`.
     """
+    found = step_of(given, **options)
+    if isinstance(found, Problem):
+        if device is not None or profile is not None or runtime is not None:
+            raise OptionError(
+                "device, profile, runtime: a Problem has its costs already; leave them out, or give a Training"
+            )
+        return found
+    return found.cost(checked_device(device), profile=profile, runtime=runtime)
+
+
+def step_of(given: Solvable, **options: object) -> Problem | Training | TrainingFile:
+    """The training step that `given` is, or becomes with the options of `TrainingOptions`; a problem is one already.
+
+    Raises OptionError for options that come too late, TypeError for unknown ones; else as `load` and
+    `Model.differentiate`.
+    """
     found: object = given
     if not isinstance(found, Problem | Training | TrainingFile | Model) and _is_model(found):
         found = load(found, **{name: options.pop(name) for name in READ if name in options})  # type: ignore[arg-type]
@@ -78,18 +94,17 @@ def problem_of(
             f"{', '.join(options)}: too late for a {type(found).__name__}, which is made with such options; give the "
             "model's path with them"
         )
-    if isinstance(found, Problem):
-        if device is not None or profile is not None or runtime is not None:
-            raise OptionError(
-                "device, profile, runtime: a Problem has its costs already; leave them out, or give a Training"
-            )
+    if isinstance(found, Problem | Training | TrainingFile):
         return found
-    if isinstance(found, Training | TrainingFile):
-        if device is None:
-            raise OptionError('device: which one is it to be? Give its name, as in device="a72" (po.devices.names())')
-        return found.cost(device, profile=profile, runtime=runtime)
     check_problem(found)
     raise AssertionError
+
+
+def checked_device(device: Device | str | os.PathLike[str] | None) -> Device | str | os.PathLike[str]:
+    """`device`. Raises OptionError where there is none."""
+    if device is None:
+        raise OptionError('device: which one is it to be? Give its name, as in device="a72" (po.devices.names())')
+    return device
 
 
 def _is_model(given: object) -> bool:

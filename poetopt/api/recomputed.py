@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt import notes
 from poetopt.api.plans import again, beside, model_place
-from poetopt.api.training import DEVICE, PROFILE, SAME_BYTES
+from poetopt.api.training import DEVICE, PROFILE, bytes_alone, parameters_of
 from poetopt.errors import PlanError
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 MEASURED = "measured"
 """So begins the note of a problem whose costs a profile measured."""
 
-OF_MODEL = "operators, tensors and their bytes, workspaces, alignment, resident region"
+OF_MODEL = "operators, tensors and their bytes, workspaces, alignment"
 OF_KERNELS = "reserve for kernels"
-OF_DEVICE = "seconds and joules of operators and transfers, storage and RAM of the device"
+OF_DEVICE = "seconds and joules of operators and transfers, storage, RAM and flash of the device, resident region"
 OF_NOTES = "notes"
 FIELDS = {
     **dict.fromkeys(("time_s", "energy_j", *(entry.name for entry in fields(Transfers))), OF_DEVICE),
     **dict.fromkeys(("device", "paging", "dma", "wake_j", "storage_bytes", "storage_block_bytes"), OF_DEVICE),
-    "device_ram_bytes": OF_DEVICE,
+    **dict.fromkeys(("device_ram_bytes", "flash_bytes", "resident_bytes"), OF_DEVICE),
     "reserve_bytes": OF_KERNELS,
 }
 """What the fields of a problem, its operators and its tensors belong to; all others are the model's."""
@@ -102,13 +102,15 @@ def recomputed(
     if network and profile is not None and not measured:
         raise PlanError(f"{plan}: it was made without a profile; leave out --profile")
     unknown = {entry.what for entry in taken}
-    costed: Device | str = problem.device if not network else SAME_BYTES if unknown or used is None else used
+    nowhere = unknown or used is None
+    costed: Device | str = problem.device if not network else bytes_alone(problem.recipe) if nowhere else used  # type: ignore[assignment]
     measures = None if unknown else profile
     natural: list[Problem] = []
 
     def made_with(step: Training | TrainingFile) -> Problem:
         named = (problem.runtime or None) if network else None
-        natural.append(step.cost(costed, profile=measures, runtime=named))
+        where = parameters_of(problem.recipe)
+        natural.append(step.cost(costed, profile=measures, runtime=named, parameters=where).keeping(problem.lasting))
         return natural[-1]
 
     made = again(plan, problem, place, made_with, allow_symlinks=allow_symlinks)

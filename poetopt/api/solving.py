@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.batches import fitting_batch
+from poetopt.api.memory import problems, total_bytes
 from poetopt.api.options import asked, store_all_peak_bytes
-from poetopt.api.problems import TrainingOptions, problem_of
+from poetopt.api.problems import TrainingOptions, step_of
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.units import Factor, Share
 
@@ -35,6 +36,8 @@ def solve(
     profile: Profile | str | os.PathLike[str] | None = None,
     runtime: str | None = None,
     ram: str | float | Share | None = None,
+    total_ram: str | float | None = None,
+    parameters: str = "auto",
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     deadline_model: str = "makespan",
@@ -59,13 +62,20 @@ def solve(
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
-        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`,
-        `optimizer`, `fuse`, as the command and `Model.differentiate` have them.
+        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`, as the
+        command has them.
     device, profile, runtime
         As for `Training.cost`.
     ram
-        Bytes, a size (`"300KiB"`) or a share of the store-all peak (`"40%"`). By default the device's RAM less the
-        resident region.
+        The budget of the schedule alone, as in the paper: bytes, a size (`"300KiB"`) or a share of the store-all peak
+        (`"40%"`). By default the RAM is for all of the step.
+    total_ram
+        Bytes, or a size, for all that the step takes: schedule, parameters, gradients, optimizer states, constants. By
+        default the device's RAM.
+    parameters
+        `resident`, `paged` (they have their home on storage, and are scheduled like everything else), or `auto`:
+        resident where that fits, or where `ram` is given. Paged ones are updated in the step, by `sgd` where no
+        optimizer is named.
     deadline
         Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
     steps
@@ -117,13 +127,15 @@ def solve(
     from poetopt.telling import telling
 
     given, now = problem, time.monotonic()
-    problem = problem_of(given, device=device, profile=profile, runtime=runtime, **model)
-    if begin is None and problem is not given:
+    total = total_bytes(total_ram, ram)
+    step = step_of(given, **model)
+    if begin is None and step is not given:
         begin = now
     listener = listening(telling(progress), listener)
     ask = partial(
         asked,
         ram=ram,
+        total=total,
         deadline=deadline,
         steps=steps,
         deadline_model=deadline_model,
@@ -139,30 +151,34 @@ def solve(
         solver_options=solver_options,
         log=log,
     )
-    options = ask(problem)
-    searching = _searching(order, options)
-    if options.log is not None:
-        from poetopt.files import write_atomically
+    tried = problems(step, device=device, profile=profile, runtime=runtime, parameters=parameters, total=total, ram=ram)
+    for made in tried:
+        options = ask(made)
+        searching = _searching(order, options)
+        if options.log is not None:
+            from poetopt.files import write_atomically
 
-        write_atomically(options.log, "")
-    if options.ram_bytes <= 0 and ram is None:
-        report = Report(problem=problem, solution=_no_room(problem, options))
-    elif searching:
-        from poetopt.orders.solve import solve_ordered
+            write_atomically(options.log, "")
+        if options.ram_bytes <= 0 and ram is None:
+            report = Report(problem=made, solution=_no_room(made, options))
+        elif searching:
+            from poetopt.orders.solve import solve_ordered
 
-        used, solution = solve_ordered(problem, options, listener, begin=begin)
-        report = Report(problem=used, solution=solution)
-    else:
-        report = Report(problem=problem, solution=search(problem, options, listener, begin=begin))
+            used, solution = solve_ordered(made, options, listener, begin=begin)
+            report = Report(problem=used, solution=solution)
+        else:
+            report = Report(problem=made, solution=search(made, options, listener, begin=begin))
+        if report.status is not Status.INFEASIBLE or report.solution.interrupted:
+            break
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
     if report.status is Status.INFEASIBLE and not report.solution.interrupted:
-        smaller = fitting_batch(problem, ask)
+        smaller = fitting_batch(made, ask)
         report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
     interrupts.hold()
     if report.plan is None:
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
-        raise failure(failure_words(problem, report.solution), report=report.to_dict())
+        raise failure(failure_words(made, report.solution), report=report.to_dict())
     return report
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SAME_BYTES = "a72"
 """Bytes depend on the runtime alone: the device to take where only they matter."""
+FLASH = "flash"
+"""Key of the recipe of a problem whose parameters are paged: bytes of mapped flash for weights that nobody trains."""
 DEVICE, PROFILE = "device", "profile"
 """Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
 
@@ -53,12 +55,24 @@ class Training:
         granularity = str(self.recipe.get("granularity", "operator"))
         return replace(self, graph=scheduled(self.derived, granularity, runtime), runtime=runtime)
 
+    def with_optimizer(self, optimizer: str, *, fuse: bool = True) -> Training:
+        """The step with the updates of an optimizer, where it has none yet. Raises OptionError where it has."""
+        from poetopt.optimizers import with_updates
+
+        if self.derived is None or self.graph.optimizer != "none":
+            raise OptionError(f"--optimizer {optimizer}: the step is made already; give its model with that option")
+        derived = with_updates(self.derived, optimizer, fuse=fuse)
+        recipe = {**self.recipe, "optimizer": optimizer, **({} if fuse else {"fuse": False})}
+        granularity = str(self.recipe.get("granularity", "operator"))
+        return replace(self, graph=scheduled(derived, granularity, self.runtime), recipe=recipe, derived=derived)
+
     def cost(
         self,
         device: Device | str | os.PathLike[str],
         *,
         profile: Profile | str | os.PathLike[str] | None = None,
         runtime: str | None = None,
+        parameters: str = "resident",
     ) -> Problem:
         """What the step costs on `device`: a `Device`, its name, or the path of its TOML file.
 
@@ -66,6 +80,9 @@ class Training:
             Measured costs, or their file (`poetopt profile`): they count wherever there are any.
         runtime
             What runs the operators (`onnxruntime`, `c`), where it isn't what the device names.
+        parameters
+            `resident`, or `paged`: parameters and optimizer states have their home on storage, and are scheduled. A
+            step that has no optimizer is made one with `sgd` then, as no gradient could stay.
 
         Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
         """
@@ -79,10 +96,14 @@ class Training:
             if wrong := unknown(runtime):
                 raise DeviceError(wrong)
             found = replace(found, runtime=runtime)
+        if parameters == "paged" and self.graph.optimizer == "none":
+            return self.with_optimizer("sgd").cost(device, profile=profile, runtime=runtime, parameters=parameters)
         graph = self.on(found.runtime).graph
         with building():
-            problem = cost(graph, found)
+            problem = cost(graph, found, parameters=parameters)
         recipe = {**self.recipe, **_of_file(device)}
+        if parameters != "resident":
+            recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
         if profile is None:
             return problem
@@ -141,11 +162,17 @@ class TrainingFile:
         *,
         profile: Profile | str | os.PathLike[str] | None = None,
         runtime: str | None = None,
+        parameters: str = "resident",
     ) -> Problem:
         """The problem under the file's own costs for the device of that name.
 
-        Raises DeviceError for a device that it has no costs for, OptionError where a profile or a runtime is given.
+        Raises DeviceError for a device that it has no costs for, OptionError where a profile, a runtime or paged
+        parameters are asked for.
         """
+        if parameters != "resident":
+            raise OptionError(
+                f"{self.file.source}: a problem file says where its tensors are; leave out --parameters {parameters}"
+            )
         if runtime is not None:
             raise OptionError(f"{self.file.source}: a problem file says what its operators take; leave out --runtime")
         if profile is not None:
@@ -156,6 +183,19 @@ class TrainingFile:
 
             name = canonical(name) or name
         return self.file.cost(name)
+
+
+def bytes_alone(recipe: Mapping[str, object]) -> Device:
+    """A device on which a problem has the operators, tensors and homes of the one with that recipe, at any costs."""
+    from poetopt.devices import device
+
+    flash = recipe.get(FLASH)
+    return replace(device(SAME_BYTES), flash_bytes=flash if isinstance(flash, int) and flash > 0 else None)
+
+
+def parameters_of(recipe: Mapping[str, object]) -> str:
+    """Where the problem with that recipe has its parameters: `resident`, or `paged`."""
+    return "paged" if recipe.get("parameters") == "paged" else "resident"
 
 
 def scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:

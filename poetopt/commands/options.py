@@ -9,7 +9,6 @@ import typer
 from poetopt.commands import completion
 from poetopt.commands.completion import choices
 from poetopt.errors import OptionError
-from poetopt.optimizers import NAMES
 
 if TYPE_CHECKING:
     from poetopt.frontends.reading import ReadOptions
@@ -83,22 +82,6 @@ StraightThroughOption = Annotated[
         help="Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.",
     ),
 ]
-OptimizerOption = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        metavar="none|sgd|momentum|adam|adamw",
-        help="Update the parameters in the step, which takes lr and its like as inputs; none: it ends with gradients.",
-        autocompletion=choices(*NAMES),
-    ),
-]
-SeparateUpdatesOption = Annotated[
-    bool,
-    typer.Option(
-        "--separate-updates",
-        help="With --optimizer: updates are operators of their own, so that whole gradients exist for a while.",
-    ),
-]
 GranularityOption = Annotated[
     str,
     typer.Option(
@@ -141,7 +124,24 @@ RamOption = Annotated[
     typer.Option(
         "--ram",
         metavar="SIZE|PERCENT",
-        help="Budget: 3MB, 300KiB, 40% of store-all; default: what the device has left.",
+        help="Budget of the schedule alone: 3MB, 300KiB, 40% of store-all.",
+    ),
+]
+TotalRamOption = Annotated[
+    str | None,
+    typer.Option(
+        "--total-ram",
+        metavar="SIZE",
+        help="RAM for all of the step: schedule, parameters, states; default: the device's, unless --ram is given.",
+    ),
+]
+ParametersOption = Annotated[
+    str,
+    typer.Option(
+        "--parameters",
+        metavar="auto|resident|paged",
+        help="In RAM for good, or on storage and scheduled; auto: resident where that fits.",
+        autocompletion=choices("auto", "resident", "paged"),
     ),
 ]
 StepsOption = Annotated[

@@ -26,19 +26,19 @@ from poetopt.commands.options import (
     ModelArgument,
     NoPagingOption,
     NoRematOption,
-    OptimizerOption,
     OutputOption,
+    ParametersOption,
     PlanOutOption,
     ProfileOption,
     RamOption,
     RuntimeOption,
-    SeparateUpdatesOption,
     ShapeOption,
     SolverOption,
     StaticPowerOption,
     StepsOption,
     StraightThroughOption,
     ThreadsOption,
+    TotalRamOption,
     TrainOption,
     ValueOption,
     WithOption,
@@ -61,6 +61,8 @@ def solve(
     device: DeviceOption,
     runtime: RuntimeOption = None,
     ram: RamOption = None,
+    total_ram: TotalRamOption = None,
+    parameters: ParametersOption = "auto",
     deadline: DeadlineOption = None,
     steps: StepsOption = 1,
     deadline_model: DeadlineModelOption = "makespan",
@@ -73,8 +75,6 @@ def solve(
     loss: LossOption = "auto",
     output: OutputOption = None,
     straight_through: StraightThroughOption = False,
-    optimizer: OptimizerOption = "none",
-    separate_updates: SeparateUpdatesOption = False,
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
     static_power: StaticPowerOption = None,
@@ -127,23 +127,23 @@ def solve(
     check_plot(sensitivity_plot)
     with live_progress() as listener:
         training = read(model, options).differentiate(
-            loss=loss,
-            output=output,
-            straight_through=straight_through,
-            granularity=granularity,
-            optimizer=optimizer,
-            fuse=not separate_updates,
+            loss=loss, output=output, straight_through=straight_through, granularity=granularity
         )
-        problem = training.cost(device, profile=profile, runtime=runtime)
         if sensitivity or sensitivity_plot is not None:
             from poetopt.comparison.sensitivity import check_goal
             from poetopt.formulations.options import with_options
 
+            problem = training.cost(device, profile=profile, runtime=runtime)
             check_goal(with_options(po.formulations.formulation(formulation), asked, problem, steps))
         try:
             report = po.solve(
-                problem,
+                training,
+                device=device,
+                profile=profile,
+                runtime=runtime,
                 ram=ram,
+                total_ram=total_ram,
+                parameters=parameters,
                 deadline=deadline,
                 steps=steps,
                 deadline_model=deadline_model,

@@ -10,35 +10,42 @@ what kernels allocate themselves is one reserve beside the arena for the whole s
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from poetopt.devices.homes import PARAMETERS, Homes, homes
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError
-from poetopt.graph import Operator, TrainingGraph, residence
-from poetopt.operators.resident import resident_storages
+from poetopt.graph import TrainingGraph, residence
 from poetopt.operators.work import work
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor
 from poetopt.runtimes import runtime as runtime_of
 from poetopt.runtimes.contract import Runtime
 
 
-def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -> Problem:
+def cost(
+    graph: TrainingGraph, device: Device, runtime: Runtime | None = None, parameters: str = PARAMETERS[0]
+) -> Problem:
     """The scheduling problem of one training step on a device.
 
     runtime
         What runs the operators; by default the one that the device names.
+    parameters
+        `resident`, or `paged`: parameters, optimizer states and constants have their home on storage, and are
+        scheduled.
 
-    Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator;
-    operators in the graph's order without views. Times are seconds, energies joules, sizes bytes.
+    Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator, then
+    those whose home is storage; operators in the graph's order without views. Times are seconds, energies joules, sizes
+    bytes.
 
     Raises `ModelError` where an operator names a tensor that the graph lacks, `DeviceError` for a device made in Python
     whose figures nothing can be counted with, or whose runtime there isn't.
     """
     check_usable(device)
     takes = runtime_of(device.runtime) if runtime is None else runtime
-    resident = resident_storages(graph)
+    where = homes(graph, device, parameters)
+    resident = {**where.ram, **where.flash}
     index: dict[str, int] = {}
     tensors: list[ProblemTensor] = []
     operators: list[ProblemOperator] = []
@@ -62,20 +69,57 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
     for name in graph.inputs:
         if graph.root(name) not in resident:
             add(name, -1)
-    for operator in graph.operators:
-        if operator.view:
-            continue
+    scheduled = [operator for operator in graph.operators if not operator.view]
+    for k, operator in enumerate(scheduled):
         for name in operator.outputs:
-            if graph.root(name) not in resident:
-                add(name, len(operators))
+            if graph.root(name) not in resident and graph.root(name) not in where.storage:
+                add(name, k)
+    place = {operator.name: k for k, operator in enumerate(scheduled)}
+    for name, updater in where.storage.items():
+        index[name] = len(tensors)
+        nbytes = graph.tensors[name].nbytes
+        tensors.append(
+            ProblemTensor(
+                name=name,
+                nbytes=nbytes,
+                producer=-1,
+                transfers=device.transfers(nbytes),
+                home=Home.STORAGE,
+                carried=True,
+                updated_by=place.get(updater, -1),
+            )
+        )
+    known = {*graph.inputs, *where.storage}
+    for operator in scheduled:
         plain, *_ = takes.variants(operator, graph.tensors)
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))
-        operators.append(_operator(graph, operator, device, index, resident, layout.temporaries_bytes))
+        read = {root for root in map(graph.root, operator.inputs) if root not in resident}
+        if unknown := sorted(read - known):
+            raise ModelError(
+                f"operator {operator.name!r} reads {', '.join(map(repr, unknown))}, which is neither a graph input nor "
+                "written by an operator before it; the graph's operators must be in topological order"
+            )
+        known.update(operator.outputs)
+        done = work(operator, graph.tensors)
+        operators.append(
+            ProblemOperator(
+                name=operator.name,
+                inputs=tuple(sorted(index[name] for name in read)),
+                outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
+                workspace_bytes=layout.temporaries_bytes,
+                recomputable=operator.recomputable,
+                backward=operator.backward,
+                kind=operator.kind,
+                count=max(1, len(operator.members)),
+                time_s=device.compute_s(done),
+                energy_j=device.compute_j(done),
+            )
+        )
     return Problem(
         name=graph.name,
         device=device.name,
-        operators=_overtaken(graph, operators),
+        operators=_overtaken(graph, operators, where),
         tensors=tuple(tensors),
         paging=device.storage is not None,
         dma=device.dma and device.storage is not None,
@@ -84,7 +128,8 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
         wake_j=device.storage.wake_j if device.storage is not None else 0.0,
         storage_bytes=device.storage.capacity_bytes if device.storage is not None else None,
         storage_block_bytes=device.storage.block_bytes if device.storage is not None else 1,
-        resident_bytes=sum(graph.tensors[root].nbytes for root in resident),
+        resident_bytes=sum(graph.tensors[root].nbytes for root in where.ram),
+        flash_bytes=sum(graph.tensors[root].nbytes for root in where.flash),
         device_ram_bytes=device.ram_bytes,
         runtime=takes.name,
         runtime_version=takes.version,
@@ -95,10 +140,14 @@ def cost(graph: TrainingGraph, device: Device, runtime: Runtime | None = None) -
     )
 
 
-def _overtaken(graph: TrainingGraph, operators: Sequence[ProblemOperator]) -> tuple[ProblemOperator, ...]:
+def _overtaken(graph: TrainingGraph, operators: Sequence[ProblemOperator], where: Homes) -> tuple[ProblemOperator, ...]:
     """`operators`, each with those that update what it reads in the resident region."""
     index = {operator.name: k for k, operator in enumerate(operators)}
-    updaters = {graph.root(old): index[operator.name] for old, operator in graph.updaters.items()}
+    updaters = {
+        graph.root(old): index[operator.name]
+        for old, operator in graph.updaters.items()
+        if graph.root(old) not in where.storage
+    }
     scheduled = (operator for operator in graph.operators if not operator.view)
     found: list[ProblemOperator] = []
     for k, (costed, operator) in enumerate(zip(operators, scheduled, strict=True)):
@@ -119,32 +168,3 @@ def storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str
             "schedules write out only what fits",
         )
     return ()
-
-
-def _operator(
-    graph: TrainingGraph,
-    operator: Operator,
-    device: Device,
-    index: Mapping[str, int],
-    resident: Container[str],
-    workspace_bytes: int,
-) -> ProblemOperator:
-    nodes = work(operator, graph.tensors)
-    read = {root for root in map(graph.root, operator.inputs) if root not in resident}
-    if unknown := sorted(root for root in read if root not in index):
-        raise ModelError(
-            f"operator {operator.name!r} reads {', '.join(map(repr, unknown))}, which is neither a graph input nor "
-            "written by an operator before it; the graph's operators must be in topological order"
-        )
-    return ProblemOperator(
-        name=operator.name,
-        inputs=tuple(sorted(index[name] for name in read)),
-        outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
-        time_s=device.compute_s(nodes),
-        energy_j=device.compute_j(nodes),
-        workspace_bytes=workspace_bytes,
-        recomputable=operator.recomputable,
-        backward=operator.backward,
-        kind=operator.kind,
-        count=max(1, len(operator.members)),
-    )

@@ -95,6 +95,9 @@ class Device:
     flop_per_j
         FLOPs a joule, or None. Where it is given, energy is FLOPs / flop_per_j, and the power counts only for
         seconds that a profile measured.
+    flash_bytes, flash_reserve_bytes
+        Flash that is mapped, so that it is read in place like RAM, or None where there is none; and what of it code
+        takes. Weights that nobody trains lie there at no RAM.
     storage
         What it pages to, or None: then schedules can only recompute.
     dma
@@ -118,6 +121,13 @@ class Device:
     notes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     runtime: str = DEFAULT
+    flash_bytes: int | None = None
+    flash_reserve_bytes: int = 0
+
+    @property
+    def flash_room_bytes(self) -> int:
+        """Bytes of mapped flash that weights may take."""
+        return max(0, (self.flash_bytes or 0) - self.flash_reserve_bytes)
 
     def __repr__(self) -> str:
         return f"<Device {shown(self.name)}: {shown(self.description)}>"

@@ -30,6 +30,8 @@ MOST_WAKE_J = 1e4
 """A disk that spins up takes some hundred joules; nothing that is paged to takes this."""
 RANGES: Mapping[str, tuple[float, float]] = {
     "ram_bytes": (1, 2**50),
+    "flash_bytes": (1, 2**50),
+    "flash_reserve_bytes": (0, 2**50),
     "flop_per_s": (1, 1e18),
     "memory_bytes_per_s": (0.1, 1e15),
     "active_power_w": (1e-9, 1e5),
@@ -50,7 +52,7 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "bytes": (0, 2**50),
 }
 """The same for what is measured of one operator or one transfer: under a fortnight, for one."""
-WHOLE = ("ram_bytes", "storage_bytes", "storage_block_bytes")
+WHOLE = ("ram_bytes", "flash_bytes", "flash_reserve_bytes", "storage_bytes", "storage_block_bytes")
 """Figures that count bytes."""
 
 
@@ -97,8 +99,17 @@ def unusable(device: Device) -> str | None:
         "memory_bytes_per_s": device.memory_bytes_per_s,
         "active_power_w": device.active_power_w,
         "flop_per_j": device.flop_per_j,
+        "flash_bytes": device.flash_bytes,
+        "flash_reserve_bytes": device.flash_reserve_bytes,
     }
-    maybe_nothing = {"power_w", "cpu_power_w", "page_in_latency_s", "page_out_latency_s", "wake_j"}
+    maybe_nothing = {
+        "flash_reserve_bytes",
+        "power_w",
+        "cpu_power_w",
+        "page_in_latency_s",
+        "page_out_latency_s",
+        "wake_j",
+    }
     if device.storage is not None:
         figures |= {entry.name: getattr(device.storage, entry.name) for entry in fields(device.storage)}
     for name, value in figures.items():

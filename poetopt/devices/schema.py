@@ -45,11 +45,20 @@ UNITS = {
     "storage_block_bytes": "B",
     "storage_bus_bytes_per_s": "B/s",
     "storage_wake_j": "J",
+    "flash_bytes": "B",
+    "flash_reserve_bytes": "B",
 }
 """The base unit of each figure."""
 
 MAY_BE_ZERO = frozenset(
-    {"page_in_latency_s", "page_out_latency_s", "storage_power_w", "transfer_cpu_power_w", "storage_wake_j"}
+    {
+        "page_in_latency_s",
+        "page_out_latency_s",
+        "storage_power_w",
+        "transfer_cpu_power_w",
+        "storage_wake_j",
+        "flash_reserve_bytes",
+    }
 )
 STORAGE = (
     "page_in_latency_s",
@@ -118,6 +127,8 @@ class FiguresTable(_Table):
     storage_block_bytes: FigureTable | None = None
     storage_bus_bytes_per_s: FigureTable | None = None
     storage_wake_j: FigureTable | None = None
+    flash_bytes: FigureTable | None = None
+    flash_reserve_bytes: FigureTable | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> FiguresTable:
@@ -127,6 +138,8 @@ class FiguresTable(_Table):
         missing = [name for name in STORAGE if getattr(self, name) is None]
         if missing and given:
             raise ValueError(f"a storage needs all its figures, or none: {', '.join(missing)} missing")
+        if self.flash_reserve_bytes is not None and self.flash_bytes is None:
+            raise ValueError("flash_reserve_bytes is of mapped flash: give flash_bytes as well, or leave it out")
         for name, unit in UNITS.items():
             figure: FigureTable | None = getattr(self, name)
             if figure is None:
@@ -208,6 +221,8 @@ class DeviceTable(_Table):
             figures=(*figures, Figure("dma", self.dma.value, "", self.dma.kind, self.dma.source)),
             aliases=self.aliases,
             runtime=self.runtime,
+            flash_bytes=None if "flash_bytes" not in value else round(value["flash_bytes"]),
+            flash_reserve_bytes=round(value.get("flash_reserve_bytes", 0)),
             notes=(*self.notes, *contradictions({figure.name: figure for figure in figures})[1]),
         )
 

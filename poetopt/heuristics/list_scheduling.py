@@ -43,7 +43,8 @@ class GuidedReplay(Replay):
         return super()._pages(i)
 
     def _tiers(self, able: list[int]) -> Iterable[list[int]]:
-        stage, next_read = self.stage, self._next_read
+        # as the step ends, what stays is brought back: shares are of the last stage then
+        stage, next_read = min(self.stage, self.shares.kept.shape[1] - 1), self._next_read
         kept = np.round(self.shares.kept[able, stage], DIGITS).tolist()
         tiers: dict[float, list[int]] = {}
         for i, share in zip(able, kept, strict=True):

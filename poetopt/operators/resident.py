@@ -38,12 +38,15 @@ def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
     return found
 
 
-def resident_breakdown(graph: TrainingGraph) -> Mapping[str, int]:
+def resident_breakdown(graph: TrainingGraph, storages: Mapping[str, Role] | None = None) -> Mapping[str, int]:
     """Bytes of the resident region by what they are: the values of `PARTS`, each storage counted once.
+
+    storages
+        Those of the region, where some of `resident_storages` lie elsewhere.
 
     `optimizer` is only there where the step has one.
     """
     sums = {part: 0 for part in PARTS.values() if part != "optimizer" or graph.optimizer != "none"}
-    for root, role in resident_storages(graph).items():
+    for root, role in (resident_storages(graph) if storages is None else storages).items():
         sums[PARTS[role]] += graph.tensors[root].nbytes
     return sums

@@ -43,6 +43,8 @@ class Problem:
         takes the same place.
     resident_bytes
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
+    flash_bytes
+        Constants and weights that nobody trains, in mapped flash: they take no RAM.
     device_ram_bytes
         The device's RAM, or None where it is not known (a problem file without one).
     runtime, runtime_version
@@ -69,6 +71,7 @@ class Problem:
     storage_bytes: int | None = None
     storage_block_bytes: int = 1
     resident_bytes: int = 0
+    flash_bytes: int = 0
     device_ram_bytes: int | None = None
     runtime: str = ""
     runtime_version: str = ""
@@ -151,6 +154,16 @@ class Problem:
                 ),
             )
         return known[kept]
+
+    @cached_property
+    def lasting(self) -> tuple[int, ...]:
+        """The tensors that no operator computes, and that are in RAM as the step begins and as it ends; ascending."""
+        return tuple(i for i, held in enumerate(self.tensors) if held.home is Home.RAM and held.carried)
+
+    @cached_property
+    def parameters(self) -> str:
+        """`paged` where something that is carried from step to step is scheduled, else `resident`."""
+        return "paged" if any(held.carried for held in self.tensors) else "resident"
 
     @cached_property
     def first_reads(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from poetopt.plan.text import LARGEST_NUMBER
 from poetopt.plan.transfers import overlap
 from poetopt.printable import shortened, shown
 from poetopt.report.entries import Entry
+from poetopt.report.memory import memory_fields, taken_bytes
 from poetopt.report.told import check_told
 
 SOLVED = (
@@ -130,6 +131,10 @@ def _figures(report: Entry, file: PlanFile, simulation: Simulation) -> None:
     _same(report, "hidden_s", hidden.hidden_s, "the simulation gives", within=simulation.makespan_s)
     if plan.offsets:
         _same(report, "arena_bytes", arena_bytes(plan), "the layout takes")
+        taken = taken_bytes(plan, simulation.peak_bytes, arena_bytes(plan))
+        for key, value in memory_fields(problem, plan, taken).items():
+            if problem.graph is not None or key != "parameter_bytes_in_ram":
+                _same(report, key, value, "the plan gives")
     elif "arena_bytes" in report.data:
         report.optional("arena_bytes", report.whole)
     if "plan_bytes" in report.data:

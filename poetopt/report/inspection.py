@@ -22,6 +22,9 @@ class Inspection:
         (node, op) of the operators on the way to the loss that have no gradient rule.
     training_error
         Why no training step could be derived, where that is so; then `needs` is None.
+    paged
+        What a step takes whose parameters have their home on storage (with updates by `sgd`): its figures are all of
+        its RAM but `resident_bytes`. None without a device that has storage.
     resident
         The resident region by what it is for, in bytes.
     device
@@ -33,6 +36,7 @@ class Inspection:
     training_error: str | None = None
     loss: str | None = None
     needs: Needs | None = None
+    paged: Needs | None = None
     resident: Mapping[str, int] = field(default_factory=dict)
     device: str | None = None
 
@@ -47,6 +51,8 @@ class Inspection:
             "loss": self.loss,
             "training": self.needs.to_dict() if self.needs else None,
             "resident": dict(self.resident),
+            "paged": None if self.paged is None else _paged(self.paged),
+            "flash_bytes": known.flash_bytes if known else None,
             "device": self.device,
             "device_ram_bytes": known.device_ram_bytes if known else None,
             "baseline_time_s": known.baseline_time_s if known else None,
@@ -67,6 +73,8 @@ class Inspection:
             rows.append(_resident_row(self.needs.problem, self.resident))
             if self.device is not None:
                 rows += _device_rows(self.needs)
+            if self.paged is not None:
+                rows.append(("parameters paged", _paged_words(self.paged)))
         said = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
         rows += [("note", str(note)) for note in said]
         return table(str(self.contents["name"]), rows)
@@ -111,6 +119,39 @@ def _tensor(tensor: object) -> str:
 def _resident_row(problem: Problem, resident: Mapping[str, int]) -> tuple[str, str]:
     parts = ", ".join(f"{name} {show_bytes(nbytes)}" for name, nbytes in resident.items() if nbytes)
     return ("resident region", f"{problem.resident_bytes:,} B" + (f": {parts}" if parts else ""))
+
+
+def _paged(found: Needs) -> dict[str, object]:
+    """What all of a step takes whose parameters are paged."""
+    problem, least = found.problem, found.least_ram_bytes
+    return {
+        "optimizer": str(problem.recipe.get("optimizer", "none")),
+        "least_total_ram_bytes": None if least is None else least + problem.resident_bytes,
+        "total_ram_bound_bytes": found.ram_bound_bytes + problem.resident_bytes,
+        "binding_operator": found.binding_operator or None,
+        "resident_bytes": problem.resident_bytes,
+        "flash_bytes": problem.flash_bytes,
+        "storage_bytes": problem.nbytes(problem.stored_at_start),
+    }
+
+
+def _paged_words(found: Needs) -> str:
+    """The same in words."""
+    problem, least = found.problem, found.least_ram_bytes
+    step = f"a step of {problem.recipe.get('optimizer', 'none')}"
+    bound = found.ram_bound_bytes + problem.resident_bytes
+    if least is None:
+        text = f"no step in less than {bound:,} B in all"
+    elif least <= found.ram_bound_bytes:
+        text = f"{step} takes {bound:,} B in all, and none takes less"
+    else:
+        text = f"{step} in {least + problem.resident_bytes:,} B in all is known, none in less than {bound:,} B"
+    if found.binding_operator:
+        text += f", as operator {found.binding_operator} needs it"
+    where = [f"{show_bytes(problem.nbytes(problem.stored_at_start))} on storage"]
+    if problem.flash_bytes:
+        where.append(f"{show_bytes(problem.flash_bytes)} in flash")
+    return f"{text}; {', '.join(where)}"
 
 
 def _device_rows(found: Needs) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from poetopt.plan.transfers import Overlap
 from poetopt.printable import shown
 from poetopt.problem import Problem
 from poetopt.report.layout import table
+from poetopt.report.memory import memory_fields, memory_words, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.words import order_fields, order_words, overlap_words
@@ -62,6 +63,14 @@ class Report:
         from poetopt.plan.layout import arena_bytes
 
         return arena_bytes(self.plan)
+
+    @property
+    def taken_bytes(self) -> int | None:
+        """What the schedule takes of RAM, what kernels take beside the arena included."""
+        simulation = self.solution.simulation
+        if self.plan is None or simulation is None or self.arena_bytes is None:
+            return None
+        return taken_bytes(self.plan, simulation.peak_bytes, self.arena_bytes)
 
     @cached_property
     def overlap(self) -> Overlap | None:
@@ -187,6 +196,7 @@ class Report:
             "important": told.document(self._said()),
             "version": __version__,
             "versions": _versions(),
+            **memory_fields(problem, self.plan, self.taken_bytes),
         }
 
     def __str__(self) -> str:
@@ -244,7 +254,9 @@ class Report:
         loss, said = told.loss_of(self._said())
         rows = [("loss", loss)] if loss else []
         rows.append(("RAM", self._ram()))
-        if self.problem.resident_bytes:
+        if self.plan is not None and self.taken_bytes is not None:
+            rows.append(("memory", memory_words(self.problem, self.plan, self.taken_bytes)))
+        elif self.problem.resident_bytes:
             rows.append(("resident", f"{show_bytes(self.problem.resident_bytes)} beside it, never scheduled"))
         simulation = self.solution.simulation
         if simulation is not None:

@@ -77,8 +77,8 @@ class Places:
         self.graph = graph
         self.problem = problem
         self.runtime = runtime
-        self.resident = resident_storages(graph)
         self.index = {tensor.name: i for i, tensor in enumerate(problem.tensors)}
+        self.resident = {root: role for root, role in resident_storages(graph).items() if root not in self.index}
         self.operators = {operator.name: operator for operator in graph.operators}
         self._inner: dict[str, InnerLayout] = {}
 

@@ -17,6 +17,7 @@ import numpy as np
 from poetopt.errors import ExecutionError
 from poetopt.graph import Node, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
+from poetopt.step.carried import Carried
 from poetopt.step.kernels import Act, Kernels
 from poetopt.step.memory import POISON, Block
 from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
@@ -81,6 +82,7 @@ class Program:
             told(f"preparing kernels: instruction {found.number:,} of {len(plan.instructions):,}")
             self._prepare(found)
         self._inputs = {name: self._input(name) for name in graph.inputs}
+        self.carried = Carried(plan, graph, arena, pages)
 
     def load(self, batch: Batch, *, anew: bool = True) -> None:
         """Put a batch where the step expects it.
@@ -90,6 +92,7 @@ class Program:
         """
         if anew:
             self.region.reset()
+            self.carried.begin()
         for name, array in self._inputs.items():
             if array is not None:
                 np.copyto(array, batch[name])
@@ -130,8 +133,16 @@ class Program:
             raise self._failure(done, error) from error
 
     def result(self, name: str) -> Array:
-        """A resident tensor as the last step left it, without a copy."""
+        """What the last step left behind of the step's results: a view where it is in RAM, else a copy."""
+        root = self.graph.root(name)
+        if root in self.carried.first:
+            return self.carried.value(root).reshape(self.graph.tensors[name].shape)
         return self.region.value(self.graph, name)
+
+    @property
+    def begun(self) -> Mapping[str, Array]:
+        """What the first step reads beside its batch, whatever steps have updated since. Read-only."""
+        return {**self.region.begun, **self.carried.first}
 
     def _input(self, name: str) -> Array | None:
         """Where a graph input lies at the start; None where the plan has it nowhere (nothing reads it)."""

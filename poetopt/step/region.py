@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,10 +36,14 @@ class Region:
     first: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: TrainingGraph) -> Region:
-        """The region of `graph`; what is given is copied only where it isn't aligned."""
-        roots = resident_storages(graph)
-        first = {name: aligned_copy(graph.values[name]) for name in graph.updaters}
+    def of(cls, graph: TrainingGraph, scheduled: Collection[str] = ()) -> Region:
+        """The region of `graph`; what is given is copied only where it isn't aligned.
+
+        scheduled
+            Names of the tensors that a plan schedules: they have no place here.
+        """
+        roots = [root for root in resident_storages(graph) if root not in scheduled]
+        first = {name: aligned_copy(graph.values[name]) for name in graph.updaters if graph.root(name) in roots}
         given = {
             name: writable_copy(first[name]) if name in first else aligned_copy(graph.values[name])
             for name in roots

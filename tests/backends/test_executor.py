@@ -14,7 +14,7 @@ import pytest
 import poetopt as po
 from poetopt.backends.ort import Execution, allocator, execute, random_batch, save_results
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.executor import paged_bytes, store_all_program
+from poetopt.backends.ort.executor import store_all_program
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.errors import ModelError, OptionError, OutputError, PlanError
@@ -25,6 +25,7 @@ from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.schedule import Schedule
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -72,7 +73,7 @@ def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() 
     plan = lay_out(random_plan(random.Random(5), found))
     sessions, region, batch = Sessions(graph), Region.of(graph), random_batch(graph)
     names = (graph.loss, *graph.gradients.values(), *graph.states.values())
-    with PageFile(paged_bytes(plan)) as pages:
+    with PageFile(slots(plan)) as pages:
         compared = store_all_program(Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages))
     assert compared.arena.nbytes == store_all_bytes(found) - found.reserve_bytes
     assert {step.action for step in compared.plan.instructions} == {Action.COMPUTE, Action.FREE}

@@ -238,9 +238,10 @@ def test_the_deadlines_that_it_names_are_feasible(run: Runner, tmp_path: Path) -
 
 
 def test_resident_region_over_the_ram(run: Runner) -> None:
-    ended = run("solve", "mlp", "--device", "m0")
-    ended.assert_one_message("resident", "32,768", code=3)
-    document = run("solve", "mlp", "--device", "m0", "--json", "-").document
+    resident = ("solve", "mlp", "--device", "m0", "--parameters", "resident")
+    run(*resident).assert_one_message("resident", "32,768", code=3)
+    ended = run(*resident, "--json", "-")
+    document = ended.document
     assert f"{document['resident_bytes']:,}" in ended.err
 
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.executor import execute, paged_bytes
+from poetopt.backends.ort.executor import execute
 from poetopt.devices import cost, device
 from poetopt.errors import PlanError
 from poetopt.graph import Node, TrainingGraph
@@ -24,6 +24,7 @@ from poetopt.runtimes.contract import Runtime
 from poetopt.runtimes.onnxruntime import OnnxRuntime
 from poetopt.runtimes.onnxruntime import runtime as onnxruntime
 from poetopt.step.belongs import check_belongs
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.parts import GiveBack, RunNode, Transfer, instructed
 from poetopt.step.places import Places
@@ -116,7 +117,7 @@ def ran(
     plan: Plan, graph: TrainingGraph, runtime: Runtime, batch: Mapping[str, NDArray[Any]]
 ) -> Mapping[str, NDArray[Any]]:
     """What the step leaves behind, run with freed bytes poisoned on onnx's reference kernels."""
-    with PageFile(paged_bytes(plan)) as pages:
+    with PageFile(slots(plan)) as pages:
         program = Program(
             plan, graph, Block(arena_bytes(plan)), Region.of(graph), ReferenceKernels(graph, runtime), pages
         )

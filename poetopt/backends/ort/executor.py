@@ -31,6 +31,7 @@ from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.step.belongs import check_belongs
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -86,13 +87,13 @@ def execute(
     names = chosen.results
 
     with ExitStack() as stack:
-        pages = stack.enter_context(PageFile(paged_bytes(plan), None if workdir is None else Path(workdir)))
+        pages = stack.enter_context(PageFile(slots(plan), None if workdir is None else Path(workdir)))
         arena = Block(arena_bytes(plan))
-        region = Region.of(chosen)
+        region = Region.of(chosen, {tensor.name for tensor in problem.tensors})
         sessions = Sessions(chosen, threads)
         program = Program(plan, chosen, arena, region, sessions, pages, told=paced(told))
         told("ordinary training, to compare with")
-        reference = NodeByNode(chosen, sessions, region.begun, names)
+        reference = NodeByNode(chosen, sessions, program.begun, names)
 
         def results() -> Mapping[str, Array]:
             return {name: program.result(name) for name in names}
@@ -151,13 +152,6 @@ def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[
     return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data, graph))
 
 
-def paged_bytes(plan: Plan) -> Mapping[str, int]:
-    """Bytes of each tensor that is paged out, by name."""
-    tensors = plan.problem.tensors
-    paged = sorted({step.target for step in plan.instructions if step.action is Action.PAGE_OUT})
-    return {tensors[i].name: tensors[i].nbytes for i in paged}
-
-
 def _checksum(region: Region) -> tuple[int, ...]:
     """Of all that a step may only read."""
     read = (array for name, array in region.given.items() if name not in region.first)
@@ -196,7 +190,7 @@ def _race(
         return prepare
 
     told("the step as one session")
-    fused = Fused(program.graph, sessions, program.region.begun, names)
+    fused = Fused(program.graph, sessions, program.begun, names)
     same = compare(mine, fused.run(batch), names).identical
 
     def whole() -> Callable[[], object]:
@@ -261,14 +255,11 @@ def _execution(
 ) -> Execution:
     arena = arena_bytes(plan)
     results = {graph.loss: mine[graph.loss]} | {f"{name}.grad": mine[made] for name, made in graph.gradients.items()}
-    if graph.updaters:
-        results |= {new: mine[new] for new in graph.carried.values()}
     return Execution(
         bit_identical=comparison.identical,
         different=comparison.different,
         gradients=len(graph.gradients),
         statistics=len(graph.states),
-        updated=len(graph.carried) - len(graph.states),
         max_abs_diff=comparison.max_abs_diff,
         budget_bytes=budget_bytes,
         arena_bytes=arena,

@@ -1,0 +1,68 @@
+"""All the RAM of a step, in figures and in words: the schedule's, and what stands beside it."""
+
+from __future__ import annotations
+
+from poetopt.graph import Role
+from poetopt.plan.instructions import Action, Plan
+from poetopt.problem import Problem
+from poetopt.units import show_bytes
+
+OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
+
+
+def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) -> dict[str, object]:
+    """The keys of `solve --json` on all of the RAM.
+
+    taken_bytes
+        What the schedule takes with the reserve of kernels; None without a plan.
+    """
+    lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
+    return {
+        "total_ram_bytes": None if taken_bytes is None else problem.resident_bytes + taken_bytes,
+        "parameters": problem.parameters,
+        "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
+        "bytes_written": None if plan is None else _written(plan),
+        "flash_bytes": problem.flash_bytes,
+        "optimizer": str(problem.recipe.get("optimizer", "none")),
+        "micro_batches": 1,
+        "runtime": problem.runtime or None,
+    }
+
+
+def taken_bytes(plan: Plan, peak_bytes: int, arena_bytes: int) -> int:
+    """What a schedule takes of RAM, the reserve of kernels included; peak and arena as found."""
+    return max(peak_bytes, arena_bytes + plan.problem.reserve_bytes)
+
+
+def memory_words(problem: Problem, plan: Plan, taken: int) -> str:
+    """What all of it takes, beside the device's RAM."""
+    total = problem.resident_bytes + taken
+    text = f"{show_bytes(total)} in all"
+    if problem.parameters == "paged":
+        kept = plan.problem.nbytes(plan.problem.lasting)
+        paged = sum(held.nbytes for held in problem.tensors if held.carried) - kept
+        text += f": of parameters and states {show_bytes(kept)} stay in RAM, {show_bytes(paged)} come from storage"
+    elif problem.resident_bytes:
+        text += f" with {show_bytes(problem.resident_bytes)} of parameters, gradients and constants beside the schedule"
+    if problem.flash_bytes:
+        text += f"; {show_bytes(problem.flash_bytes)} lie in flash"
+    limit = problem.device_ram_bytes
+    if limit is not None:
+        more = total > limit
+        text += f"; {problem.device} has {show_bytes(limit)}" + (", LESS THAN THAT" if more else "")
+    return text
+
+
+def _resident(problem: Problem) -> int | None:
+    """Bytes of parameters and states in the resident region; None without a network."""
+    graph = problem.graph
+    if graph is None:
+        return None
+    names = {graph.root(name) for name, tensor in graph.tensors.items() if tensor.role in OF_PARAMETERS}
+    return sum(graph.tensors[name].nbytes for name in names)
+
+
+def _written(plan: Plan) -> int:
+    """Bytes that a step writes to storage."""
+    outs = [step.target for step in plan.instructions if step.action is Action.PAGE_OUT]
+    return plan.problem.nbytes(outs)

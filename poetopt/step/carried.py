@@ -1,0 +1,76 @@
+"""What is carried from step to step and scheduled: parameters, optimizer states and constants, in one file on storage.
+
+Before the first step, what has its home on storage is written to its slot there, and what stays in RAM is put where the
+plan begins with it. A step leaves all of it where the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Action, Plan
+from poetopt.problem import Home
+from poetopt.step.memory import Block
+from poetopt.step.places import input_offsets
+from poetopt.step.storage import PageFile
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+class Carried:
+    """The scheduled tensors that no operator of `plan` computes and no batch brings.
+
+    first
+        Their values before the first step, by name. Read-only.
+    """
+
+    def __init__(self, plan: Plan, graph: TrainingGraph, arena: Block, pages: PageFile) -> None:
+        self._graph, self._arena, self._pages = graph, arena, pages
+        tensors = plan.problem.tensors
+        self.first: Mapping[str, Array] = {
+            held.name: graph.values[held.name] for held in tensors if not held.computed and held.name in graph.values
+        }
+        offsets = input_offsets(plan)
+        self._in_ram: dict[str, Array] = {}
+        self._stored: list[str] = []
+        self._updated = {held.name for held in tensors if held.updated}
+        for i, held in enumerate(tensors):
+            if held.name not in self.first:
+                continue
+            if held.home is Home.RAM:
+                self._in_ram[held.name] = arena.view(offsets[i], graph.tensors[held.name])
+            if held.stored:
+                self._stored.append(held.name)
+
+    def begin(self) -> None:
+        """Put everything where the first step finds it. Raises ExecutionError where the storage fails."""
+        for name, array in self._in_ram.items():
+            np.copyto(array, self.first[name])
+        for name in self._stored:
+            self._pages.write(name, _bytes(self.first[name]))
+
+    def value(self, name: str) -> Array:
+        """What a step has left of one of them. Raises ExecutionError where the storage fails."""
+        if name in self._in_ram:
+            return self._in_ram[name]
+        found = np.array(self.first[name], order="C")
+        if name in self._updated:
+            self._pages.read(name, _bytes(found))
+        return found
+
+
+def slots(plan: Plan) -> Mapping[str, int]:
+    """Bytes of each tensor that needs a slot on storage, by name."""
+    tensors = plan.problem.tensors
+    moved = {step.target for step in plan.instructions if step.action is Action.PAGE_OUT}
+    return {tensors[i].name: tensors[i].nbytes for i in sorted(moved.union(plan.problem.stored_at_start))}
+
+
+def _bytes(array: Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """The bytes of an array that lies in one piece, without a copy of them where it does."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
