@@ -14,7 +14,7 @@ import pytest
 import poetopt as po
 from poetopt.autodiff import registry
 from poetopt.baselines import METHODS
-from poetopt.errors import NoScheduleError
+from poetopt.errors import BackendUnavailableError, NoScheduleError
 
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 
@@ -125,6 +125,18 @@ def test_a_runtime() -> None:
     assert step.derived is not None
     problem = cost(step.derived, po.device("m4"), bare)
     assert (problem.alignment, problem.reserve_bytes) == (8, 0)
+
+
+def test_a_kernel() -> None:
+    from poetopt.testing.kernel_program import host_compiler
+
+    names = run("A kernel in C")
+    try:
+        host_compiler()
+    except BackendUnavailableError:
+        pytest.skip("no C compiler (cc, gcc, clang)")
+    found = po.testing.check_kernel(names["thresholded_relu"], names["cases"], optimize="-O0")
+    assert (found.cases, found.in_place, found.deviation) == (1, 1, 0.0)
 
 
 def test_a_field_of_a_tensor() -> None:

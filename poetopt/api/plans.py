@@ -142,7 +142,7 @@ def train(
     steps: int,
     lr: float,
     *,
-    momentum: float = 0.0,
+    momentum: float | None = None,
     data: str | os.PathLike[str] | Mapping[str, object] | None = None,
     dump: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -153,7 +153,8 @@ def train(
     """Take steps of gradient descent with a plan, and the same without one beside, and compare every loss bit by bit.
 
     lr, momentum
-        The update is v = momentum v + gradient, parameter = parameter - lr v, in place.
+        The update is v = momentum v + gradient, parameter = parameter - lr v, in place, without momentum by default.
+        Where the plan's step has an optimizer, they are that one's.
     data
         Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is fed in every step; one
         that is longer along the first axis is a data set, taken in batches in its order and round again. By default

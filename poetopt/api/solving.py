@@ -62,8 +62,8 @@ def solve(
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
-        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`, as the
-        command has them.
+        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`,
+        `optimizer`, `fuse`, as the command and `Model.differentiate` have them.
     device, profile, runtime
         As for `Training.cost`.
     ram

@@ -13,8 +13,10 @@ from poetopt.commands.options import (
     JsonOption,
     LossOption,
     ModelArgument,
+    OptimizerOption,
     OutputOption,
     RuntimeOption,
+    SeparateUpdatesOption,
     ShapeOption,
     StraightThroughOption,
     TrainOption,
@@ -73,9 +75,11 @@ def grad(
     loss: LossOption = "auto",
     output: OutputOption = None,
     straight_through: StraightThroughOption = False,
+    optimizer: OptimizerOption = "none",
+    separate_updates: SeparateUpdatesOption = False,
     json: JsonOption = None,
 ) -> int:
-    """Write the training graph (forward, loss, backward) as one standard ONNX file."""
+    """Write the training graph (forward, loss, backward, and updates with --optimizer) as one standard ONNX file."""
     import poetopt as po
     from poetopt.api.models import read
     from poetopt.frontends.proto import save_model
@@ -88,17 +92,30 @@ def grad(
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
-    graph = loaded.training_graph(loss=loss, output=output, straight_through=straight_through)
-    save_model(graph, out)
-    write_json(
-        {**summary(graph), "loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)},
-        json,
+    graph = loaded.training_graph(
+        loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=not separate_updates
     )
+    save_model(graph, out)
+    document = {"loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)}
+    if graph.optimizer != "none":
+        document |= {
+            "optimizer": graph.optimizer,
+            "hyperparameters": {n: graph.values[tensor].item() for n, tensor in graph.hyperparameters.items()},
+            "carried": dict(graph.carried),
+        }
+    write_json({**summary(graph), **document}, json)
+    made = f"{len(graph.gradients)} gradients"
+    if graph.optimizer != "none":
+        made = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
     lines = [
-        f"{out}: {len(graph.operators)} operators; loss {graph.loss_kind}, {len(graph.gradients)} gradients, "
+        f"{out}: {len(graph.operators)} operators; loss {graph.loss_kind}, {made}, "
         f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}"
     ]
-    if graph.states:
+    if graph.hyperparameters:
+        defaults = (f"{tensor} ({graph.values[tensor].item():g})" for tensor in graph.hyperparameters.values())
+        lines.append(f"  each step   also takes {', '.join(defaults)}")
+        lines.append(f"  carried     {len(graph.carried)} tensors: feed each as `name` what came out as `name.new`")
+    elif graph.states:
         pairs = [f"{old} -> {new}" for old, new in graph.states.items()]
         shown = ", ".join(pairs[:2]) + (f", ... ({len(pairs)} in --json)" if len(pairs) > 2 else "")
         lines.append(f"  statistics  before -> after the step: {shown}")

@@ -9,6 +9,7 @@ import typer
 from poetopt.commands import completion
 from poetopt.commands.completion import choices
 from poetopt.errors import OptionError
+from poetopt.optimizers import NAMES
 
 if TYPE_CHECKING:
     from poetopt.frontends.reading import ReadOptions
@@ -80,6 +81,22 @@ StraightThroughOption = Annotated[
     typer.Option(
         "--straight-through",
         help="Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.",
+    ),
+]
+OptimizerOption = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        metavar="none|sgd|momentum|adam|adamw",
+        help="Update the parameters in the step, which takes lr and its like as inputs; none: it ends with gradients.",
+        autocompletion=choices(*NAMES),
+    ),
+]
+SeparateUpdatesOption = Annotated[
+    bool,
+    typer.Option(
+        "--separate-updates",
+        help="With --optimizer: updates are operators of their own, so that whole gradients exist for a while.",
     ),
 ]
 GranularityOption = Annotated[

@@ -35,7 +35,9 @@ def run(
         ),
     ] = None,
     lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
-    momentum: Annotated[float, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")] = 0.0,
+    momentum: Annotated[
+        float | None, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random batch.", min=0)] = 0,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")

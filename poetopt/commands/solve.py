@@ -26,12 +26,14 @@ from poetopt.commands.options import (
     ModelArgument,
     NoPagingOption,
     NoRematOption,
+    OptimizerOption,
     OutputOption,
     ParametersOption,
     PlanOutOption,
     ProfileOption,
     RamOption,
     RuntimeOption,
+    SeparateUpdatesOption,
     ShapeOption,
     SolverOption,
     StaticPowerOption,
@@ -75,6 +77,8 @@ def solve(
     loss: LossOption = "auto",
     output: OutputOption = None,
     straight_through: StraightThroughOption = False,
+    optimizer: OptimizerOption = "none",
+    separate_updates: SeparateUpdatesOption = False,
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
     static_power: StaticPowerOption = None,
@@ -127,7 +131,12 @@ def solve(
     check_plot(sensitivity_plot)
     with live_progress() as listener:
         training = read(model, options).differentiate(
-            loss=loss, output=output, straight_through=straight_through, granularity=granularity
+            loss=loss,
+            output=output,
+            straight_through=straight_through,
+            granularity=granularity,
+            optimizer=optimizer,
+            fuse=not separate_updates,
         )
         if sensitivity or sensitivity_plot is not None:
             from poetopt.comparison.sensitivity import check_goal

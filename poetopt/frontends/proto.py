@@ -6,6 +6,7 @@ a `Graph` or a `TrainingGraph` holds can be written as a standard ONNX model tha
 
 from __future__ import annotations
 
+import json
 import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from enum import Enum
 
     from poetopt.graph import Array
+
+ANEW = ("lr", "step")
+"""Hyperparameters that have no default in a file: a loop that forgets one of them is told so."""
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 """No protobuf message can be larger; weights beyond it go to a file of their own."""
@@ -195,13 +199,13 @@ def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
 def default_outputs(graph: Graph) -> tuple[str, ...]:
     """What `model_proto` makes the outputs of a model: the graph's own.
 
-    For a `TrainingGraph`: the loss, the model's own outputs, each parameter's gradient, and the
-    updated BatchNormalization statistics, without repetition.
+    For a `TrainingGraph`: the loss, the model's own outputs, each parameter's gradient, and what is carried, updated
+    (parameters and the optimizer's states, BatchNormalization statistics), without repetition.
     """
     if not isinstance(graph, TrainingGraph):
         return graph.outputs
     gradients = (graph.gradients[name] for name in graph.trained if name in graph.gradients)
-    return tuple(dict.fromkeys((graph.loss, *graph.outputs, *gradients, *graph.states.values())))
+    return tuple(dict.fromkeys((graph.loss, *graph.outputs, *gradients, *graph.carried.values())))
 
 
 def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.ModelProto:
@@ -211,6 +215,10 @@ def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.Mode
     `outputs` is given, only nodes that lead to them are kept; see `default_outputs` for what it
     is otherwise. The order of nodes is that of the operators. Weights are inline, however large; use
     `save_model` to write a file.
+
+    A whole step with updates (`outputs` not given) takes what it carries and the hyperparameters as inputs:
+    initializers that may be overridden, and no initializer for `ANEW`. Its metadata say the optimizer and what is
+    carried.
     """
     return _model(graph, outputs, {})
 
@@ -247,12 +255,19 @@ def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, T
     body = model.graph
     body.name = graph.name or "graph"
     body.node.extend(node_proto(node) for node in nodes)
-    body.input.extend(value_info(graph.tensors[name]) for name in graph.inputs)
+    given: tuple[str, ...] = ()
+    absent: set[str] = set()
+    if isinstance(graph, TrainingGraph) and graph.optimizer != "none" and outputs is None:
+        given = (*graph.carried, *graph.hyperparameters.values())
+        absent = {tensor for name, tensor in graph.hyperparameters.items() if name in ANEW}
+        carried = json.dumps(dict(graph.carried))
+        helper.set_model_props(model, {"poetopt.optimizer": graph.optimizer, "poetopt.carried": carried})
+    body.input.extend(value_info(graph.tensors[name]) for name in (*graph.inputs, *given))
     body.output.extend(value_info(graph.tensors[name]) for name in names)
-    shown = {*graph.inputs, *names}
+    shown = {*graph.inputs, *given, *names}
     body.value_info.extend(value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in shown)
     for name, array in graph.values.items():
-        if name in read:
+        if name in read and name not in absent:
             body.initializer.append(external[name] if name in external else numpy_helper.from_array(array, name))
     return model
 

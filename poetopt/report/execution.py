@@ -46,7 +46,8 @@ def zero_gradients(execution: Execution) -> int:
 
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
-    rows = [("gradients", _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
+    what = "updates" if execution.updated else "gradients"
+    rows = [(what, _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
     rows += notes.rows(_said(plan))
     if zero := zero_gradients(execution):
         rows.append(("note", f"{zero} of {execution.gradients} gradients are exactly 0 on this batch"))
@@ -109,7 +110,13 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
     if ended.losses_name != "losses":
         rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
     name = plan.problem.model_ref or plan.problem.name
-    return table(f"{name}: {ended.steps} steps of training, lr {ended.lr:g}, momentum {ended.momentum:g}", rows)
+    how = f"lr {ended.lr:g}, momentum {ended.momentum:g}" if ended.optimizer == "none" else _how(ended)
+    return table(f"{name}: {ended.steps} steps of training, {how}", rows)
+
+
+def _how(ended: TrainingRun) -> str:
+    """The step's own optimizer, with its hyperparameters."""
+    return ", ".join([ended.optimizer, *(f"{name} {value:g}" for name, value in ended.hyperparameters.items())])
 
 
 def diverged_words(ended: TrainingRun) -> str:
@@ -150,11 +157,15 @@ def _training_memory(ended: TrainingRun) -> str:
     if ended.measured_peak_bytes is not None and ended.kernel_workspace_bytes is not None:
         text += f" + {ended.kernel_workspace_bytes:,} B that kernels took = {ended.measured_peak_bytes:,} B"
     text += f"; budget {ended.budget_bytes:,} B"
-    return text + (f"; momentum {ended.optimizer_bytes:,} B, resident" if ended.optimizer_bytes else "")
+    what = "momentum" if ended.optimizer == "none" else ended.optimizer
+    return text + (f"; {what} {ended.optimizer_bytes:,} B, resident" if ended.optimizer_bytes else "")
 
 
 def _sameness(execution: Execution) -> str:
-    compared = f"{execution.gradients} gradients, the loss ({execution.loss:.6g})"
+    what = f"{execution.gradients} gradients"
+    if execution.updated:
+        what = f"{execution.updated} updated parameters and states"
+    compared = f"{what}, the loss ({execution.loss:.6g})"
     if execution.statistics:
         compared += f" and {execution.statistics} statistics"
     if execution.bit_identical:

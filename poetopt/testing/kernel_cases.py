@@ -55,7 +55,7 @@ def cases_of(kernel: Kernel, count: int, seed: int = 0) -> Iterator[Case]:
 
     Calls that the kernel refuses are drawn again.
     """
-    from poetopt.testing.kernel_draws import DRAWS
+    from poetopt.testing.draws import DRAWS
 
     draw = DRAWS.get((kernel.domain, kernel.op_type))
     random = np.random.default_rng(seed)

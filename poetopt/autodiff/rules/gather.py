@@ -49,6 +49,7 @@ def gather(op: Primal, cotangents: Cotangents) -> Gradients:
             return (k.reshape(k.pad(pieces, (0, first, 0), (0, rows - first - flat.size, 0)), x.shape), None)
     flat_indices = k.cast(k.reshape(indices, (indices.size,)), "int64")
     dx = k.reshape(add_rows(k, pieces, flat_indices, rows), x.shape)
+    k.amounts_to("Gather.grad_input", [dy, indices], [dx], axis=axis)
     if outer == 1 and rows > 2 * indices.size:
         op.builder.adders[dx.name] = partial(_add_to, dy=dy, indices=indices)
     return (dx, None)

@@ -45,15 +45,20 @@ def matmul(op: Primal, cotangents: Cotangents) -> Gradients:
         return _shared(op, dy, rows_shape, columns_shape)
     batch = dy.shape[: max(len(rows_shape), len(columns_shape)) - 2]
     full = (*batch, rows_shape[-2], columns_shape[-1])
+    alike = a.shape[:-2] == b.shape[:-2]
     da = db = None
     if op.need(0):
         k = op.emit("grad_input")
         da = k.matmul(k.reshape(dy, full), k.transpose(k.reshape(b, columns_shape), _swapped(len(columns_shape))))
         da = k.reshape(k.sum_to(da, rows_shape), a.shape)
+        if alike:
+            k.amounts_to("MatMul.grad_input", [dy, b], [da])
     if op.need(1):
         k = op.emit("grad_weight")
         db = k.matmul(k.transpose(k.reshape(a, rows_shape), _swapped(len(rows_shape))), k.reshape(dy, full))
         db = k.reshape(k.sum_to(db, columns_shape), b.shape)
+        if alike:
+            k.amounts_to("MatMul.grad_weight", [dy, a], [db])
     return da, db
 
 

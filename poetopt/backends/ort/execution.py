@@ -26,8 +26,9 @@ class Execution(Checks):
         Whether loss, gradients and statistics of the scheduled step are bit for bit those of the unscheduled one.
     different
         Names of those that are not.
-    gradients, statistics
-        How many parameter gradients, and how many BatchNormalization statistics, were compared.
+    gradients, statistics, updated
+        How many parameter gradients, BatchNormalization statistics, and parameters and optimizer's states that the step
+        updates, were compared.
     max_abs_diff
         The largest difference of two numbers.
     budget_bytes
@@ -59,8 +60,9 @@ class Execution(Checks):
     threads, sessions, versions
         Threads of each session, how many distinct ones there were, and the libraries that took part.
     results
-        The loss and each `<parameter>.grad`, as the scheduled step computed them. The loss is called `loss`, or as in
-        the training graph (`loss.2`) where the model has a tensor of that name.
+        The loss and each `<parameter>.grad`, or each `<parameter>.new` where the step updates parameters, as the
+        scheduled step computed them. The loss is called `loss`, or as in the training graph (`loss.2`) where the model
+        has a tensor of that name.
     batch
         What it was computed from.
     """
@@ -69,6 +71,7 @@ class Execution(Checks):
     different: tuple[str, ...]
     gradients: int
     statistics: int
+    updated: int
     max_abs_diff: float
     budget_bytes: int
     arena_bytes: int
@@ -94,10 +97,11 @@ class Execution(Checks):
     def message(self) -> str:
         """What failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
+            count = 1 + self.gradients + self.statistics + self.updated
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
-                f"the scheduled step and ordinary training differ in {len(self.different)} of "
-                f"{1 + self.gradients + self.statistics} tensors ({shown}), by up to {self.max_abs_diff:.3g}; "
+                f"the scheduled step and ordinary training differ in {len(self.different)} of {count} tensors "
+                f"({shown}), by up to {self.max_abs_diff:.3g}; "
                 "please report it with the plan file"
             )
         if not self.within_budget:

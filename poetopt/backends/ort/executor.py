@@ -255,11 +255,14 @@ def _execution(
 ) -> Execution:
     arena = arena_bytes(plan)
     results = {graph.loss: mine[graph.loss]} | {f"{name}.grad": mine[made] for name, made in graph.gradients.items()}
+    if graph.updaters:
+        results |= {new: mine[new] for new in graph.carried.values()}
     return Execution(
         bit_identical=comparison.identical,
         different=comparison.different,
         gradients=len(graph.gradients),
         statistics=len(graph.states),
+        updated=len(graph.carried) - len(graph.states),
         max_abs_diff=comparison.max_abs_diff,
         budget_bytes=budget_bytes,
         arena_bytes=arena,

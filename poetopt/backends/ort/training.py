@@ -1,8 +1,9 @@
 """Training for many steps with a schedule, and the same training without one beside it.
 
 Both keep parameters, momentum and BatchNormalization statistics of their own and update them alike, so that a single
-wrong bit in any gradient shows in every later loss. The update happens in place in the resident region, in slices, so
-that nothing of a parameter's size is allocated for it.
+wrong bit in any gradient shows in every later loss. A step with an optimizer of its own does so itself; behind one that
+ends with gradients, the update happens in place in the resident region, in slices, so that nothing of a parameter's
+size is allocated for it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class TrainingRun(Checks):
 
     steps, lr, momentum
         As asked for.
+    optimizer, hyperparameters
+        Of the step, where it updates the parameters itself; `none` otherwise.
     losses, reference_losses
         Of each step, with the schedule and without.
     bit_identical
@@ -65,7 +68,7 @@ class TrainingRun(Checks):
     budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes, high_water_bytes
         As in `Execution`.
     optimizer_bytes
-        The momentum, in the resident region.
+        The momentum, or the optimizer's states, in the resident region.
     step_s, reference_step_s
         Median seconds of a step without the update: with the schedule, and node by node in memory of the runtime's.
     waited_share
@@ -79,6 +82,8 @@ class TrainingRun(Checks):
     steps: int
     lr: float
     momentum: float
+    optimizer: str
+    hyperparameters: Mapping[str, float]
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...]
     bit_identical: bool
@@ -132,6 +137,7 @@ class TrainingRun(Checks):
         for name in ("losses", "reference_losses"):
             found[name] = [value if math.isfinite(value) else None for value in found[name]]
         extra = {"diverged_step": self.diverged_step, "last_finite_loss": self.last_finite_loss}
+        found["hyperparameters"] = dict(self.hyperparameters)
         return {**found, **extra, "different": list(self.different)}
 
 
@@ -223,14 +229,29 @@ class _Learner:
 
     def __init__(self, graph: TrainingGraph, given: Mapping[str, Array], lr: float, momentum: float) -> None:
         self.graph = graph
-        self.changing = {name: writable_copy(given[name]) for name in (*graph.gradients, *graph.states)}
-        self.given = {**given, **self.changing}
+        self.changing = {name: writable_copy(given[name]) for name in (*graph.gradients, *graph.carried)}
+        self.said = {name: writable_copy(given[tensor]) for name, tensor in graph.hyperparameters.items()}
+        for name, value in (("lr", lr), ("momentum", momentum)):
+            if name in self.said:
+                self.said[name][...] = value
+        told = {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
+        self.given = {**given, **self.changing, **told}
         self.optimizer = Momentum({name: self.changing[name] for name in graph.gradients}, lr, momentum)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what the optimizer remembers."""
+        return self.optimizer.nbytes + sum(self.changing[name].nbytes for name in self.graph.optimizer_states)
+
+    def begin(self, step: int) -> None:
+        """Say which step it is, from 0, where the optimizer counts them."""
+        if "step" in self.said:
+            self.said["step"][...] = step + 1
+
     def learn(self, results: Mapping[str, Array]) -> None:
-        """Take over what a step left: gradients by their parameters, and statistics."""
+        """Take over what a step left: gradients by their parameters, and what is carried."""
         self.optimizer.step({name: results[made] for name, made in self.graph.gradients.items()})
-        for old, new in self.graph.states.items():
+        for old, new in self.graph.carried.items():
             np.copyto(self.changing[old], results[new])
 
 
@@ -239,7 +260,7 @@ def train(
     steps: int,
     lr: float,
     *,
-    momentum: float = 0.0,
+    momentum: float | None = None,
     graph: TrainingGraph | None = None,
     ram_bytes: int | None = None,
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
@@ -252,7 +273,8 @@ def train(
     plan
         A plan with offsets, of a problem that was made of a training graph.
     lr, momentum
-        Of the update v = momentum v + g, p = p - lr v.
+        Of the update v = momentum v + g, p = p - lr v; of the step's own optimizer, where it has one. By default no
+        momentum, or the optimizer's own.
     data
         Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
         batches (see `Batches`). By default one random batch, drawn with `seed`.
@@ -263,13 +285,14 @@ def train(
     plan that can't be executed, ModelError for data that don't fit, ExecutionError where a kernel or the
     storage fails.
     """
-    _check_options(steps, lr, momentum)
     chosen = graph_of(plan, graph)
+    momentum = _momentum(chosen, momentum)
+    _check_options(steps, lr, momentum)
     check_belongs(chosen, plan.problem, Sessions.runtime, plan.problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - plan.problem.reserve_bytes)
     batches = _batches(chosen, data, seed)
-    names = (chosen.loss, *chosen.gradients.values(), *chosen.states.values())
+    names = chosen.results
     times: list[float] = []
     reference_times: list[float] = []
     losses: list[Array] = []
@@ -283,10 +306,12 @@ def train(
         theirs = _Learner(chosen, region.given, lr, momentum)
         sessions = Sessions(chosen)
         pace = paced(told)
-        program = Program(plan, chosen, arena, replace(region, given=mine.given), sessions, pages, pace)
+        program = Program(plan, chosen, arena, replace(region, given=mine.given, first={}), sessions, pages, pace)
         reference = NodeByNode(chosen, sessions, theirs.given, names)
         for step in range(steps):
             batch = batches.get(step)
+            mine.begin(step)
+            theirs.begin(step)
             program.load(batch, anew=step == 0)
             times.append(clock.time(program.run))
             found, taken_s = clock.call(partial(reference.run, batch))
@@ -296,6 +321,7 @@ def train(
             mine.learn({name: program.result(name) for name in names})
             theirs.learn(found)
             pace(f"step {step + 1:,} of {steps:,}, loss {float(losses[-1].reshape(-1)[0]):.6g}")
+        values = {name: array.copy() if chosen.updaters else array for name, array in mine.changing.items()}
         high_water = high_water_bytes(program.acts, lambda: program.load(batches.get(0)))
         told("measuring what kernels allocate")
         reserve = plan.problem.reserve_bytes
@@ -303,12 +329,14 @@ def train(
     differing = [
         k for k, (a, b) in enumerate(zip(losses, reference_losses, strict=True), 1) if a.tobytes() != b.tobytes()
     ]
-    different = compare(mine.changing, theirs.changing, tuple(mine.changing)).different
+    different = compare(values, theirs.changing, tuple(values)).different
     arena_size = arena_bytes(plan)
     return TrainingRun(
         steps=steps,
         lr=lr,
         momentum=momentum,
+        optimizer=chosen.optimizer,
+        hyperparameters={name: array.item() for name, array in mine.said.items() if name != "step"},
         losses=tuple(float(loss.reshape(-1)[0]) for loss in losses),
         reference_losses=tuple(float(loss.reshape(-1)[0]) for loss in reference_losses),
         bit_identical=not differing and not different,
@@ -319,12 +347,12 @@ def train(
         kernel_workspace_bytes=kernels,
         measured_peak_bytes=None if kernels is None else arena_size + kernels,
         high_water_bytes=held_bytes(arena_size, high_water, kernels),
-        optimizer_bytes=mine.optimizer.nbytes,
+        optimizer_bytes=mine.state_bytes,
         step_s=median(times),
         reference_step_s=median(reference_times),
         waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
-        values=mine.changing,
+        values=values,
     )
 
 
@@ -334,6 +362,15 @@ def save_training(ended: TrainingRun, path: str | os.PathLike[str]) -> None:
     The losses are called `ended.losses_name`. Raises `OutputError` where that can't be done.
     """
     save_arrays({ended.losses_name: np.array(ended.losses), **ended.values}, path)
+
+
+def _momentum(graph: TrainingGraph, momentum: float | None) -> float:
+    """The momentum to train with. Raises OptionError where the step's own optimizer has none."""
+    if "momentum" in graph.hyperparameters:
+        return graph.values[graph.hyperparameters["momentum"]].item() if momentum is None else momentum
+    if momentum and graph.optimizer != "none":
+        raise OptionError(f"--momentum {momentum:g}: the plan's optimizer is {graph.optimizer}, which has none")
+    return momentum or 0.0
 
 
 def _check_options(steps: int, lr: float, momentum: float) -> None:

@@ -148,6 +148,50 @@ def _gather(call: Call, arguments: Arguments) -> str:
     )
 
 
+def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> str:
+    """`statement` for every element of what was gathered: u is its place there, at that in the table."""
+    axis = call.integer("axis", 0) % len(shape)
+    outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    row = block(
+        f"const int32_t row = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        loops(
+            (inner,),
+            f"const int32_t at = (i0 * {length} + row) * {inner} + j0, u = (i0 * {indices.size} + i1) * {inner} + j0;\n"
+            + statement,
+            "j",
+        ),
+    )
+    return loops((outer, indices.size), row)
+
+
+def _gather_gradient(call: Call, arguments: Arguments) -> str:
+    dy, indices, dx = call.input(0), call.input(1), call.output()
+    return block(
+        _filled(dx, arguments.outputs[0], "0.0f"),
+        block(
+            read("a", dy, arguments.inputs[0]),
+            read("b", indices, arguments.inputs[1]),
+            written("y", dx, arguments.outputs[0]),
+            _rows(call, dx.shape, indices, "y[at] += a[u];"),
+        ),
+    )
+
+
+def _gather_update(call: Call, arguments: Arguments) -> str:
+    """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
+    table, y = call.input(2), call.output()
+    return block(
+        *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
+        written("y", y, arguments.outputs[0]),
+        nest(table.shape, {"p": strides_of(table.shape), "y": strides_of(y.shape)}, "{y} = {p} * e[0];"),
+        _rows(call, y.shape, call.input(1), "y[at] -= a[u] * r[0];"),
+    )
+
+
+def _gather_refuses(call: Call) -> str | None:
+    return "rows of another type than float32" if call.output().dtype != "float32" else _known_types(call)
+
+
 _COMBINED = {
     "none": "{y} = {u};",
     "add": "{y} += {u};",
@@ -251,6 +295,10 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("Concat", _concat, refuses=_known_types, headers=(HEADER,)),
     Kernel("Split", _split, refuses=_known_types, headers=(HEADER,)),
     Kernel("Gather", _gather, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,)),
+    Kernel(
+        "Gather.grad_input+sgd.update", _gather_update, OWN_DOMAIN, _gather_refuses, in_place=(2,), headers=(HEADER,)
+    ),
     Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("Size", _size, headers=(HEADER,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN
@@ -74,6 +75,33 @@ def _empty(call: Call) -> str | None:
     return _real(call)
 
 
+def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
+    """Products of `sizes` (rows, columns, depth), one for each matrix of the batch; a's and b's steps."""
+    a, b, y = call.input(0), call.input(1), call.output()
+    rows, columns, depth = sizes
+    at = (f"y + i0 * {rows * columns}", f"a + i0 * {rows * depth}", f"b + i0 * {depth * columns}")
+    return block(
+        read("a", a, arguments.inputs[0]),
+        read("b", b, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((prod(y.shape[:-2]),), called("po_product", *at, rows, columns, depth, columns, 1, *steps, 0)),
+    )
+
+
+def _matmul_by_input(call: Call, arguments: Arguments) -> str:
+    """dA = dY B'."""
+    (rows, depth), columns = call.input(0).shape[-2:], call.output().shape[-1]
+    return _batched(call, arguments, (rows, columns, depth), (depth, 1, 1, depth))
+
+
+def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
+    """dB = A' dY: the inputs are dY and A."""
+    (depth, columns), rows = call.input(0).shape[-2:], call.output().shape[-2]
+    turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
+    places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
+    return _batched(turned, places, (rows, columns, depth), (1, rows, columns, 1))
+
+
 def _gemm_update(call: Call, arguments: Arguments) -> str:
     """Gemm, whose product is the gradient that sgd takes from a parameter: inputs a, b, the parameter, rate, keep."""
     a, b, y = call.input(0), call.input(1), call.output()
@@ -99,5 +127,7 @@ def _biased(call: Call) -> str | None:
 KERNELS: tuple[Kernel, ...] = (
     Kernel("Gemm+sgd.update", _gemm_update, OWN_DOMAIN, _biased, in_place=(2,), headers=(HEADER,)),
     Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,)),
+    Kernel("MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,)),
+    Kernel("MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,)),
     Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,)),
 )

@@ -1,0 +1,97 @@
+"""Random calls of normalizations, softmax and cross-entropy, and of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.graph import OWN_DOMAIN
+from poetopt.testing.draws.pieces import (
+    Random,
+    network,
+    normal,
+    onnx_node,
+    random_shape,
+)
+from poetopt.testing.draws.windows import random_planes
+from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
+
+if TYPE_CHECKING:
+    pass
+
+
+def _batch_norm(random: Random) -> list[Case]:
+    shape = random_planes(random)
+    vectors = [normal(random, shape[1:2]) for _ in range(3)]
+    return [node_case("BatchNormalization", normal(random, shape), *vectors, np.abs(vectors[0]) + np.float32(0.2))]
+
+
+def batch_norm_step(op_type: str) -> Draw:
+    """What a training step has of a BatchNormalization."""
+
+    def draw(random: Random) -> list[Case]:
+        shape = (int(random.integers(2, 4)), *random_planes(random)[1:])
+        names = ("scale", "bias", "mean", "variance")
+        vectors = {name: np.abs(normal(random, shape[1:2])) + np.float32(0.2) for name in names}
+        node = onnx_node(
+            "BatchNormalization", ["h", *names], ["y", "new_mean", "new_variance"], attributes={"training_mode": 1}
+        )
+        return step_cases(network(random, shape, [node], vectors), op_type, random)
+
+    return draw
+
+
+def _layer_norm(random: Random) -> list[Case]:
+    x = normal(random, random_shape(random, 2, 4))
+    axis = int(random.integers(1, x.ndim))
+    scale, bias = (normal(random, x.shape[axis:]) for _ in range(2))
+    operands = (scale, bias) if random.random() < 0.7 else (scale,)
+    outputs = ("float32",) * int(random.choice([1, 3]))
+    return [node_case("LayerNormalization", x, *operands, outputs=outputs, attributes={"axis": axis})]
+
+
+def _layer_norm_gradient(random: Random) -> list[Case]:
+    shape = (*random_shape(random, 1, 3), int(random.choice([5, 9, 70])))
+    vectors = {name: normal(random, shape[-1:]) for name in ("scale", "bias")}
+    model = network(random, shape, [onnx_node("LayerNormalization", ["h", "scale", "bias"])], vectors)
+    return step_cases(model, "LayerNormalization.gradient", random)
+
+
+def softmax(op_type: str) -> Draw:
+    """Softmax or LogSoftmax along any axis."""
+
+    def draw(random: Random) -> list[Case]:
+        x = np.multiply(normal(random, random_shape(random, 1)), 4)
+        return [node_case(op_type, x, attributes={"axis": int(random.integers(-x.ndim, x.ndim))})]
+
+    return draw
+
+
+def _likelihood(random: Random) -> list[Case]:
+    x = normal(random, (*random_shape(random, 2, 2), *random_shape(random, 0, 2)))
+    labels = random.integers(0, x.shape[1], (x.shape[0], *x.shape[2:]))
+    chosen = str(random.choice(["mean", "sum"]))
+    return [node_case("NegativeLogLikelihoodLoss", x, labels, attributes={"reduction": chosen})]
+
+
+def _cross_entropy(random: Random) -> list[Case]:
+    shape = (int(random.integers(1, 5)), int(random.integers(2, 9)))
+    model = network(random, shape, [onnx_node("Identity", ["h"])], {})
+    return step_cases(model, "SoftmaxCrossEntropyLoss.grad_input", random, loss="cross-entropy")
+
+
+DRAWS: Mapping[tuple[str, str], Draw] = {
+    ("", "BatchNormalization"): _batch_norm,
+    ("", "LayerNormalization"): _layer_norm,
+    ("", "Softmax"): softmax("Softmax"),
+    ("", "LogSoftmax"): softmax("LogSoftmax"),
+    ("", "NegativeLogLikelihoodLoss"): _likelihood,
+    **{
+        (OWN_DOMAIN, f"BatchNormalization.{k}"): batch_norm_step(f"BatchNormalization.{k}")
+        for k in ("training", "grad_weight")
+    },
+    (OWN_DOMAIN, "LayerNormalization.gradient"): _layer_norm_gradient,
+    (OWN_DOMAIN, "SoftmaxCrossEntropyLoss.grad_input"): _cross_entropy,
+}

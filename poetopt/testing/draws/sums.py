@@ -1,0 +1,96 @@
+"""Random calls of reductions, of products of matrices with their gradients, and of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from poetopt.graph import OWN_DOMAIN
+from poetopt.testing.draws.pieces import (
+    Random,
+    broadcastable,
+    integers,
+    network,
+    normal,
+    onnx_node,
+    random_length,
+    random_shape,
+)
+from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
+
+if TYPE_CHECKING:
+    pass
+
+
+def reduction(op_type: str) -> Draw:
+    """A reduction over some axes, now and then a long one."""
+
+    def draw(random: Random) -> list[Case]:
+        shape = list(random_shape(random, 1))
+        if random.random() < 0.3:
+            shape[int(random.integers(0, len(shape)))] = int(random.integers(60, 200)) if op_type != "ReduceProd" else 3
+        axes = [int(a) for a in random.permutation(len(shape))[: int(random.integers(1, len(shape) + 1))]]
+        x = normal(random, shape)
+        return [
+            node_case(op_type, x, integers(axes), constants=(1,), attributes={"keepdims": int(random.random() < 0.5)})
+        ]
+
+    return draw
+
+
+def _gemm(random: Random) -> list[Case]:
+    rows, columns, depth = (random_length(random) for _ in range(3))
+    turned = [int(random.random() < 0.5) for _ in range(2)]
+    a = normal(random, (depth, rows) if turned[0] else (rows, depth))
+    b = normal(random, (columns, depth) if turned[1] else (depth, columns))
+    chosen: dict[str, Any] = {"transA": turned[0], "transB": turned[1]}
+    if random.random() < 0.5:
+        chosen |= {"alpha": 0.5, "beta": -1.5}
+    c = () if random.random() < 0.4 else (normal(random, broadcastable(random, (rows, columns))),)
+    return [node_case("Gemm", a, b, *c, attributes=chosen)]
+
+
+def _matmul(random: Random) -> list[Case]:
+    rows, columns, depth = (random_length(random) for _ in range(3))
+    batch = random_shape(random, 0, 2, 3)
+    left = (*broadcastable(random, batch), rows, depth) if random.random() < 0.9 else (depth,)
+    right = (*broadcastable(random, batch), depth, columns) if random.random() < 0.9 else (depth,)
+    return [node_case("MatMul", normal(random, left), normal(random, right))]
+
+
+def matmul_gradient(op_type: str) -> Draw:
+    """A gradient of a batched product."""
+
+    def draw(random: Random) -> list[Case]:
+        rows, columns, depth = (random_length(random) for _ in range(3))
+        batch = random_shape(random, 1, 2, 3)
+        w = normal(random, (*batch, depth, columns))
+        return step_cases(
+            network(random, (*batch, rows, depth), [onnx_node("MatMul", ["h", "w"])], {"w": w}), op_type, random
+        )
+
+    return draw
+
+
+def update(op_type: str, optimizer: str) -> Draw:
+    """An optimizer's update, or one with the gradient of a matrix that it is of."""
+
+    def draw(random: Random) -> list[Case]:
+        rows, columns, depth = (random_length(random) for _ in range(3))
+        w = normal(random, (columns, depth))
+        node = onnx_node("Gemm", ["h", "w"], attributes={"transB": 1})
+        model = network(random, (rows, depth), [node], {"w": w})
+        return step_cases(model, op_type, random, optimizer=optimizer)
+
+    return draw
+
+
+DRAWS: Mapping[tuple[str, str], Draw] = {
+    **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "Prod")},
+    **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Max", "Min")},
+    ("", "Gemm"): _gemm,
+    ("", "MatMul"): _matmul,
+    **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
+    (OWN_DOMAIN, "Gemm+sgd.update"): update("Gemm+sgd.update", "sgd"),
+    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o) for o in ("sgd", "momentum", "adam", "adamw")},
+}
