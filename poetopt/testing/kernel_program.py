@@ -111,6 +111,8 @@ def _sanitizes(compiler: str) -> bool:
 def overlaps(trial: Trial) -> Mapping[str, Sequence[int]]:
     """The ways in which outputs may lie on inputs: in words, and for each output which input, -1 for none."""
     call, kernel = trial.step.call, trial.step.kernel
+    if not call.outputs or call.outputs[0] is None:
+        return {}
     size, rest = call.output().nbytes, [-1] * (len(call.outputs) - 1)
     found = {
         f"output 0 lies on input {k}": [k, *rest]

@@ -14,7 +14,17 @@ from poetopt.runtimes.c.kernel import Call, Kernel
 
 GROUP = "poetopt.kernels"
 
-MODULES = ("elementwise", "movement", "reduction", "product", "convolution", "normalization", "pooling", "update")
+MODULES = (
+    "elementwise",
+    "movement",
+    "reduction",
+    "product",
+    "convolution",
+    "normalization",
+    "pooling",
+    "update",
+    "recurrent",
+)
 """Modules of `poetopt.runtimes.c.kernels`, each with a tuple `KERNELS`."""
 
 Op = tuple[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from poetopt.testing.draws import elementwise, movement, norms, sums, windows
+from poetopt.testing.draws import elementwise, movement, norms, recurrent, sums, windows
 from poetopt.testing.kernel_cases import Draw
 
 DRAWS: Mapping[tuple[str, str], Draw] = {
@@ -13,5 +13,6 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     **sums.DRAWS,
     **windows.DRAWS,
     **norms.DRAWS,
+    **recurrent.DRAWS,
 }
 """How to draw cases of each op, by its domain and type."""

@@ -1,0 +1,149 @@
+/* LSTM, GRU and RNN, step by step: x [steps, batch, ins], w [directions, gates * size, ins], r [.., size], b [directions,
+ * 2 * gates * size], y [steps, directions, batch, size]. y and the last states may be NULL, as b and the first ones may.
+ * `turned` has a bit for each direction that goes backwards. */
+#ifndef PO_RECURRENT_H
+#define PO_RECURRENT_H
+
+#include "po_gemm.h"
+
+/* gates = x w' + the bias of the input, and with `both` that of the recurrence. */
+PO_INLINE void po_gates(float *gates, const float *x, const float *w, const float *b, int32_t count, int32_t all,
+                        int32_t ins, int32_t both)
+{
+    int32_t k;
+    for (k = 0; k < count; ++k) {
+        gates[k] = b == NULL ? 0.0f : both ? b[k] + b[all + k] : b[k];
+    }
+    po_product(gates, x, w, 1, count, ins, count, 1, ins, 1, 1, ins, 1);
+}
+
+PO_INLINE void po_begin(float *state, const float *first, int32_t size)
+{
+    int32_t k;
+    for (k = 0; k < size; ++k) {
+        state[k] = first == NULL ? 0.0f : first[k];
+    }
+}
+
+/* scratch: 2 * batch * size + 4 * size floats. Gates in the order input, output, forget, cell. */
+PO_INLINE void po_lstm(float *y, float *y_h, float *y_c, const float *x, const float *w, const float *r,
+                       const float *b, const float *h_first, const float *c_first, float *scratch, int32_t steps,
+                       int32_t batch, int32_t ins, int32_t size, int32_t directions, int32_t turned)
+{
+    float *hidden = scratch, *cells = scratch + batch * size, *gates = scratch + 2 * batch * size;
+    int32_t d, s, n, j;
+    for (d = 0; d < directions; ++d) {
+        const float *bias = b == NULL ? NULL : b + d * 8 * size;
+        po_begin(hidden, h_first == NULL ? NULL : h_first + d * batch * size, batch * size);
+        po_begin(cells, c_first == NULL ? NULL : c_first + d * batch * size, batch * size);
+        for (s = 0; s < steps; ++s) {
+            const int32_t t = (turned >> d) % 2 == 1 ? steps - 1 - s : s;
+            for (n = 0; n < batch; ++n) {
+                float *h = hidden + n * size, *c = cells + n * size;
+                po_gates(gates, x + (t * batch + n) * ins, w + d * 4 * size * ins, bias, 4 * size, 4 * size, ins, 1);
+                po_product(gates, h, r + d * 4 * size * size, 1, 4 * size, size, 4 * size, 1, size, 1, 1, size, 1);
+                for (j = 0; j < size; ++j) {
+                    c[j] = po_sigmoid(gates[2 * size + j]) * c[j] + po_sigmoid(gates[j]) * po_tanh(gates[3 * size + j]);
+                    h[j] = po_sigmoid(gates[size + j]) * po_tanh(c[j]);
+                    if (y != NULL) {
+                        y[((t * directions + d) * batch + n) * size + j] = h[j];
+                    }
+                }
+            }
+        }
+        for (j = 0; j < batch * size; ++j) {
+            if (y_h != NULL) {
+                y_h[d * batch * size + j] = hidden[j];
+            }
+            if (y_c != NULL) {
+                y_c[d * batch * size + j] = cells[j];
+            }
+        }
+    }
+}
+
+/* scratch: batch * size + 4 * size floats. Gates in the order update, reset, hidden; `after`: the reset gate multiplies
+ * what the recurrent weights made (linear_before_reset). */
+PO_INLINE void po_gru(float *y, float *y_h, const float *x, const float *w, const float *r, const float *b,
+                      const float *h_first, float *scratch, int32_t steps, int32_t batch, int32_t ins, int32_t size,
+                      int32_t directions, int32_t turned, int32_t after)
+{
+    float *hidden = scratch, *gates = scratch + batch * size, *extra = scratch + (batch + 3) * size;
+    int32_t d, s, n, j;
+    for (d = 0; d < directions; ++d) {
+        const float *bias = b == NULL ? NULL : b + d * 6 * size;
+        const float *weights = w + d * 3 * size * ins;
+        const float *again = r + d * 3 * size * size;
+        po_begin(hidden, h_first == NULL ? NULL : h_first + d * batch * size, batch * size);
+        for (s = 0; s < steps; ++s) {
+            const int32_t t = (turned >> d) % 2 == 1 ? steps - 1 - s : s;
+            for (n = 0; n < batch; ++n) {
+                const float *in = x + (t * batch + n) * ins;
+                float *h = hidden + n * size;
+                po_gates(gates, in, weights, bias, 2 * size, 3 * size, ins, 1);
+                po_product(gates, h, again, 1, 2 * size, size, 2 * size, 1, size, 1, 1, size, 1);
+                po_gates(gates + 2 * size, in, weights + 2 * size * ins, bias == NULL ? NULL : bias + 2 * size, size,
+                         3 * size, ins, !after);
+                if (after) {
+                    po_begin(extra, bias == NULL ? NULL : bias + 5 * size, size);
+                    po_product(extra, h, again + 2 * size * size, 1, size, size, size, 1, size, 1, 1, size, 1);
+                    for (j = 0; j < size; ++j) {
+                        gates[2 * size + j] += po_sigmoid(gates[size + j]) * extra[j];
+                    }
+                } else {
+                    for (j = 0; j < size; ++j) {
+                        extra[j] = po_sigmoid(gates[size + j]) * h[j];
+                    }
+                    po_product(gates + 2 * size, extra, again + 2 * size * size, 1, size, size, size, 1, size, 1, 1,
+                               size, 1);
+                }
+                for (j = 0; j < size; ++j) {
+                    const float z = po_sigmoid(gates[j]);
+                    h[j] = (1.0f - z) * po_tanh(gates[2 * size + j]) + z * h[j];
+                    if (y != NULL) {
+                        y[((t * directions + d) * batch + n) * size + j] = h[j];
+                    }
+                }
+            }
+        }
+        for (j = 0; j < batch * size; ++j) {
+            if (y_h != NULL) {
+                y_h[d * batch * size + j] = hidden[j];
+            }
+        }
+    }
+}
+
+/* scratch: batch * size + size floats. */
+PO_INLINE void po_rnn(float *y, float *y_h, const float *x, const float *w, const float *r, const float *b,
+                      const float *h_first, float *scratch, int32_t steps, int32_t batch, int32_t ins, int32_t size,
+                      int32_t directions, int32_t turned, int32_t rectified)
+{
+    float *hidden = scratch, *gates = scratch + batch * size;
+    int32_t d, s, n, j;
+    for (d = 0; d < directions; ++d) {
+        po_begin(hidden, h_first == NULL ? NULL : h_first + d * batch * size, batch * size);
+        for (s = 0; s < steps; ++s) {
+            const int32_t t = (turned >> d) % 2 == 1 ? steps - 1 - s : s;
+            for (n = 0; n < batch; ++n) {
+                float *h = hidden + n * size;
+                po_gates(gates, x + (t * batch + n) * ins, w + d * size * ins, b == NULL ? NULL : b + d * 2 * size, size,
+                         size, ins, 1);
+                po_product(gates, h, r + d * size * size, 1, size, size, size, 1, size, 1, 1, size, 1);
+                for (j = 0; j < size; ++j) {
+                    h[j] = rectified ? po_max(gates[j], 0.0f) : po_tanh(gates[j]);
+                    if (y != NULL) {
+                        y[((t * directions + d) * batch + n) * size + j] = h[j];
+                    }
+                }
+            }
+        }
+        for (j = 0; j < batch * size; ++j) {
+            if (y_h != NULL) {
+                y_h[d * batch * size + j] = hidden[j];
+            }
+        }
+    }
+}
+
+#endif
