@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
     from poetopt.api.verification import verify
+    from poetopt.comparison.goals import front, lexicographic
     from poetopt.comparison.interface import compare, pareto
     from poetopt.devices import Device
     from poetopt.errors import PoetError
@@ -79,9 +80,11 @@ __all__ = [
     "execute_on",
     "export",
     "formulations",
+    "front",
     "frontends",
     "import_solution",
     "inspect",
+    "lexicographic",
     "load",
     "load_plan",
     "pareto",
@@ -118,6 +121,8 @@ _HOMES = {
     "add_late_rows": "poetopt.api",
     "compare": "poetopt.comparison.interface",
     "export": "poetopt.api",
+    "front": "poetopt.comparison.goals",
+    "lexicographic": "poetopt.comparison.goals",
     "train": "poetopt.api",
     "store_all_peak_bytes": "poetopt.api",
     "solve": "poetopt.api",

@@ -140,8 +140,6 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
                 remat and operator.recomputable and tables.writes[index] & ~ram & tables.useful[ahead]
             ):
                 continue
-            if ahead > problem.last_run[index]:
-                continue
             if tables.reads[index] & tables.old[ahead]:
                 continue
             cost = operator.energy_j if index < ahead else 0.0
@@ -289,7 +287,7 @@ def stage_optimum(problem: Problem, ram_bytes: int, rules: StageRules | None = N
         for index in range(stage):
             operator = problem.operators[index]
             in_scope = not rules.forward_only or (problem.operators[stage].backward and not operator.backward)
-            if rules.remat and operator.recomputable and in_scope and stage <= problem.last_run[index]:
+            if rules.remat and operator.recomputable and in_scope:
                 allowed |= 1 << index
         for again in _subsets(allowed):
             chosen = again | 1 << stage

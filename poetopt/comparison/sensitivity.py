@@ -27,7 +27,7 @@ from poetopt.errors import OptionError, PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import ENERGY, WRITTEN
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.options import HOMES
+from poetopt.formulations.options import HOMES, asked_by
 from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
@@ -170,7 +170,7 @@ def check_goal(chosen: Formulation) -> None:
     swapping = [b for b in chosen.blocks if b.adds_j is not None or b.goal not in (None, ENERGY)]
     if not swapping:
         return
-    options = {home.rpartition(".")[2]: f"--{name}" for name, home in HOMES.items()}
+    options = {home.rpartition(".")[2]: asked_by(name) for name, home in HOMES.items()}
     asked = " and ".join(f"{block.name}{f' ({block.says})' if block.says else ''}" for block in swapping)
     leave = " and ".join(options.get(block.name, f"the block {block.name}") for block in swapping)
     raise OptionError(

@@ -17,18 +17,29 @@ from poetopt.errors import FormulationError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from poetopt.formulations import energy_budget, flash_wear, language, poet, retention, static_power
+    from poetopt.formulations import (
+        endurance,
+        energy_budget,
+        flash_wear,
+        language,
+        poet,
+        retention,
+        static_power,
+        tariff,
+        within,
+    )
     from poetopt.formulations.language import Formulation
 
 NAMES = ("retention", "poet")
 """The formulations that come with poetopt, the default first."""
 
-BLOCKS = ("static_power", "energy_budget", "flash_wear")
+BLOCKS = ("static_power", "energy_budget", "flash_wear", "tariff", "endurance", "within")
 """The modules of blocks that are put into a formulation; each has a function of its name."""
 
 __all__ = [
     "BLOCKS",
     "NAMES",
+    "endurance",
     "energy_budget",
     "flash_wear",
     "formulation",
@@ -37,6 +48,8 @@ __all__ = [
     "poet",
     "retention",
     "static_power",
+    "tariff",
+    "within",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pyomo.core.base.var import VarData
 
@@ -13,10 +13,6 @@ from poetopt.errors import FormulationError
 from poetopt.formulations.goal import Goal, Trial
 from poetopt.formulations.rows import Count, PointLike, Row, Terms
 from poetopt.problem import Problem
-
-if TYPE_CHECKING:
-    from poetopt.plan.instructions import Plan
-    from poetopt.plan.simulate import Simulation
 
 PyomoBlock = Any
 """A pyo.Block under construction: its attributes are its components, which no type can list."""
@@ -88,7 +84,8 @@ class Block:
     when
         Optional: whether the block is needed in a space at all; always, where it is None.
     collects
-        Whether it reads what the others contribute, so that it stands after them.
+        Whether it reads what the others contribute, so that it stands after them (see `Formulation.with_block` for
+        the order among such blocks).
     says
         What it asks for, in a few words for people: `at most 10 MB written a step`.
 
@@ -102,9 +99,10 @@ class Block:
         Whether the block forbids schedules that the simulator passes. One that does, and has no `refuses`, makes
         every formulation with it strict: only what the solver finds counts, and no heuristic's plan.
     adds_j
-        Optional: joules of a simulated plan beyond what the simulator counts, above those of `base_j`.
+        Optional: joules of a simulated plan beyond what the simulator and the blocks before this one count, above those
+        of `base_j`. The trial has all that is counted so far.
     base_j
-        Optional: the same of one compute of each operator.
+        Optional: (problem, joules of one compute of each operator so far) -> what it adds to these.
     impossible
         Optional: (problem, baseline joules) -> why no schedule at all can keep the block's rule, where that is plain.
     reserve_bytes
@@ -127,12 +125,18 @@ class Block:
     says: str = ""
     refuses: Callable[[Trial], str | None] | None = None
     restricts: bool = True
-    adds_j: Callable[[Plan, Simulation], float] | None = None
-    base_j: Callable[[Problem], float] | None = None
+    adds_j: Callable[[Trial], float] | None = None
+    base_j: Callable[[Problem, float], float] | None = None
     impossible: Callable[[Problem, float], str | None] | None = None
     reserve_bytes: Callable[[Problem], int] | None = None
     goal: Goal | None = None
     limits: Goal | None = None
+
+
+def baseline_before_j(block: PyomoBlock) -> float:
+    """Joules of one compute of each operator, with what the blocks before this one add."""
+    found: float = block.model().baselines_j[block.local_name]
+    return found
 
 
 def contributions(model: Any, attribute: str) -> list[Terms]:

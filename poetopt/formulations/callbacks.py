@@ -7,6 +7,7 @@ wasn't `checked`, and calls its functions through `answer` alone.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -24,8 +25,10 @@ from poetopt.formulations.rows import Count, Row
 from poetopt.formulations.sets import SETS
 from poetopt.plugins import failure, origin, registered
 
-ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "overhead_j", *SETS)
+ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)
 """What `Formulation.abstract` sets on the model itself."""
+TAKES = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
+"""What functions of figures are called with."""
 
 
 def checked(block: object) -> Block:
@@ -46,6 +49,10 @@ def checked(block: object) -> Block:
         given = getattr(block, function)
         if not callable(given) and (given is not None or function == "build"):
             raise _wrong(block, block.build, f"{function} must be a function, and is {_a(given)}")
+    for function, arguments in TAKES.items():
+        given = getattr(block, function)
+        if given is not None and not _takes(given, len(arguments)):
+            raise _wrong(block, given, f"{function} must take ({', '.join(arguments)})")
     if not isinstance(block.requires, (tuple, list)) or not all(isinstance(name, str) for name in block.requires):
         raise _wrong(block, block.build, f"requires must be a tuple of names, and is {block.requires!r}")
     for attribute in ("goal", "limits"):
@@ -121,6 +128,16 @@ def _module(function: object) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__module__", ""))
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # one of C, without a signature
+        return True
+    return True
 
 
 def _a(value: object) -> str:

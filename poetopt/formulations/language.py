@@ -31,7 +31,16 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.block import Block, Limits, PyomoBlock, PyomoRow, Separator, Space, contributions
+from poetopt.formulations.block import (
+    Block,
+    Limits,
+    PyomoBlock,
+    PyomoRow,
+    Separator,
+    Space,
+    baseline_before_j,
+    contributions,
+)
 from poetopt.formulations.callbacks import answer, checked, fill, told_once
 from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Values
 from poetopt.formulations.finish import finish
@@ -65,6 +74,7 @@ __all__ = [
     "Space",
     "Terms",
     "Values",
+    "baseline_before_j",
     "contributions",
     "linear",
     "terms",
@@ -162,7 +172,13 @@ class Formulation:
         return self.goal.timed or any(block.adds_j is not None for block in self.blocks)
 
     def with_block(self, *blocks: Block, name: str | None = None, doc: str | None = None) -> Formulation:
-        """This formulation and more blocks, each before those that collect what the others contribute.
+        """This formulation and more blocks, in the order in which they see each other.
+
+        First those that collect nothing, then prices (blocks that collect and have `adds_j`), then all others that
+        collect: limits and goals, which judge what all prices together make of a plan. Within each of the three the
+        order is the given one; a price sees the energy of those before it, in the model (`contributions`) and in
+        `adds_j` alike. Idle power and then a tariff is a tariff on both; the other way round idle power is outside of
+        the tariff. A block stands behind what it requires in any case.
 
         name
             Of the new one; by default both names, as in `retention+flash_wear`.
@@ -181,8 +197,7 @@ class Formulation:
                     f"formulation '{self.name}' has a block '{block.name}' already; leave one of them out, or "
                     "give it another name"
                 )
-            place = next((k for k, other in enumerate(together) if other.collects), len(together))
-            together.insert(len(together) if block.collects else place, block)
+            together.insert(self._place(block, together), block)
         goals = [block.name for block in together if block.goal is not None]
         if len(goals) > 1:
             raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
@@ -193,6 +208,19 @@ class Formulation:
             else "; ".join([f"{self.name} with {_and(blocks)}", *(b.says for b in blocks if b.says)])
         )
         return self._other(name or added, told, together)
+
+    def _place(self, block: Block, together: Sequence[Block]) -> int:
+        """Where a new block stands among the others: see `with_block`."""
+        if not block.collects:
+            return next((k for k, other in enumerate(together) if other.collects), len(together))
+        if block.adds_j is None:
+            return len(together)
+        before = (
+            k + 1
+            for k, other in enumerate(together)
+            if not other.collects or other.name in (*self.simulated, *block.requires) or other.adds_j is not None
+        )
+        return max(before, default=0)
 
     def _other(self, name: str, doc: str, blocks: Sequence[Block]) -> Formulation:
         """One with other blocks: without what holds of these alone.
@@ -229,13 +257,26 @@ class Formulation:
 
     def baseline_j(self, problem: Problem) -> float:
         """Joules of one compute of each operator, with what blocks add."""
-        more: float = sum(answer(block, "base_j", problem) for block in self.blocks if block.base_j is not None)
-        return problem.baseline_energy_j + more
+        return self._baselines_j(problem)[1]
+
+    def _baselines_j(self, problem: Problem) -> tuple[dict[str, float], float]:
+        """Joules of one compute of each operator as each block finds them, and with what all blocks add."""
+        found: dict[str, float] = {}
+        total = problem.baseline_energy_j
+        for block in self.blocks:
+            found[block.name] = total
+            if block.base_j is not None:
+                total += answer(block, "base_j", problem, total)
+        return found, total
 
     def trial(self, plan: Plan, simulation: Simulation) -> Trial:
-        """A simulated plan with what blocks add to it."""
-        more = sum(answer(block, "adds_j", plan, simulation) for block in self.blocks if block.adds_j is not None)
-        return Trial(plan, simulation, self.baseline_j(plan.problem), simulation.overhead_j + more)
+        """A simulated plan with what blocks add to it, each to what those before it have made of it."""
+        before, total = self._baselines_j(plan.problem)
+        overhead = simulation.overhead_j
+        for block in self.blocks:
+            if block.adds_j is not None:
+                overhead += answer(block, "adds_j", Trial(plan, simulation, before[block.name], overhead))
+        return Trial(plan, simulation, total, overhead)
 
     def refusal(self, trial: Trial) -> str | None:
         """Why a simulated plan breaks a block's rule, or None."""
@@ -279,7 +320,7 @@ class Formulation:
             model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
         model.block_names = tuple(present)
         model.goal = self.goal
-        model.baseline_j = self.baseline_j(space.problem)
+        model.baselines_j, model.baseline_j = self._baselines_j(space.problem)
         model.overhead_j = pyo.Objective(
             rule=_objective,
             sense=pyo.minimize,
@@ -324,15 +365,13 @@ class Formulation:
 
     def _unjudged(self, model: Any) -> None:
         """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""
-        if self.goal is not ENERGY:
-            return
         for block in self.blocks:
             if block.name in self.simulated or block.adds_j is not None or block.name not in model.block_names:
                 continue
             if getattr(model.component(block.name), ENERGY.attribute, None) is not None:
                 raise FormulationError(
-                    f"block '{block.name}' adds {ENERGY.attribute} to what is minimised, and nothing to the plans that "
-                    "are compared with it, so that no proof would hold; give it adds_j"
+                    f"block '{block.name}' adds {ENERGY.attribute} to the model, and nothing to the plans that are "
+                    "compared with it, so that no proof would hold; give it adds_j"
                 )
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:

@@ -10,12 +10,13 @@ $$ \begin{aligned}
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyomo.environ as pyo
 
 from poetopt.formulations.block import PyomoBlock, PyomoRow, contributions
-from poetopt.formulations.rows import Terms, linear
+from poetopt.formulations.rows import Terms, linear, most
 
 
 def lateness(block: PyomoBlock) -> Any:
@@ -25,7 +26,9 @@ def lateness(block: PyomoBlock) -> Any:
     one_pass = problem.baseline_time_s
     compute = contributions(model, "compute_s")
     transfer = contributions(model, "transfer_s")
-    block.late = pyo.Var(pyo.RangeSet(0, 0), domain=pyo.NonNegativeReals, doc="makespan above one pass [s]")
+    latest = most([*compute, *transfer])
+    bounds = (0, latest if math.isfinite(latest) else None)
+    block.late = pyo.Var(pyo.RangeSet(0, 0), bounds=bounds, doc="makespan above one pass [s]")
     late = block.late[0]
     sums = [(compute, 0.0), (transfer, one_pass)] if problem.dma else [([*compute, *transfer], 0.0)]
     scale = one_pass or 1.0  # relative to one pass: a tolerance then means the same on every device

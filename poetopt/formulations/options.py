@@ -27,8 +27,12 @@ HOMES = {
     "static-power": "poetopt.formulations.static_power",
     "energy-limit": "poetopt.formulations.energy_budget",
     "flash-wear": "poetopt.formulations.flash_wear",
+    "tariff": "poetopt.formulations.tariff",
+    "endurance": "poetopt.formulations.endurance",
 }
 """The blocks that come with poetopt, by name: the module that holds an object `option`."""
+NAMED = ("static-power", "energy-limit", "flash-wear")
+"""Those that the command line has options of their own for."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class BlockOption:
     metavar: str
     make: Callable[[str, Problem, int], Block]
     example: str
+
+
+def asked_by(name: str) -> str:
+    """How the command line asks for one of them: `--flash-wear`, `--with tariff`."""
+    return f"--{name}" if name in NAMED else f"--with {name}"
 
 
 def names() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +35,17 @@ def linear(parts: Iterable[Terms], constant: float = 0.0) -> LinearExpression:
         variables.extend(part.variables)
         coefficients.extend(part.coefficients)
     return LinearExpression(constant=constant, linear_coefs=coefficients, linear_vars=variables)
+
+
+def most(parts: Iterable[Terms]) -> float:
+    """An upper bound of the sum of `parts`, from the bounds of its variables; infinite where one has none."""
+    found = 0.0
+    for part in parts:
+        for variable, coefficient in zip(part.variables, part.coefficients, strict=True):
+            if coefficient:
+                bound = variable.ub if coefficient > 0 else variable.lb
+                found += math.inf if bound is None else coefficient * bound
+    return found
 
 
 @dataclass(frozen=True, slots=True)

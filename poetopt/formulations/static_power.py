@@ -25,14 +25,13 @@ import numpy as np
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock
+from poetopt.formulations.goal import TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import terms
 from poetopt.units import parse_watts, show_watts
 
 if TYPE_CHECKING:
-    from poetopt.plan.instructions import Plan
-    from poetopt.plan.simulate import Simulation
     from poetopt.problem import Problem
 
 
@@ -40,11 +39,11 @@ def _build(block: PyomoBlock, *, power_w: float) -> None:
     block.energy_j = terms(lateness(block), np.array([power_w]))
 
 
-def _adds_j(plan: Plan, simulation: Simulation, *, power_w: float) -> float:
-    return power_w * max(0.0, simulation.makespan_s - plan.problem.baseline_time_s)
+def _adds_j(trial: Trial, *, power_w: float) -> float:
+    return power_w * TIME.value(trial)
 
 
-def _base_j(problem: Problem, *, power_w: float) -> float:
+def _base_j(problem: Problem, baseline_j: float, *, power_w: float) -> float:
     return power_w * problem.baseline_time_s
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.backends.solver import Frozen
+from poetopt.backends.solver import Frozen, Search
 from poetopt.backends.solver import backend as backend_of
 from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Solution, Status
@@ -30,7 +31,7 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.exhaustive import FEW_DECISIONS, MOST_DECISIONS, Tried, best, decisions, valid
+from poetopt.testing.exhaustive import FEW_DECISIONS, MOST_DECISIONS, Tried, accepted, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
 
 CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
@@ -49,6 +50,9 @@ class BlockCheck:
     binding
         In how many the block refuses the schedule that is best without it: there its rule was put to the test. At least
         one, for a block that restricts.
+    priced
+        In how many the model was held against the prices of two schedules, for which the block adds different joules.
+        At least one, for a block that adds joules.
     recomputes, page_ins
         The most that one of the schedules has which are best without the block.
     """
@@ -57,6 +61,7 @@ class BlockCheck:
     problems: int
     infeasible: int
     binding: int
+    priced: int
     recomputes: int
     page_ins: int
 
@@ -83,16 +88,16 @@ def check_block(
 
     Checked are: name, requirements, docstring and its table of symbols; that it pickles; that what it contributes
     can be summed; and on small problems that a solve proves exactly the optimum of all schedules that the block
-    accepts (with DMA, that its bound is not above it), and returns only such schedules.
+    accepts (with DMA, that its bound is not above it), returns only such schedules, and prices them as their plans are.
 
-    Raises ContractError for what is broken, and for a block that restricts and nowhere forbade the schedule that is
-    best without it, since that says nothing of its rows; FormulationError where the block can't stand in the
-    formulation.
+    Raises ContractError for what is broken, for a block that restricts and nowhere forbade the schedule that is best
+    without it, and for one that adds joules, the same to all schedules: that says nothing of its rows; FormulationError
+    where the block can't stand in the formulation.
     """
     base = formulation_of(formulation)
     draw = random.Random(seed)
-    infeasible = binding = recomputes = page_ins = 0
-    name, restricts = "", False
+    infeasible = binding = priced = recomputes = page_ins = 0
+    name, restricts, adds = "", False, False
     given = None if isinstance(problems, int) else tuple(problems)
     count = problems if isinstance(problems, int) else len(problems)
     require(count > 0, "check_block needs a problem at least")
@@ -100,6 +105,7 @@ def check_block(
         problem, ram_bytes, tried = _drawn(draw, base, number) if given is None else _own(base, *given[number])
         made = block if isinstance(block, Block) else block(problem)
         restricts |= made.restricts
+        adds |= made.adds_j is not None
         if number == 0:
             name = made.name
             _check_words(made)
@@ -109,6 +115,10 @@ def check_block(
         found = best(together, tried, ram_bytes)
         if found is not None:
             _check_price(made, together, problem, ram_bytes, found, backend)
+            other = _priced_otherwise(base, together, tried, ram_bytes, found[1])
+            if other is not None and _stands(base, problem, ram_bytes, other[1], backend):
+                _check_price(made, together, problem, ram_bytes, other, backend)
+                priced += 1
         _check_optimum(made, together, problem, ram_bytes, found, backend)
         plain = best(base, tried, ram_bytes)
         infeasible += found is None
@@ -124,12 +134,37 @@ def check_block(
         "a limit that binds (a function of the problem can make one), more `problems`, or `problems` of your own with "
         "budgets where it matters",
     )
-    return BlockCheck(name, count, infeasible, binding, recomputes, page_ins)
+    require(
+        priced or not adds,
+        f"block '{name}': in none of {count} problems do two schedules pay different prices (`adds_j`), so nothing "
+        "shows that its terms hold; check it with a price that matters (a function of the problem can make one), more "
+        "`problems`, or `problems` of your own",
+    )
+    return BlockCheck(name, count, infeasible, binding, priced, recomputes, page_ins)
 
 
 def _refused(together: Formulation, problem: Problem, schedule: Schedule) -> bool:
     plan = plan_of(problem, schedule)
     return together.refusal(together.trial(plan, simulate(plan))) is not None
+
+
+def _priced_otherwise(
+    base: Formulation, together: Formulation, tried: Tried, ram_bytes: int, schedule: Schedule
+) -> tuple[float, Schedule] | None:
+    """The best schedule for which the block adds other joules than for `schedule`, and its value."""
+    found: list[tuple[float, float, Schedule]] = []
+    for other, trial in accepted(together, tried, ram_bytes):
+        more = trial.overhead_j - base.trial(trial.plan, trial.simulation).overhead_j
+        found.append((together.goal.value(trial), more, other))
+    price = next(more for _, more, other in found if other == schedule)
+    others = [(value, other) for value, more, other in found if abs(more - price) > TOLERANCE * max(1.0, abs(price))]
+    return min(others, key=operator.itemgetter(0), default=None)
+
+
+def _stands(base: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str) -> bool:
+    """Whether the model has the schedule without the block: it leaves out some that are of no use."""
+    found = _held(base, problem, ram_bytes, schedule, backend)
+    return found is not None and found.point is not None
 
 
 def _drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem, int, Tried]:
@@ -216,6 +251,12 @@ def _check_build(block: Block, together: Formulation, problem: Problem, ram_byte
     for attribute in CONTRIBUTIONS:
         if hasattr(built, attribute):
             _check_terms(f"{where}: {attribute}", getattr(built, attribute), known)
+            judged = attribute == ENERGY.attribute or (block.goal is not None and attribute == block.goal.attribute)
+            require(
+                judged,
+                f"{where}: the model counts its {attribute}, and no judgement of a plan does: leave that out, or say "
+                "in joules what it costs (`energy_j` and adds_j)",
+            )
     place = together.blocks.index(block)
     if not block.collects:
         gives = [name for name in CONTRIBUTIONS if hasattr(built, name)]
@@ -247,19 +288,9 @@ def _check_price(
 ) -> None:
     """The model, with all that it had before held at the best schedule: a solution, of the plan's price."""
     case, (value, schedule) = _case(block, problem, ram_bytes), found
-    model = together.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
-    start = together.points.values(model, schedule)
-    if start is None:
+    priced = _held(together, problem, ram_bytes, schedule, backend)
+    if priced is None:
         return
-    session = backend_of(backend).open(model, threads=1, scale=1.0)
-    priced = session.search(
-        time_limit_s=30.0,
-        gap=0.0,
-        start=None,
-        on_point=lambda _: None,
-        on_bound=lambda _: None,
-        frozen=[Frozen(variable, np.ones(len(values), dtype=bool), values) for variable, values in start],
-    )
     require(
         priced.point is not None,
         f"{case}: the schedule {_shown(schedule)} of {value:g} keeps every rule, and the block's rows cut it off",
@@ -269,6 +300,28 @@ def _check_price(
         priced.objective <= value + slack and (problem.dma or priced.objective >= value - slack),
         f"{case}: the model prices the schedule {_shown(schedule)} at {priced.objective:g}, and its plan costs "
         f"{value:g}: what the block contributes and what it adds to plans (`adds_j`) disagree",
+    )
+
+
+def _held(
+    formulation: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str
+) -> Search | None:
+    """A search with all that the formulation has of its own held at a schedule; None where it lacks a decision."""
+    model = formulation.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
+    start = formulation.points.values(model, schedule)
+    if start is None:
+        return None
+    return (
+        backend_of(backend)
+        .open(model, threads=1, scale=1.0)
+        .search(
+            time_limit_s=30.0,
+            gap=0.0,
+            start=None,
+            on_point=lambda _: None,
+            on_bound=lambda _: None,
+            frozen=[Frozen(variable, np.ones(len(values), dtype=bool), values) for variable, values in start],
+        )
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from poetopt.errors import PlanError
+from poetopt.formulations.goal import Trial
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.plan.assemble import plan_of
@@ -54,11 +55,17 @@ def valid(space: RetentionSpace, ram_bytes: int) -> Tried:
 def best(formulation: Formulation, tried: Tried, ram_bytes: int) -> tuple[float, Schedule] | None:
     """The least value of any schedule that fits and that every block accepts, and the schedule; None: there is none."""
     found: tuple[float, Schedule] | None = None
-    for schedule, plan, simulation in tried:
-        if simulation.peak_bytes > ram_bytes - formulation.reserve_bytes(plan.problem):
-            continue
-        trial = formulation.trial(plan, simulation)
+    for schedule, trial in accepted(formulation, tried, ram_bytes):
         value = formulation.goal.value(trial)
-        if (found is None or value < found[0]) and formulation.refusal(trial) is None:
+        if found is None or value < found[0]:
             found = value, schedule
     return found
+
+
+def accepted(formulation: Formulation, tried: Tried, ram_bytes: int) -> Iterator[tuple[Schedule, Trial]]:
+    """Every schedule that fits and that every block accepts, as blocks judge it."""
+    for schedule, plan, simulation in tried:
+        if simulation.peak_bytes <= ram_bytes - formulation.reserve_bytes(plan.problem):
+            trial = formulation.trial(plan, simulation)
+            if formulation.refusal(trial) is None:
+                yield schedule, trial

@@ -80,7 +80,7 @@ def without_bound(block: PyomoBlock) -> None:
     block.within = pyo.Constraint(expr=block.x >= 0)
 
 
-def free(_: Problem) -> float:
+def free(_: Problem, baseline_j: float) -> float:
     return 0.0
 
 
@@ -123,6 +123,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "reserve_bytes": (odd(reserve_bytes=fails), "block 'odd': reserve_bytes failed: ZeroDivisionError"),
     "build": (odd(build=fails), "block 'odd': build failed: ZeroDivisionError"),
     "a rule": (odd(build=by_rule), "block 'odd': build failed: ZeroDivisionError"),
+    "adds_j of a plan": (odd(adds_j=lambda plan, simulation: 1.0, base_j=free), r"adds_j must take \(trial\)"),
+    "base_j of a problem": (odd(base_j=lambda problem: 1.0), r"base_j must take \(problem, baseline_j\)"),
     # what they return
     "yes": (odd(refuses=lambda trial: True), "block 'odd': refuses returned True, not a text or None"),
     "seven": (odd(refuses=lambda trial: 7), "block 'odd': refuses returned 7, not a text or None"),
@@ -222,7 +224,7 @@ def test_a_defect_of_our_own_is_no_blocks_fault(problem: Problem, monkeypatch: p
 
 def test_good_answers_pass(problem: Problem) -> None:
     """Numbers of numpy's, a reason, whole bytes that are a float."""
-    block = odd(reserve_bytes=lambda _: np.float64(2), base_j=lambda _: np.float32(1.5), refuses=lambda _: "no")
+    block = odd(reserve_bytes=lambda _: np.float64(2), base_j=lambda *_: np.float32(1.5), refuses=lambda _: "no")
     together = RETENTION.with_block(block)
     assert together.reserve_bytes(problem) == 2
     assert together.baseline_j(problem) == problem.baseline_energy_j + 1.5

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -70,26 +69,6 @@ def test_spaces_are_nested_and_poet_is_algorithm_1(seed: int) -> None:
     assert retention <= stages + TOLERANCE
     forward = overhead(stage_optimum(problem, ram_bytes, StageRules(forward_only=True)))
     assert optimum(problem, ram_bytes, "retention", "forward") <= forward + TOLERANCE
-
-
-@pytest.mark.parametrize("seed", seeds(40))
-def test_what_reads_a_resident_weight_runs_no_more_after_its_update(seed: int) -> None:
-    rng = random.Random(seed)
-    given, ram_bytes = random_tight(rng, operators=rng.randint(3, 6))
-    last = len(given.operators) - 1
-    problem = replace(
-        given,
-        operators=tuple(
-            replace(operator, updaters=(rng.randint(k + 1, last),)) if k < last and rng.random() < 0.7 else operator
-            for k, operator in enumerate(given.operators)
-        ),
-    )
-    plans = overhead(plan_optimum(problem, ram_bytes))
-    stages = overhead(stage_optimum(problem, ram_bytes))
-    retention = optimum(problem, ram_bytes, "retention", "full")
-    assert optimum(problem, ram_bytes, "poet", "full") == pytest.approx(stages, abs=TOLERANCE)
-    assert plans - TOLERANCE <= retention <= stages + TOLERANCE
-    assert overhead(plan_optimum(given, ram_bytes)) - TOLERANCE <= plans
 
 
 @pytest.mark.parametrize("seed", range(0, 160, 4))

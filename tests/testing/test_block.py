@@ -11,14 +11,15 @@ import pytest
 
 import poetopt as po
 from poetopt.errors import FormulationError
+from poetopt.formulations.endurance import endurance
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
-from poetopt.formulations.goal import WRITTEN, Trial
+from poetopt.formulations.goal import ENERGY, TIME, WRITTEN, Goal, Trial
 from poetopt.formulations.language import Block, PyomoBlock
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.static_power import static_power
-from poetopt.plan.instructions import Plan
-from poetopt.plan.simulate import Simulation
+from poetopt.formulations.tariff import tariff
+from poetopt.formulations.within import within
 from poetopt.problem import Problem
 from poetopt.testing import ContractError, check_block
 from poetopt.testing.problems import crowded, tight
@@ -31,7 +32,8 @@ def battery(problem: Problem) -> Block:
 
 @pytest.mark.parametrize("seed", some((2, 1), 1))
 def test_the_blocks_of_the_house(seed: int) -> None:
-    assert check_block(static_power(0.7), seed=seed, problems=3).binding == 0
+    power = check_block(static_power(0.7), seed=seed, problems=3)
+    assert (power.binding, power.priced) == (0, 3)
     assert check_block(flash_wear(3), seed=seed, problems=6).binding > 0
     assert check_block(battery, seed=seed, problems=6).infeasible > 0
 
@@ -43,6 +45,54 @@ def test_blocks_together() -> None:
         lambda problem: energy_budget(1.3 * problem.baseline_energy_j + 0.3 * problem.baseline_time_s + 3),
         formulation=together, problems=4, seed=4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", some((((1.0, 2.0), (2.0, 0.25)), ((1.0, 3.0),), ((-2.0, 3.0), (1.0, 0.0))), 1))
+def test_a_tariff_on_what_stands_before_it(steps: tuple[tuple[float, float], ...]) -> None:
+    """Rising and falling prices, of computes and transfers, and of idle power too."""
+    together = po.formulations.formulation("retention").with_block(static_power(0.5))
+
+    def made(problem: Problem) -> Block:
+        base = problem.baseline_energy_j + 0.5 * problem.baseline_time_s
+        return tariff(*((base + above, factor) for above, factor in steps))
+
+    assert check_block(made, formulation=together, problems=3).priced >= 2
+
+
+@pytest.mark.parametrize("goal", some((TIME, WRITTEN, ENERGY), 2))
+def test_a_bound_on_a_goal(goal: Goal) -> None:
+    assert check_block(within(goal, 3.0), problems=3, seed=11).binding > 0
+
+
+def test_the_larger_share_of_battery_and_flash() -> None:
+    def made(problem: Problem) -> Block:
+        return endurance(20 * problem.baseline_energy_j, 60)
+
+    check_block(made, problems=4, seed=2)
+
+
+def test_prices_see_those_before_them_in_both_orders() -> None:
+    problem, ram_bytes = tight(random.Random(3), forward=3)
+    base = po.formulations.formulation("retention")
+    power, prices = static_power(1.0), tariff((0.0, 2.0))
+    found = []
+    for blocks in ((power, prices), (prices, power)):
+        together = base.with_block(energy_budget(1e6), *blocks)  # a limit stands behind prices wherever it is given
+        assert [block.name for block in together.blocks[-3:]] == [*(block.name for block in blocks), "energy_budget"]
+        together = base.with_block(*blocks)
+        assert together.baseline_j(problem) == together.build(problem, ram_bytes=ram_bytes).baseline_j
+        report = po.solve(problem, ram=ram_bytes, formulation=together, scope="forward", gap=1e-9)
+        objective, simulation = report.solution.objective, report.solution.simulation
+        assert objective is not None
+        assert simulation is not None
+        assert objective.value is not None
+        whole = objective.baseline + objective.value
+        first = together.blocks[-2].name
+        doubled = 2 * simulation.energy_j + simulation.makespan_s * (2 if first == "static_power" else 1)
+        assert whole == pytest.approx(doubled)
+        assert objective.bound == pytest.approx(objective.value, abs=1e-6)
+        found.append(whole)
+    assert found[0] > found[1]
 
 
 def _written(block: PyomoBlock) -> None:
@@ -101,12 +151,32 @@ def _table(block: PyomoBlock) -> None:
     """
 
 
-def _nothing_more(plan: Plan, simulation: Simulation) -> float:
+def _nothing_more(trial: Trial) -> float:
     return 0.0
 
 
-def _no_joules(problem: Problem) -> float:
+def _no_joules(problem: Problem, baseline_j: float) -> float:
     return 0.0
+
+
+def _a_joule(trial: Trial) -> float:
+    return 1.0
+
+
+def _seconds(block: PyomoBlock) -> None:
+    """Makes recomputing longer for the model alone: a deadline would cut off plans that keep it."""
+    r = list(block.model().recompute.r.values())
+    block.compute_s = Terms(r, [1.0] * len(r))
+
+
+def _toll(block: PyomoBlock) -> None:
+    """A joule whatever is done: it decides nothing."""
+    block.toll = pyo.Var(bounds=(1, 1))
+    block.energy_j = Terms([block.toll], [1.0])
+
+
+def _for_each(trial: Trial) -> float:
+    return float(trial.simulation.recomputes)
 
 
 BROKEN = {
@@ -116,10 +186,26 @@ BROKEN = {
         Block("dear", _too_dear, requires=("recompute",), restricts=False, adds_j=_nothing_more, base_j=_no_joules),
         "prices the schedule",
     ),
+    "a price that is never paid": (
+        Block("free", _nothing, restricts=False, adds_j=_nothing_more, base_j=_no_joules),
+        "in none of 8 problems do two schedules pay different prices",
+    ),
+    "a price that is always the same": (
+        Block("toll", _toll, restricts=False, adds_j=_a_joule, base_j=_no_joules),
+        "in none of 8 problems do two schedules pay different prices",
+    ),
+    "a price that the model doesn't know": (
+        Block("secret", _nothing, restricts=False, adds_j=_for_each, base_j=_no_joules),
+        "disagree",
+    ),
+    "seconds that no plan takes": (
+        Block("slow", _seconds, requires=("recompute",), restricts=False),
+        "the model counts its compute_s, and no judgement of a plan does",
+    ),
     "no terms": (Block("bare", _not_terms, restricts=False), "must be made by `terms`"),
     "judged by nobody": (
         Block("unjudged", _too_dear, requires=("recompute",), restricts=False),
-        "adds energy_j to what is minimised.*give it adds_j",
+        "adds energy_j to the model.*give it adds_j",
     ),
     "another's variable": (
         Block("foreign", _foreign, restricts=False, adds_j=_nothing_more, base_j=_no_joules),
