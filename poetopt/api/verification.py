@@ -88,10 +88,10 @@ def verify(
     report, certificate, none = loaded.report, None, ""
     enough = claimed_bound_j(report, simulation.overhead_j)
     if bound:
-        certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem, enough)
+        certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem.asked, enough)
     elif strict and report and uncertified(report, simulation, None):
         try:
-            certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem, enough)
+            certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem.asked, enough)
         except (FormulationError, PlanError, TimeUpError) as error:
             none = str(error).removeprefix(f"{shown}: ")
     scope = str(report.get("order_given_scope") or report.get("scope") or "full")

@@ -153,7 +153,18 @@ class Problem:
                     for i, held in enumerate(self.tensors)
                 ),
             )
+            vars(known[kept])["asked"] = self
         return known[kept]
+
+    @cached_property
+    def asked(self) -> Problem:
+        """The problem that a plan was looked for: what stays in RAM from step to step has its home on storage again."""
+        if not self.lasting:
+            return self
+        tensors = list(self.tensors)
+        for i in self.lasting:
+            tensors[i] = replace(tensors[i], home=Home.STORAGE, backed=False)
+        return replace(self, tensors=tuple(tensors))
 
     @cached_property
     def lasting(self) -> tuple[int, ...]:
