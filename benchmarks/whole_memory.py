@@ -1,0 +1,149 @@
+"""All of training in the RAM: least energy of a step whose parameters, states and gradients are in the budget.
+
+    .venv/bin/python -m benchmarks.whole_memory [--only SUBSTRING]... [--output FILE.md]
+
+Each cell runs in a fresh process, as a user would: `po.solve(network, batch=1, device=..., total_ram=...)`. `half` is
+half of what ordinary training takes: parameters, their gradients, optimizer states and the store-all peak. Overhead is
+energy above one compute of each operator; seconds include imports and reading the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADING = (
+    "| network | device | runtime | optimizer | total RAM, B | taken, B | overhead, J | bound, J | gap | wanted J "
+    "| status, kind | page-ins / recomputes | written, B | s |"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row: what is asked, and the overhead that is wanted of it, where one is."""
+
+    network: str
+    device: str
+    runtime: str
+    optimizer: str
+    total: int
+    limit_s: float
+    gap: float
+    want_j: float | None = None
+
+
+def cells() -> Iterator[Cell]:
+    """The table, in order. A total of 0 is half of what ordinary training takes."""
+    for total, want_j in ((300_000, 0.0084), (201_028, 0.2419)):
+        yield Cell("lenet", "m4", "c", "sgd", total, 30, 1e-6, want_j)
+    for optimizer, want_j in (("momentum", 0.2436), ("adam", 0.4828)):
+        yield Cell("lenet", "m4", "c", optimizer, 256_000, 30, 1e-3, want_j)
+    for total, want_j in ((9_607_340, 43.12), (11_528_808, 38.1)):
+        yield Cell("resnet18-cifar", "m4", "c", "sgd", total, 60, 1e-3, want_j)
+    for network in ("mobilenetv2", "resnet50", "bert-base", "gpt2-small"):
+        for optimizer in ("sgd", "adam"):
+            yield Cell(network, "a72", "onnxruntime", optimizer, 0, 180, 3e-2)
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Solve one cell in this process."""
+    begin = time.perf_counter()
+    import poetopt as po
+
+    total = cell.total or _half(cell)
+    begin = begin if cell.total else time.perf_counter()
+    try:
+        report = po.solve(
+            cell.network,
+            batch=1,
+            device=cell.device,
+            runtime=cell.runtime,
+            optimizer=cell.optimizer,
+            total_ram=total,
+            parameters="paged",
+            time_limit=cell.limit_s,
+            gap=cell.gap,
+        )
+        found = report.to_dict()
+    except (po.errors.InfeasibleError, po.errors.NoScheduleError) as error:
+        found = dict(error.report or {})
+    found["asked_total"], found["seconds"] = total, time.perf_counter() - begin
+    return found
+
+
+def _half(cell: Cell) -> int:
+    """Half of what ordinary training takes, in bytes."""
+    import poetopt as po
+    from poetopt.graph import Role
+
+    plain = po.load(cell.network, batch=1).differentiate().cost(cell.device, runtime=cell.runtime)
+    graph = plain.graph
+    assert graph is not None
+    of_parameters = sum(t.nbytes for t in graph.tensors.values() if t.role is Role.PARAMETER)
+    states = {"adam": 2, "adamw": 2, "momentum": 1}.get(cell.optimizer, 0)
+    return (plain.resident_bytes + states * of_parameters + po.store_all_peak_bytes(plain)) // 2
+
+
+def line(cell: Cell, row: dict[str, Any]) -> str:
+    """The table's row."""
+
+    def number(key: str, form: str) -> str:
+        value = row.get(key)
+        return format(value, form) if isinstance(value, int | float) else "-"
+
+    kind = f"{row.get('status')}, {row.get('scope')}" if row.get("overhead_j") is not None else str(row.get("reason"))
+    found = (
+        cell.network,
+        cell.device,
+        cell.runtime,
+        cell.optimizer,
+        f"{row['asked_total']:,}" + ("" if cell.total else " (half)"),
+        number("total_ram_bytes", ",d"),
+        number("overhead_j", ".6g"),
+        number("overhead_bound_j", ".6g"),
+        number("overhead_gap", ".3%"),
+        "-" if cell.want_j is None else f"{cell.want_j:g}",
+        kind,
+        f"{row.get('page_ins')} / {row.get('recomputes')}",
+        number("bytes_written", ",d"),
+        f"{row['seconds']:.1f}",
+    )
+    return f"| {' | '.join(found)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
+    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.cell:
+        print(json.dumps(measure(Cell(**json.loads(arguments.cell)))))
+        return
+    lines = [HEADING, "|---" * (HEADING.count("|") - 1) + "|"]
+    print("\n".join(lines), flush=True)
+    for cell in cells():
+        name = " ".join(map(str, asdict(cell).values()))
+        if arguments.only and not any(wanted in name for wanted in arguments.only):
+            continue
+        command = [sys.executable, "-m", "benchmarks.whole_memory", "--cell", json.dumps(asdict(cell))]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        if done.returncode:
+            lines.append(f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |")
+        else:
+            lines.append(line(cell, json.loads(done.stdout.strip().splitlines()[-1])))
+        print(lines[-1], flush=True)
+        if arguments.output:
+            arguments.output.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
