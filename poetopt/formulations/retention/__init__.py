@@ -40,7 +40,7 @@ DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` goes through."""
 NEAR_DEPTHS = 3
 """So many of them where `forward` follows."""
-MOST_RECOMPUTES = 40_000
+MOST_RECOMPUTES = 19_000
 """`forward` follows where it has no more recomputes: a model of more is built and cut for minutes."""
 SMALL_SHARE, SMALL = 0.34, 5000
 """`needed` stands before it with at most such a share of its recomputes, and at most so many."""
