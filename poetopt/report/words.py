@@ -44,23 +44,32 @@ def order_fields(order: OrderFound | None) -> dict[str, object]:
 def failure_words(problem: Problem, solution: Solution) -> str:
     """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
+    paged = problem.parameters == "paged"
+    beside = problem.resident_bytes if paged else 0
     return "; ".join(
         [
-            f"{problem.model_ref or problem.name} on {problem.device}: {reason}",
+            f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}{reason}",
             *solution.why,
-            *_remedies(solution, " ".join([reason, *solution.why])),
+            *_remedies(solution, " ".join([reason, *solution.why]), "--total-ram" if paged else "--ram", beside),
         ]
     )
 
 
-def _remedies(solution: Solution, said: str) -> list[str]:
+def _with_paged(problem: Problem) -> str:
+    """What a step is whose parameters didn't fit beside a schedule."""
+    optimizer = problem.recipe.get("optimizer", "none")
+    beside = f"{problem.resident_bytes:,} bytes beside the budget"
+    return f"with parameters on storage and updated by {optimizer}, {beside}, "
+
+
+def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int) -> list[str]:
     """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = []
     if solution.interrupted:
         known.append("interrupted in looking for what would help")
     if least is not None and least == bound and f"{bound:,}" in said:
-        known.append(f"a schedule with just that is known (--ram {least})")
+        known.append(f"a schedule with just that is known ({option_of_ram} {least + beside})")
     elif least is not None and f"{least:,}" not in said:
         known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
@@ -75,10 +84,11 @@ def _remedies(solution: Solution, said: str) -> list[str]:
     if solution.fitting_batch is not None:
         known.append(f"--batch {solution.fitting_batch} would fit")
     if solution.status is Status.UNKNOWN:
-        longer = ", --ram or a longer --deadline" if solution.options.deadline_s is not None else " or --ram"
+        more = f" or {option_of_ram}"
+        longer = f", {option_of_ram} or a longer --deadline" if solution.options.deadline_s is not None else more
         known.append(f"give more --time-limit{longer}")
     elif least is None and deadline is None and "--" not in said and not solution.why:
-        known.append("give more --ram, a longer --deadline or a smaller --batch")
+        known.append(f"give more {option_of_ram}, a longer --deadline or a smaller --batch")
     return known
 
 
