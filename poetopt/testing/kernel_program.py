@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.errors import BackendUnavailableError
-from poetopt.runtimes.c.kernel import FLAGS, Arguments
-from poetopt.runtimes.c.steps import UPDATE, Step
+from poetopt.graph import TOGETHER
+from poetopt.runtimes.c.kernel import FLAGS, UPDATE, Arguments
+from poetopt.runtimes.c.steps import Step
 from poetopt.testing.contract import ContractError
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def overlaps(trial: Trial) -> Mapping[str, Sequence[int]]:
         for k in kernel.in_place
         if call.has(k) and call.input(k).nbytes == size
     }
-    if rest and kernel.op_type.endswith(UPDATE):  # parameter, gradient, states -> parameter, states
-        found["new states lie on the old ones"] = [0, *(2 + k for k in range(len(rest)))]
+    if rest and kernel.op_type.endswith(UPDATE):  # parameter, gradient, states; or operands of the gradient first
+        states = range(3 if TOGETHER in kernel.op_type else 2, 2 + len(call.inputs))
+        found["new states lie on the old ones"] = [kernel.in_place[0], *states[: len(rest)]]
     return found
 
 

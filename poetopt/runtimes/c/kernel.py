@@ -58,6 +58,9 @@ C_TYPES: Mapping[str, str] = {
 }  # fmt: skip
 """The C type of an element, by numpy's name of it. A bool is 0 or 1."""
 
+UPDATE = ".update"
+"""How the ops of updates end: `sgd.update`, and with the gradient before it, `Gemm+sgd.update`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 from poetopt.errors import UnsupportedOpError
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, Whole
 from poetopt.operators.nodes import find, is_inner_view
-from poetopt.runtimes.c.kernel import ALIGNMENT, Call, Kernel
+from poetopt.runtimes.c.kernel import ALIGNMENT, UPDATE, Call, Kernel
 from poetopt.runtimes.c.registry import kernel_for, reason
 from poetopt.runtimes.contract import InnerLayout, Operands
 from poetopt.runtimes.workspace import node_by_node
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-UPDATE = ".update"
-"""How the ops of updates end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,12 +85,13 @@ def update(op_type: str, optimizer: str) -> Draw:
     return draw
 
 
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 DRAWS: Mapping[tuple[str, str], Draw] = {
     **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "Prod")},
     **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Max", "Min")},
     ("", "Gemm"): _gemm,
     ("", "MatMul"): _matmul,
     **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
-    (OWN_DOMAIN, "Gemm+sgd.update"): update("Gemm+sgd.update", "sgd"),
-    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o) for o in ("sgd", "momentum", "adam", "adamw")},
+    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o) for o in OPTIMIZERS},
+    **{(OWN_DOMAIN, f"Gemm+{o}.update"): update(f"Gemm+{o}.update", o) for o in OPTIMIZERS},
 }

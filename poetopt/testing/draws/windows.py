@@ -125,5 +125,8 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     (OWN_DOMAIN, "MaxPool.indexed"): pool_gradient("MaxPool.indexed", "MaxPool"),
     (OWN_DOMAIN, "MaxPool.grad_input"): pool_gradient("MaxPool.grad_input", "MaxPool"),
     (OWN_DOMAIN, "AveragePool.grad_input"): pool_gradient("AveragePool.grad_input", "AveragePool"),
-    (OWN_DOMAIN, "Conv.grad_weight+sgd.update"): convolution_gradient("Conv.grad_weight+sgd.update", "sgd"),
+    **{
+        (OWN_DOMAIN, f"Conv.grad_weight+{o}.update"): convolution_gradient(f"Conv.grad_weight+{o}.update", o)
+        for o in ("sgd", "momentum", "adam", "adamw")
+    },
 }

@@ -272,22 +272,25 @@ PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *
     }
 }
 
-/* Gradients of w, tap by tap: of each, four outputs and four inputs at a time, over all rows that it meets. What
- * becomes of a tile of 16 sums is the last argument's to say: they are stored, or with `rates` (the learning rate, and
- * what is kept of w) w itself is updated, so that no gradient as large as w exists. */
-PO_INLINE void po_tile_done(float *dw, const float *w, const float *tile, int32_t outs, int32_t ins, int32_t w_out,
-                            int32_t w_in, const float *rates)
+/* Gradients of w, tap by tap: of each, four outputs and four inputs at a time, over all rows that it meets. A tile of 16
+ * sums is stored in dw, or with `update` w is updated by it, so that no gradient as large as w exists. */
+PO_INLINE void po_tile_done(float *dw, const po_update *update, const float *tile, int32_t first, int32_t outs,
+                            int32_t ins, int32_t w_out, int32_t w_in)
 {
     int32_t m, c;
     for (m = 0; m < outs; ++m) {
         for (c = 0; c < ins; ++c) {
-            const int32_t at = m * w_out + c * w_in;
-            dw[at] = rates == NULL ? tile[m * 4 + c] : w[at] * rates[1] - tile[m * 4 + c] * rates[0];
+            const int32_t at = first + m * w_out + c * w_in;
+            if (update == NULL) {
+                dw[at] = tile[m * 4 + c];
+            } else {
+                po_updated(update, at, tile[m * 4 + c]);
+            }
         }
     }
 }
 
-PO_INLINE void po_convolution_by_weight(float *dw, const float *w, const float *dy, const float *x, const float *rates,
+PO_INLINE void po_convolution_by_weight(float *dw, const po_update *update, const float *dy, const float *x,
                                         int32_t images, int32_t groups, int32_t outs, int32_t ins, int32_t rows,
                                         int32_t columns, int32_t height, int32_t width, int32_t kh, int32_t kw,
                                         int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
@@ -332,8 +335,7 @@ PO_INLINE void po_convolution_by_weight(float *dw, const float *w, const float *
                                 }
                             }
                         }
-                        po_tile_done(dw + at, rates == NULL ? NULL : w + at, tile, high_tile, wide_tile, ins * taps,
-                                     taps, rates);
+                        po_tile_done(dw, update, tile, at, high_tile, wide_tile, ins * taps, taps);
                     }
                 }
             }

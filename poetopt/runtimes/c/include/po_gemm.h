@@ -5,7 +5,7 @@
 #ifndef PO_GEMM_H
 #define PO_GEMM_H
 
-#include "po_math.h"
+#include "po_update.h"
 
 /* The edge of the tile that begins at `at`, of `size`: 4, or 1 at the end. A constant where 4 divides the size. */
 PO_INLINE int32_t po_tile_edge(int32_t size, int32_t at) { return size % 4 == 0 || size - at >= 4 ? 4 : 1; }
@@ -135,10 +135,10 @@ PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows
     }
 }
 
-/* w = keep w - rate alpha a b, tile by tile, without a buffer for the product; y may be w. */
-PO_INLINE void po_product_update(float *y, const float *w, const float *a, const float *b, int32_t rows,
+/* An update by alpha a b, tile by tile, without a buffer for the product. */
+PO_INLINE void po_product_update(const po_update *update, const float *a, const float *b, int32_t rows,
                                  int32_t columns, int32_t depth, int32_t a_row, int32_t a_col, int32_t b_row,
-                                 int32_t b_col, float alpha, float rate, float keep)
+                                 int32_t b_col, float alpha)
 {
     int32_t m, n, k, i, j;
     for (m = 0; m < rows; m += po_tile_edge(rows, m)) {
@@ -161,8 +161,7 @@ PO_INLINE void po_product_update(float *y, const float *w, const float *a, const
             }
             for (i = 0; i < high; ++i) {
                 for (j = 0; j < wide; ++j) {
-                    const int32_t at = (m + i) * columns + n + j;
-                    y[at] = w[at] * keep - alpha * tile[i * 4 + j] * rate;
+                    po_updated(update, (m + i) * columns + n + j, alpha * tile[i * 4 + j]);
                 }
             }
         }

@@ -1,40 +1,51 @@
-/* What optimizers make of a gradient g: new parameters and states, over the old ones, element by element. */
+/* What optimizers make of a gradient: new parameters and states, over the old ones, element by element. */
 #ifndef PO_UPDATE_H
 #define PO_UPDATE_H
 
 #include "po_math.h"
 
-PO_INLINE void po_sgd(float *y, const float *p, const float *g, int32_t size, float lr, float keep)
+#define PO_SGD 0
+#define PO_MOMENTUM 1
+#define PO_ADAM 2
+
+/* Old and new parameter and states, which lie on one another where a step updates them, and scalars:
+ *
+ *     PO_SGD       lr, keep
+ *     PO_MOMENTUM  lr, momentum, decay
+ *     PO_ADAM      beta1, beta2, new1, new2, scale, eps, step_size, decay, keep
+ */
+typedef struct {
+    int32_t rule;
+    const float *p, *m, *v;
+    float *p_new, *m_new, *v_new;
+    float by[9];
+} po_update;
+
+/* The update of element `at` by its gradient g. */
+PO_INLINE void po_updated(const po_update *u, int32_t at, float g)
 {
-    int32_t i;
-    for (i = 0; i < size; ++i) {
-        y[i] = p[i] * keep - g[i] * lr;
+    const float p = u->p[at];
+    if (u->rule == PO_SGD) {
+        u->p_new[at] = p * u->by[1] - g * u->by[0];
+    } else if (u->rule == PO_MOMENTUM) {
+        const float moved = u->m[at] * u->by[1] + g + p * u->by[2];
+        u->p_new[at] = p - moved * u->by[0];
+        u->m_new[at] = moved;
+    } else {
+        const float slope = g + p * u->by[7];
+        const float first = u->m[at] * u->by[0] + slope * u->by[2];
+        const float second = u->v[at] * u->by[1] + slope * slope * u->by[3];
+        u->p_new[at] = p * u->by[8] - first / (sqrtf(second) * u->by[4] + u->by[5]) * u->by[6];
+        u->m_new[at] = first;
+        u->v_new[at] = second;
     }
 }
 
-PO_INLINE void po_momentum(float *y, float *w, const float *p, const float *g, const float *v, int32_t size, float lr,
-                           float momentum, float decay)
+PO_INLINE void po_update_all(const po_update *u, const float *g, int32_t size)
 {
     int32_t i;
     for (i = 0; i < size; ++i) {
-        const float moved = v[i] * momentum + g[i] + p[i] * decay;
-        y[i] = p[i] - moved * lr;
-        w[i] = moved;
-    }
-}
-
-/* Adam, of g + p decay, or (decay 0) AdamW, which keeps `keep` of p. */
-PO_INLINE void po_adam(float *y, float *m_new, float *v_new, const float *p, const float *g, const float *m,
-                       const float *v, int32_t size, float beta1, float beta2, float new1, float new2, float scale,
-                       float eps, float step_size, float decay, float keep)
-{
-    int32_t i;
-    for (i = 0; i < size; ++i) {
-        const float slope = g[i] + p[i] * decay;
-        const float first = m[i] * beta1 + slope * new1, second = v[i] * beta2 + slope * slope * new2;
-        y[i] = p[i] * keep - first / (sqrtf(second) * scale + eps) * step_size;
-        m_new[i] = first;
-        v_new[i] = second;
+        po_updated(u, i, g[i]);
     }
 }
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.write import called, read, refuse_types, written
 
@@ -124,19 +125,33 @@ def _by_input(call: Call, arguments: Arguments) -> str:
 
 
 def _by_weight(call: Call, arguments: Arguments) -> str:
-    dy, x, dw = call.input(0), call.input(1), call.output()
-    found = geometry(call, x, dw, dy)
+    target = f"y, NULL, {', '.join(arguments.inputs[:2])}"
+    dw = written("y", call.output(), arguments.outputs[0])
+    return block(dw, called("po_convolution_by_weight", target, *_weight_numbers(call)))
+
+
+def _weight_numbers(call: Call) -> tuple[int, ...]:
+    found = geometry(call, call.input(1), call.output(), call.input(0))
     if found.pointwise:  # a plane is one row
         found = replace(found, out=(1, prod(found.out)), size=(1, prod(found.size)))
-    operands = [read("a", dy, arguments.inputs[0]), read("b", x, arguments.inputs[1])]
-    parameter = ("NULL", "NULL")
-    if call.has(2):
-        names = zip("pre", (2, 3, 4), strict=True)
-        operands += [read(name, call.input(k), arguments.inputs[k]) for name, k in names]
-        operands.append("const float rates[2] = {r[0], e[0]};")
-        parameter = ("p", "rates")
-    line = called("po_convolution_by_weight", "y", parameter[0], "a", "b", parameter[1], *found.numbers())
-    return block(*operands, written("y", dw, arguments.outputs[0]), line)
+    return found.numbers()
+
+
+def _with_update(optimizer: str) -> Kernel:
+    """The gradient by the weights, and their update by it: dY, x, the weights, states, scalars."""
+    states = RULES[optimizer].states
+
+    def code(call: Call, arguments: Arguments) -> str:
+        target = f"NULL, &u, {', '.join(arguments.inputs[:2])}"
+        return block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called("po_convolution_by_weight", target, *_weight_numbers(call)),
+        )
+
+    def refuses(call: Call) -> str | None:
+        return "another number of operands" if len(call.inputs) != operands(optimizer, 2) else _refuses(call)
+
+    return Kernel(f"Conv.grad_weight+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,))
 
 
 KERNELS: tuple[Kernel, ...] = (
@@ -144,6 +159,5 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,)),
     Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,)),
     Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,)),
-    # and the update of the parameter by it: dY, x, the parameter, rate, keep
-    Kernel("Conv.grad_weight+sgd.update", _by_weight, OWN_DOMAIN, _refuses, in_place=(2,), headers=(HEADER,)),
+    *(_with_update(optimizer) for optimizer in RULES),
 )

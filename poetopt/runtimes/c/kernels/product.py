@@ -6,7 +6,8 @@ from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
 from poetopt.runtimes.c.write import called, read, refuse_types, written
 
@@ -102,30 +103,34 @@ def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
     return _batched(turned, places, (rows, columns, depth), (1, rows, columns, 1))
 
 
-def _gemm_update(call: Call, arguments: Arguments) -> str:
-    """Gemm, whose product is the gradient that sgd takes from a parameter: inputs a, b, the parameter, rate, keep."""
-    a, b, y = call.input(0), call.input(1), call.output()
-    turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
-    rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
-    depth = a.shape[0] if turned_a else a.shape[1]
-    a_steps = (1, rows) if turned_a else (depth, 1)
-    b_steps = (1, depth) if turned_b else (columns, 1)
-    alpha = float(call.number("alpha", 1.0))
-    return block(
-        *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
-        written("y", y, arguments.outputs[0]),
-        called(
-            "po_product_update", "y", "p", "a", "b", rows, columns, depth, *a_steps, *b_steps, alpha, "r[0]", "e[0]"
-        ),
-    )
+def _with_update(optimizer: str) -> Kernel:
+    """Gemm, whose product is the gradient that a parameter is updated by: a, b, the parameter, states, scalars."""
+    states = RULES[optimizer].states
 
+    def code(call: Call, arguments: Arguments) -> str:
+        a, b = call.input(0), call.input(1)
+        turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+        rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
+        depth = a.shape[0] if turned_a else a.shape[1]
+        steps = (*((1, rows) if turned_a else (depth, 1)), *((1, depth) if turned_b else (columns, 1)))
+        alpha = float(call.number("alpha", 1.0))
+        return block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called("po_product_update", "&u", *arguments.inputs[:2], rows, columns, depth, *steps, alpha),
+        )
 
-def _biased(call: Call) -> str | None:
-    return "a product with something added, and an update" if len(call.inputs) != 5 else _empty(call)
+    def refuses(call: Call) -> str | None:
+        return (
+            "a product with something added, and an update"
+            if len(call.inputs) != operands(optimizer, 2)
+            else _empty(call)
+        )
+
+    return Kernel(f"Gemm+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,))
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("Gemm+sgd.update", _gemm_update, OWN_DOMAIN, _biased, in_place=(2,), headers=(HEADER,)),
+    *(_with_update(optimizer) for optimizer in RULES),
     Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,)),
     Kernel("MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,)),
     Kernel("MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,)),

@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from poetopt.graph import OWN_DOMAIN
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.write import called, read, refuse_types
 
 HEADER = "po_update.h"
 
 
-def _real(call: Call) -> str | None:
-    return refuse_types(call, "float32")
+@dataclass(frozen=True)
+class Rule:
+    """How an optimizer's update is called in C.
 
-
-def _update(call: Call, arguments: Arguments, function: str, states: int, scalars: str) -> str:
-    """`function` of the new parameter and states, the old ones with the gradient, and scalars by letter.
-
-    Inputs are parameter, gradient, states, then what each letter of `scalars` names; a digit is written as it is.
+    name
+        In the header.
+    states
+        How many states a parameter has.
+    scalars
+        In the order of the header: a letter for each that the op reads, in its order, and numbers.
     """
-    first = 2 + states
-    letters = [letter for letter in scalars if letter.isalpha()]
-    declared = [read(n, call.input(first + k), arguments.inputs[first + k]) for k, n in enumerate(letters)]
-    rates = (f"{letter}.0f" if letter.isdigit() else f"{letter}[0]" for letter in scalars)
-    line = called(function, *arguments.outputs, *arguments.inputs[:first], call.output().size, *rates)
-    return block(*declared, line)
+
+    name: str
+    states: int
+    scalars: str
 
 
-def _sgd(call: Call, arguments: Arguments) -> str:
-    return _update(call, arguments, "po_sgd", 0, "ab")
+RULES: Mapping[str, Rule] = {
+    "sgd": Rule("PO_SGD", 0, "ab"),
+    "momentum": Rule("PO_MOMENTUM", 1, "abc"),
+    "adam": Rule("PO_ADAM", 2, "abcdefgh1"),
+    "adamw": Rule("PO_ADAM", 2, "abcdefg0h"),
+}
 
 
-def _momentum(call: Call, arguments: Arguments) -> str:
-    return _update(call, arguments, "po_momentum", 1, "abc")
+def operands(optimizer: str, gradient: int) -> int:
+    """How many inputs an update has whose gradient takes `gradient` of them."""
+    rule = RULES[optimizer]
+    return gradient + 1 + rule.states + sum(letter.isalpha() for letter in rule.scalars)
 
 
-def _adam(call: Call, arguments: Arguments) -> str:
-    return _update(call, arguments, "po_adam", 2, "abcdefgh1")
+def declared(call: Call, arguments: Arguments, optimizer: str, places: tuple[int, ...], scalars: int) -> list[str]:
+    """`const po_update u = ...`, and what it is made of.
+
+    places, scalars
+        Which inputs are the parameter and its states, and where the scalars begin.
+    """
+    rule = RULES[optimizer]
+    letters = [letter for letter in rule.scalars if letter.isalpha()]
+    found = [read(f"by_{n}", call.input(scalars + k), arguments.inputs[scalars + k]) for k, n in enumerate(letters)]
+    missing = ["NULL"] * (2 - rule.states)
+    old = [arguments.inputs[place] for place in places] + missing
+    new = [*arguments.outputs[: 1 + rule.states], *missing]
+    values = (f"by_{letter}[0]" if letter.isalpha() else f"{letter}.0f" for letter in rule.scalars)
+    return [*found, f"const po_update u = {{{rule.name}, {', '.join((*old, *new))}, {{{', '.join(values)}}}}};"]
 
 
-def _adamw(call: Call, arguments: Arguments) -> str:
-    return _update(call, arguments, "po_adam", 2, "abcdefg0h")
+def _kernel(optimizer: str) -> Kernel:
+    states = RULES[optimizer].states
+
+    def code(call: Call, arguments: Arguments) -> str:
+        places = (0, *range(2, 2 + states))
+        lines = declared(call, arguments, optimizer, places, 2 + states)
+        return block(*lines, called("po_update_all", "&u", arguments.inputs[1], call.output().size))
+
+    def refuses(call: Call) -> str | None:
+        if len(call.inputs) != operands(optimizer, 1):
+            return f"an update by {optimizer} of {len(call.inputs)} operands"
+        return refuse_types(call, "float32")
+
+    return Kernel(f"{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(0, 1), headers=(HEADER,))
 
 
-KERNELS: tuple[Kernel, ...] = (
-    Kernel("sgd.update", _sgd, OWN_DOMAIN, _real, in_place=(0, 1), headers=(HEADER,)),
-    Kernel("momentum.update", _momentum, OWN_DOMAIN, _real, in_place=(0, 1), headers=(HEADER,)),
-    Kernel("adam.update", _adam, OWN_DOMAIN, _real, in_place=(0, 1), headers=(HEADER,)),
-    Kernel("adamw.update", _adamw, OWN_DOMAIN, _real, in_place=(0, 1), headers=(HEADER,)),
-)
+KERNELS: tuple[Kernel, ...] = tuple(_kernel(optimizer) for optimizer in RULES)
