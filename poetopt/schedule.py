@@ -6,7 +6,7 @@ operator t.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,10 +26,30 @@ class Schedule:
         (stage, operator) pairs: the operator runs again in that stage.
     page_ins
         (stage, tensor) pairs: the tensor comes back from storage in that stage.
+    page_outs
+        (stage, tensor) pairs: the tensor is written to storage as that stage begins, and stays in RAM until then; a
+        stage after the last one is the step's end. A tensor that has none is written where it always may be
+        (`Problem.written_in`), once, if it goes to storage at all.
     """
 
     recomputes: frozenset[tuple[int, int]] = frozenset()
     page_ins: frozenset[tuple[int, int]] = frozenset()
+    page_outs: frozenset[tuple[int, int]] = frozenset()
+
+    @classmethod
+    def written(
+        cls,
+        problem: Problem,
+        recomputes: Iterable[tuple[int, int]],
+        page_ins: Iterable[tuple[int, int]],
+        page_outs: Iterable[tuple[int, int]],
+    ) -> Schedule:
+        """A schedule without the page-outs that go without saying: so equal decisions make equal schedules."""
+        stages: dict[int, set[int]] = {}
+        for stage, i in page_outs:
+            stages.setdefault(i, set()).add(stage)
+        told = [(stage, i) for i, found in stages.items() if found != {problem.written_in(i)} for stage in found]
+        return cls(frozenset(recomputes), frozenset(page_ins), frozenset(told))
 
     @cached_property
     def first_page_ins(self) -> Mapping[int, int]:

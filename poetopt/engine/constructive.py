@@ -71,7 +71,8 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
         with run.timed("plain schedules"):
             found = solve(problem, replace(options, paging=paging, remat=remat, time_limit_s=limit))
         if found.plan is not None:
-            _taken(run, run.incumbent, schedule_of(found.plan), "start", strict=False)
+            known = schedule_of(found.plan, page_outs=run.chosen.transfer_times)
+            _taken(run, run.incumbent, known, "start", strict=False)
         if found.interrupted:
             raise KeyboardInterrupt
 

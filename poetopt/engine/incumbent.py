@@ -43,11 +43,14 @@ class Refusal:
 
     hidden_share
         Of a late one: the part of its transfers' time that its plan hides.
+    rule
+        The block's words, where a block refuses the plan.
     """
 
     arena_excess: int = 0
     late_s: float = 0.0
     hidden_share: float = 1.0
+    rule: str = ""
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Incumbent:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held while what is found is noted, never while a schedule is judged, which may take seconds of layout."""
     _seen: dict[Schedule, Refusal | None] = field(default_factory=dict)
-    """Schedules that were offered, and whether layout or clock refused them."""
+    """Schedules that were offered, and whether layout, clock or a block refused them."""
     _unplaced: set[Schedule] = field(default_factory=set)
     """Those that had no layout at once."""
 
@@ -117,12 +120,18 @@ class Incumbent:
         if trial is None:
             return None
         value = self._judge.goal.value(trial)
-        if value >= worst or self._judge.refusal(trial) is not None:
+        if value >= worst:
             return None
-        plan, simulation = self._hurried(trial.plan, trial.simulation)
+        rule = self._judge.refusal(trial)
+        if rule is not None:
+            return Refusal(rule=rule)
+        trial = self._hurried(trial)
+        plan, simulation = trial.plan, trial.simulation
         late = self._lateness(simulation)
         if late is not None:
             return late
+        if self._judge.transfer_times:
+            value = self._judge.goal.value(trial)
         laid_out = self._laid_out(plan, quick)
         arena = arena_bytes(laid_out)
         if arena > self.room_bytes:
@@ -165,13 +174,22 @@ class Incumbent:
             return None
         if simulation.peak_bytes > self._ram_bytes:
             return None
+        trial = self._judge.trial(plan, simulation)
         if self.problem.wake_j and simulation.wakes > 1:
-            plan = gather(plan, self._ram_bytes)
-            simulation = simulate(plan)
-        if self._judge.timed and self.problem.dma and simulation.page_ins:
-            plan = plan_transfers(plan, self._ram_bytes)
-            simulation = simulate(plan)
-        return self._judge.trial(plan, simulation)
+            trial = self._moved(trial, gather(plan, self._ram_bytes))
+        queued = self.problem.dma and simulation.page_ins > 0
+        if queued and (self._judge.timed or self._judge.refusal(trial) is not None):
+            trial = self._moved(trial, plan_transfers(trial.plan, self._ram_bytes))
+        return trial
+
+    def _moved(self, trial: Trial, plan: Plan) -> Trial:
+        """`trial` with its transfers in the order of `plan`, unless a block that cares likes it less."""
+        moved = self._judge.trial(plan, simulate(plan))
+        if not self._judge.transfer_times or self._judge.refusal(trial) is not None:
+            return moved
+        if self._judge.refusal(moved) is not None:
+            return trial
+        return min(moved, trial, key=self._judge.goal.value)
 
     def forget(self) -> None:
         """Begin to look for the least excess anew."""
@@ -179,8 +197,13 @@ class Incumbent:
         self.hidden_share = 1.0
 
     def refused(self, schedule: Schedule) -> Refusal | None:
-        """Why layout or clock refused a schedule that was offered, or None where they didn't."""
+        """Why layout, clock or a block refused a schedule that was offered, or None where they didn't."""
         return self._seen.get(schedule)
+
+    @property
+    def orders(self) -> bool:
+        """Whether a schedule has several plans, as the order of its transfers counts: with a channel, or a waking."""
+        return self.problem.dma or self.problem.wake_j > 0
 
     def hopeless(self, schedule: Schedule) -> bool:
         """Whether no plan of a schedule that was refused as late is in time, by proof."""
@@ -200,10 +223,13 @@ class Incumbent:
             return
         plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes)
         simulation = simulate(plan)
+        trial = self._judge.trial(plan, simulation)
+        value = self._judge.goal.value(trial)
+        if self._judge.transfer_times and (value > self.best.value or self._judge.refusal(trial) is not None):
+            return
         laid_out = self._laid_out(plan, quick)
         arena = arena_bytes(laid_out)
         if simulation.makespan_s < self.best.simulation.makespan_s and arena <= self.room_bytes:
-            value = self._judge.goal.value(self._judge.trial(plan, simulation))
             self.best = Candidate(self.best.schedule, laid_out, simulation, arena, min(value, self.best.value))
 
     def _laid_out(self, plan: Plan, quick: bool) -> Plan:
@@ -229,13 +255,14 @@ class Incumbent:
         """What the deadline bounds."""
         return self.options.deadline_model.seconds(simulation)
 
-    def _hurried(self, plan: Plan, simulation: Simulation) -> tuple[Plan, Simulation]:
+    def _hurried(self, trial: Trial) -> Trial:
         """The plan in another order of transfers, where it is beyond the deadline and that may help."""
         limit = self.options.deadline_s
-        if limit is None or self._time_s(simulation) <= limit or not self._queues(simulation):
-            return plan, simulation
-        plan = plan_transfers(plan, self._ram_bytes, goal_s=limit)
-        return plan, simulate(plan)
+        if limit is None or self._time_s(trial.simulation) <= limit or not self._queues(trial.simulation):
+            return trial
+        plan = plan_transfers(trial.plan, self._ram_bytes, goal_s=limit)
+        moved = self._judge.trial(plan, simulate(plan))
+        return trial if self._judge.transfer_times and self._judge.refusal(moved) is not None else moved
 
     def _lateness(self, simulation: Simulation) -> Refusal | None:
         """By how much it is late, if it is, and how much of its transfers hid."""
@@ -258,7 +285,7 @@ class Incumbent:
         return self.problem.dma and not paper and simulation.page_ins > 0
 
     def _note(self, refusal: Refusal | None) -> None:
-        if refusal is None:
+        if refusal is None or refusal.rule:
             return
         if refusal.arena_excess:
             self.arena_excess = min(refusal.arena_excess, self.arena_excess or refusal.arena_excess)

@@ -176,7 +176,7 @@ class ModelSearch:
         began = time.monotonic()
         broken_s: float | None = None
         found_late: list[Row] = []
-        late = 0
+        lates = 0
 
         def improving(point: Point) -> None:
             nonlocal broken_s
@@ -184,6 +184,9 @@ class ModelSearch:
             run.offer(schedule, "search")
             rows = [row for row in run.separate(model, point) if row.core]
             found_late.extend(rows)
+            row = run.left_out(model, schedule)
+            if row is not None:
+                found_late.append(row)
             broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
 
         def enough() -> bool:
@@ -224,19 +227,25 @@ class ModelSearch:
             rows = [row for row in run.separate(model, found.point) if row.core]
             schedule = chosen.points.schedule(model, found.point)
             refusal = run.incumbent.refused(schedule)
-            late += refusal is not None and refusal.late_s > 0
-            if rows and (self.mode.no_goods or late < LATE):
+            lates += refusal is not None and refusal.late_s > 0
+            if rows and (self.mode.no_goods or lates < LATE):
                 session.add(found_late)
                 found_late.clear()
                 continue
             if refusal is None:
                 return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
+            left_out = run.left_out(model, schedule)
+            if left_out is not None:
+                session.add([*found_late, left_out])
+                found_late.clear()
+                continue
             values = chosen.points.values(model, schedule) if self.mode.no_goods else None
             if values is None or chosen.no_good is None:
                 return Ending.REFUSED
-            if refusal.arena_excess or not run.incumbent.hopeless(schedule):
+            late = not (refusal.arena_excess or refusal.rule)
+            if not late or not run.incumbent.hopeless(schedule):
                 self._exact = False
-            session.add([chosen.no_good(model, schedule, values, late=not refusal.arena_excess)])
+            session.add([chosen.no_good(model, schedule, values, late=late)])
         return Ending.FINISHED if self._closed() else Ending.STOPPED
 
     def _start(self) -> Values | None:

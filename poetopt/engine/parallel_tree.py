@@ -149,7 +149,10 @@ class ParallelTree:
     def _judged(self, point: Point) -> list[Row]:
         rows = [row for row in self._rows(point) if row.core]
         if not rows:
-            self.run.offer(self.run.chosen.points.schedule(self.model, point), "branching")
+            schedule = self.run.chosen.points.schedule(self.model, point)
+            self.run.offer(schedule, "branching")
+            row = self.run.left_out(self.model, schedule)
+            return [] if row is None else [row]
         return rows
 
     def _told(self, bound: float) -> bool:

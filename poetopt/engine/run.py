@@ -156,6 +156,14 @@ class Run:
         with self.lock:
             return self.chosen.separate(model, point)
 
+    def left_out(self, model: Any, schedule: Schedule) -> Row | None:
+        """The row that leaves out a schedule whose only plan a block refuses; None where that isn't so."""
+        refusal = self.incumbent.refused(schedule)
+        if refusal is None or not refusal.rule or self.incumbent.orders or self.chosen.no_good is None:
+            return None
+        values = self.chosen.points.values(model, schedule)
+        return None if values is None else self.chosen.no_good(model, schedule, values, late=False)
+
     def raise_bound(self, bound: float, phase: str) -> None:
         with self.lock:
             bound = min(bound, self.proving.ceiling)

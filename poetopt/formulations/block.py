@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from pyomo.core.base.var import VarData
 
 from poetopt.errors import FormulationError
-from poetopt.formulations.goal import Goal, Trial
+from poetopt.formulations.goal import SUMS, Goal, Trial
 from poetopt.formulations.rows import Count, PointLike, Row, Terms
 from poetopt.problem import Problem
 
@@ -109,6 +109,11 @@ class Block:
         Optional: bytes of RAM that it takes for the whole step.
     goal
         Optional: what is minimised instead of energy.
+    transfer_times
+        Whether it may matter to the block in which stage a tensor is moved: to its rows, its joules, or its judgement
+        of plans. False promises that it doesn't, so that each tensor is written as soon as it is made, and read back
+        where it is first needed: fewer decisions, and quicker proofs. None: it does, unless the block neither forbids
+        nor prices any plan.
     limits
         Optional: the quantity that it bounds from above. Where there is no schedule, the refusal names the least of it
         that a search finds.
@@ -131,6 +136,14 @@ class Block:
     reserve_bytes: Callable[[Problem], int] | None = None
     goal: Goal | None = None
     limits: Goal | None = None
+    transfer_times: bool | None = None
+
+    @property
+    def cares_when(self) -> bool:
+        """Whether it may matter to it in which stage a tensor is moved."""
+        if self.transfer_times is not None:
+            return self.transfer_times
+        return self.restricts or self.adds_j is not None or self.goal not in (None, *SUMS)
 
 
 def baseline_before_j(block: PyomoBlock) -> float:

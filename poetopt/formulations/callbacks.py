@@ -58,6 +58,8 @@ def checked(block: object) -> Block:
     for attribute in ("goal", "limits"):
         if not isinstance(getattr(block, attribute), Goal | None):
             raise _wrong(block, block.build, f"{attribute} must be a Goal, and is {_a(getattr(block, attribute))}")
+    if not isinstance(block.transfer_times, bool | None):
+        raise _wrong(block, block.build, f"transfer_times must be True or False, and is {_a(block.transfer_times)}")
     if not isinstance(block.says, str):
         raise _wrong(block, block.build, f"says must be a text, and is {_a(block.says)}")
     return block

@@ -82,6 +82,7 @@ def endurance(energy_j: float, written_bytes: int) -> Block:
         functools.partial(_build, energy_j=energy_j, written_bytes=written_bytes),
         collects=True,
         restricts=False,
+        transfer_times=False,  # sums of joules and bytes
         goal=Goal(
             "share of battery and flash",
             "ppm",

@@ -88,6 +88,7 @@ def energy_budget(energy_j: float) -> Block:
         impossible=functools.partial(_impossible, energy_j=energy_j),
         goal=TIME,
         limits=ENERGY,
+        transfer_times=False,  # sums of joules; which order takes the least time is the planner's matter
         says=f"the least time within {show_joules(energy_j)} a step",
     )
 

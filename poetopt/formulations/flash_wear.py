@@ -62,6 +62,7 @@ def flash_wear(written_bytes: int) -> Block:
         collects=True,
         refuses=functools.partial(_refuses, written_bytes=written_bytes),
         limits=WRITTEN,
+        transfer_times=False,  # bytes are bytes whenever they are written
         says=f"at most {show_bytes(written_bytes)} written to storage a step",
     )
 

@@ -7,12 +7,12 @@ simulated plan. The model's side may be a relaxation of the plan's, never strict
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from poetopt.plan.instructions import Plan
+    from poetopt.plan.instructions import Instruction, Plan
     from poetopt.plan.simulate import Simulation
     from poetopt.problem import Problem
 
@@ -35,6 +35,29 @@ class Trial(NamedTuple):
     def energy_j(self) -> float:
         """All joules of the step."""
         return self.baseline_j + self.overhead_j
+
+    @property
+    def recomputes(self) -> tuple[tuple[int, int], ...]:
+        """(stage, operator) of each compute beside the first of each operator, in order."""
+        return tuple((t, step.target) for t, step in self._staged if step.action == "compute" and step.target != t)
+
+    @property
+    def page_ins(self) -> tuple[tuple[int, int], ...]:
+        """(stage, tensor) of what is read from storage, in order."""
+        return tuple((t, step.target) for t, step in self._staged if step.action == "page_in")
+
+    @property
+    def page_outs(self) -> tuple[tuple[int, int], ...]:
+        """(stage, tensor) of what is written to storage, in order."""
+        return tuple((t, step.target) for t, step in self._staged if step.action == "page_out")
+
+    @property
+    def _staged(self) -> Iterator[tuple[int, Instruction]]:
+        """Each instruction and the stage that it belongs to; behind the last operator that is one more."""
+        stage = 0
+        for step in self.plan.instructions:
+            yield stage, step
+            stage += step.action == "compute" and step.target == stage
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -103,6 +126,9 @@ TIME = Goal("time", "s", "late_s", _one_pass_s, _late_s)
 
 WRITTEN = Goal("bytes written", "B", "written_bytes", _nothing, _written_bytes, timed=False)
 """What goes to storage; ordinary training writes nothing."""
+
+SUMS = (ENERGY, TIME, WRITTEN)
+"""The goals to which it is all one in which stage a tensor is moved; with DMA the planner orders transfers later."""
 
 
 def describe(model: Any) -> str:

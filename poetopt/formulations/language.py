@@ -94,9 +94,10 @@ class Formulation:
     blocks
         In building order.
     space
-        (problem, limits, scope, paging, remat, lean) -> Space. A `lean` space may lack decisions that no optimum of
-        energy needs; with blocks of others none may be lacking. Raises FormulationError for a scope that it doesn't
-        have.
+        (problem, limits, scope, paging, remat, lean, transfer_times) -> Space. A `lean` space may lack decisions that
+        no optimum of energy needs; with blocks of others none may be lacking. With `transfer_times` it has those that
+        only blocks need which care in which stage a tensor is moved. Raises FormulationError for a scope that it
+        doesn't have.
     points
         How points and schedules stand for each other.
     sets
@@ -127,7 +128,7 @@ class Formulation:
     name: str
     doc: str
     blocks: tuple[Block, ...]
-    space: Callable[[Problem, Limits, str, bool, bool, bool], Space]
+    space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
     points: Points
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
     simulated: tuple[str, ...] = ()
@@ -155,6 +156,11 @@ class Formulation:
     def plans_count(self) -> bool:
         """Whether a simulated plan that is no point of the model counts as an answer."""
         return self.judged and not self.strict
+
+    @property
+    def transfer_times(self) -> bool:
+        """Whether a block may care in which stage a tensor is moved; those that the simulator holds itself don't."""
+        return any(b.cares_when for b in self.blocks if b.name not in self.simulated)
 
     @property
     def goal(self) -> Goal:
@@ -356,7 +362,7 @@ class Formulation:
         check_problem(problem)
         room = ram_bytes - self.reserve_bytes(problem)
         limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
-        space = self.space(problem, limits, scope, paging and problem.paging, remat, self.lean)
+        space = self.space(problem, limits, scope, paging and problem.paging, remat, self.lean, self.transfer_times)
         with building(), told_once():
             model = self.abstract(space).create_instance()
         finish(model, self.blocks)

@@ -58,6 +58,7 @@ def static_power(power_w: float) -> Block:
         restricts=False,
         adds_j=functools.partial(_adds_j, power_w=power_w),
         base_j=functools.partial(_base_j, power_w=power_w),
+        transfer_times=False,  # the makespan's: a sum, or with DMA of the order that the planner finds
         says=f"idle power of {show_watts(power_w)} for the whole step",
     )
 

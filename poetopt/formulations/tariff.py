@@ -128,6 +128,7 @@ def tariff(*steps: tuple[float, float]) -> Block:
         restricts=False,
         adds_j=functools.partial(_adds_j, steps=bound),
         base_j=functools.partial(_base_j, steps=bound),
+        transfer_times=False,  # sums of joules
         says="joules at "
         + ", ".join(f"{factor:g}x{f' from {show_joules(begin)} on' if begin else ''}" for begin, factor in bound),
     )

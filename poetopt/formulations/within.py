@@ -23,7 +23,7 @@ import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
-from poetopt.formulations.goal import TIME, Goal, Trial
+from poetopt.formulations.goal import SUMS, TIME, Goal, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.rows import Terms, linear, terms
 from poetopt.units import show_amount
@@ -68,6 +68,7 @@ def within(goal: Goal, most: float) -> Block:
         collects=True,
         refuses=functools.partial(_refuses, goal=goal, most=most),
         limits=goal,
+        transfer_times=False if goal in SUMS else None,
         says=f"{goal.name} of at most {show_amount(most, goal.unit)} above one pass",
     )
 

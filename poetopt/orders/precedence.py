@@ -126,7 +126,7 @@ def _tensors(problem: Problem, order: Sequence[int]) -> list[int]:
 
 
 def schedule_into(problem: Problem, order: Sequence[int], schedule: Schedule) -> Schedule:
-    """A schedule of `problem` in `order`: recomputes and page-ins before the same operators as ever.
+    """A schedule of `problem` in `order`: what came right before an operator still does, and page-outs right after.
 
     It may be no valid schedule there.
     """
@@ -135,6 +135,7 @@ def schedule_into(problem: Problem, order: Sequence[int], schedule: Schedule) ->
     return Schedule(
         frozenset((operator_at[stage], operator_at[k]) for stage, k in schedule.recomputes),
         frozenset((operator_at[stage], tensor_at[i]) for stage, i in schedule.page_ins),
+        frozenset((operator_at[stage - 1] + 1 if stage else 0, tensor_at[i]) for stage, i in schedule.page_outs),
     )
 
 
@@ -144,6 +145,7 @@ def schedule_from(problem: Problem, order: Sequence[int], schedule: Schedule) ->
     return Schedule(
         frozenset((order[stage], order[at]) for stage, at in schedule.recomputes),
         frozenset((order[stage], tensors[at]) for stage, at in schedule.page_ins),
+        frozenset((order[stage - 1] + 1 if stage else 0, tensors[at]) for stage, at in schedule.page_outs),
     )
 
 

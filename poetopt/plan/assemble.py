@@ -1,7 +1,8 @@
-"""From decisions to instructions: what is recomputed and paged in at which stage makes a plan.
+"""From decisions to instructions: what is recomputed and paged at which stage makes a plan.
 
-Everything that a schedule leaves open follows from it: a tensor is paged out where the problem says
-(`Problem.written_after`), paged in just before it is first read, and freed after its last read.
+Everything that a schedule leaves open follows from it: a tensor is paged out as a stage begins (where the schedule
+names none, that of `Problem.written_in`), paged in just before the stage first reads it, and freed after its last
+read.
 """
 
 from __future__ import annotations
@@ -43,12 +44,10 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
     """Computes and transfers in order, without frees."""
     recomputes = _by_stage(schedule.recomputes)
     page_ins = _by_stage(schedule.page_ins)
-    paged = {tensor for _, tensor in schedule.page_ins}
-    first = {i for i in paged if problem.written_first(i)}
-    # after its update, if it has one: the next step reads the new value
-    again = {i for i in problem.stored_at_start if problem.tensors[i].carried}
-    events = [Instruction(Action.PAGE_OUT, i) for i in problem.written_after(-1) if i in first]
+    page_outs = _by_stage(_page_outs(problem, schedule))
+    events: list[Instruction] = []
     for stage in range(len(problem.operators)):
+        events += [Instruction(Action.PAGE_OUT, i) for i in page_outs.get(stage, ())]
         arriving = set(page_ins.get(stage, ()))
         for operator in [*recomputes.get(stage, ()), stage]:
             needed = sorted(arriving.intersection(problem.operators[operator].inputs))
@@ -57,13 +56,22 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
                 needed = sorted({*needed, *arriving})
             events += [Instruction(Action.PAGE_IN, i) for i in needed]
             events.append(Instruction(Action.COMPUTE, operator))
-        updates = problem.updates[stage]
-        events += [
-            Instruction(Action.PAGE_OUT, i)
-            for i in problem.written_after(stage)
-            if i in (again if i in updates else first)
-        ]
-    return events
+    return [*events, *(Instruction(Action.PAGE_OUT, i) for i in page_outs.get(len(problem.operators), ()))]
+
+
+def _page_outs(problem: Problem, schedule: Schedule) -> set[tuple[int, int]]:
+    """(stage, tensor) of all page-outs: those that the schedule names, and those that go without saying."""
+    first = {i for _, i in schedule.page_ins if problem.written_first(i)}
+    # after its update, if it has one: the next step reads the new value
+    again = {i for i in problem.stored_at_start if problem.tensors[i].carried}
+    told = {i for _, i in schedule.page_outs}
+    left = {
+        (stage + 1, i)
+        for stage in range(-1, len(problem.operators))
+        for i in problem.written_after(stage)
+        if i not in told and i in (again if stage >= 0 and i in problem.updates[stage] else first)
+    }
+    return left | schedule.page_outs
 
 
 def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
@@ -94,17 +102,30 @@ def with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]
     return result
 
 
-def schedule_of(plan: Plan) -> Schedule:
-    """The decisions that `plan` carries out: the inverse of `plan_of`, for plans of any origin."""
-    stage = 0
+def schedule_of(plan: Plan, *, page_outs: bool = False) -> Schedule:
+    """The decisions that `plan` carries out: the inverse of `plan_of`, for plans of any origin.
+
+    page_outs
+        Whether the stages of page-outs are decisions; else every tensor is written where that goes without saying, and
+        plans that move the same are one. A tensor that is written amid a stage, after a recompute, is so in any case.
+    """
+    stage, begins = 0, True
     recomputes: set[tuple[int, int]] = set()
     page_ins: set[tuple[int, int]] = set()
+    written: set[tuple[int, int]] = set()
+    amid: set[int] = set()
     for instruction in plan.instructions:
         if instruction.action is Action.COMPUTE:
-            if instruction.target == stage:
+            begins = instruction.target == stage
+            if begins:
                 stage += 1
             else:
                 recomputes.add((stage, instruction.target))
         elif instruction.action is Action.PAGE_IN:
             page_ins.add((stage, instruction.target))
-    return Schedule(frozenset(recomputes), frozenset(page_ins))
+        elif instruction.action is Action.PAGE_OUT:
+            written.add((stage, instruction.target))
+            if not begins:
+                amid.add(instruction.target)
+    told = [(stage, i) for stage, i in written if page_outs and i not in amid]
+    return Schedule.written(plan.problem, recomputes, page_ins, told)

@@ -198,12 +198,18 @@ class Problem:
         held = self.tensors[tensor]
         return not held.stored and held.home is not Home.FLASH
 
-    def written_after(self, stage: int) -> tuple[int, ...]:
-        """The tensors that are written out right after `stage`, if they go to storage at all; -1: before the first.
+    def written_in(self, tensor: int) -> int:
+        """The stage as which begins `tensor` is written out, unless a schedule says another.
 
-        Writing a tensor as soon as it is made is never worse than later: its bytes are in RAM then, and its copy stays
-        valid, so that once is enough.
+        That is right after its first compute or, where storage holds it from the start, right after its update; 0 for
+        one that is in RAM from the start. Nothing that counts sums of joules and seconds finds later better: its bytes
+        are in RAM then, and its copy stays valid, so that once is enough.
         """
+        held = self.tensors[tensor]
+        return (held.updated_by if held.stored else held.producer) + 1
+
+    def written_after(self, stage: int) -> tuple[int, ...]:
+        """The tensors that may be written out right after `stage`: what it made or updated; -1: before the first."""
         if stage < 0:
             return self.at_start
         return tuple(sorted({*self.operators[stage].outputs, *self.updates[stage]}))

@@ -24,6 +24,7 @@ from poetopt.formulations.block import Block, Limits
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import mathematics, symbols
+from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Terms
 from poetopt.plan.assemble import plan_of
@@ -36,9 +37,10 @@ from poetopt.testing.problems import crowded, tight
 
 CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
 TOLERANCE = 1e-6
-SCOPE = "forward"
 SEVERAL = 2
-OTHERS = "check_block tries the decisions of 'retention'; formulation '{}' has others: give one made of it"
+OTHERS = (
+    "check_block tries the decisions of 'retention' and 'poet'; formulation '{}' has others: give one made of either"
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,10 @@ def check_block(
     block
         The block, or a function that makes one for a problem (limits that bind depend on it).
     formulation
-        What it is put into; one with the decisions of `retention`.
+        What it is put into; one with the decisions of `retention` or `poet`.
     problems, seed
-        How many random problems, half of them for a device with DMA; one in four needs several recomputes or page-ins.
+        How many random problems, half of them for a device with DMA; with `retention` one in four needs several
+        recomputes or page-ins.
         Or problems of your own with their RAM budgets in bytes, small enough to try all schedules.
     backend
         Name of a solver.
@@ -89,6 +92,8 @@ def check_block(
     Checked are: name, requirements, docstring and its table of symbols; that it pickles; that what it contributes
     can be summed; and on small problems that a solve proves exactly the optimum of all schedules that the block
     accepts (with DMA, that its bound is not above it), returns only such schedules, and prices them as their plans are.
+    Tensors are written and read back in every stage in which they can be, also where the block says that it doesn't
+    care (`transfer_times`).
 
     Raises ContractError for what is broken, for a block that restricts and nowhere forbade the schedule that is best
     without it, and for one that adds joules, the same to all schedules: that says nothing of its rows; FormulationError
@@ -110,7 +115,7 @@ def check_block(
             name = made.name
             _check_words(made)
         together = base.with_block(made)
-        together.abstract(_space(base, problem, ram_bytes))
+        together.abstract(_space(together, problem, ram_bytes, together.transfer_times))
         _check_build(made, together, problem, ram_bytes)
         found = best(together, tried, ram_bytes)
         if found is not None:
@@ -176,10 +181,12 @@ def _drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem
     while True:
         again = number % 8 == 2
         problem, ram_bytes = crowded(draw, again=again, dma=dma) if several else tight(draw, forward=3, dma=dma)
-        space = _space(base, problem, ram_bytes)
-        if not 0 < sum(map(len, decisions(space))) <= (MOST_DECISIONS if several else FEW_DECISIONS):
+        if isinstance(_space(base, problem, ram_bytes), PoetSpace):  # any operator may run again in any later stage
+            problem, ram_bytes = tight(draw, forward=2, dma=dma)
+            return problem, ram_bytes, valid(_space(base, problem, ram_bytes), ram_bytes)
+        if not 0 < _count(base, problem, ram_bytes) <= (MOST_DECISIONS if several else FEW_DECISIONS):
             continue
-        tried = valid(space, ram_bytes)
+        tried = valid(_space(base, problem, ram_bytes), ram_bytes)
         if several:
             found = best(base, tried, ram_bytes)
             if found is None or len(found[1].recomputes if again else found[1].page_ins) < SEVERAL:
@@ -189,25 +196,36 @@ def _drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem
 
 def _own(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Problem, int, Tried]:
     """A problem that was given. Raises ContractError where its schedules can't all be tried."""
-    space = _space(base, problem, ram_bytes)
-    count = sum(map(len, decisions(space)))
+    count = _count(base, problem, ram_bytes)
     require(
         count <= MOST_DECISIONS,
         f"{problem.name} with {ram_bytes} bytes: {count} decisions, and all schedules of at most "
         f"{MOST_DECISIONS} can be tried; give a smaller problem",
     )
-    return problem, ram_bytes, valid(space, ram_bytes)
+    return problem, ram_bytes, valid(_space(base, problem, ram_bytes), ram_bytes)
 
 
-def _space(base: Formulation, problem: Problem, ram_bytes: int) -> RetentionSpace:
-    limits = Limits(ram_bytes=ram_bytes)
-    if len(base.scopes(problem, limits, True, True)) == 1:
-        raise FormulationError(OTHERS.format(base.name))
+def _count(base: Formulation, problem: Problem, ram_bytes: int) -> int:
+    """How many decisions there are beside the stages of transfers."""
+    return sum(map(len, decisions(_space(base, problem, ram_bytes, False))))
+
+
+def _space(
+    base: Formulation, problem: Problem, ram_bytes: int, transfer_times: bool = True
+) -> RetentionSpace | PoetSpace:
     # not lean: what an optimum of energy does without, one with the block may need
-    space = base.space(problem, limits, SCOPE, True, True, False)
-    if not isinstance(space, RetentionSpace):
+    limits = Limits(ram_bytes=ram_bytes)
+    scope = _scope(base, problem, ram_bytes)
+    space = base.space(problem, limits, scope, problem.paging, True, False, transfer_times)
+    if not isinstance(space, RetentionSpace | PoetSpace):
         raise FormulationError(OTHERS.format(base.name))
     return space
+
+
+def _scope(base: Formulation, problem: Problem, ram_bytes: int) -> str:
+    """The widest scope that is small enough."""
+    scopes = base.scopes(problem, Limits(ram_bytes=ram_bytes), True, True)
+    return scopes[0] if len(scopes) == 1 else "forward"
 
 
 def _check_words(block: Block) -> None:
@@ -235,7 +253,7 @@ def _check_words(block: Block) -> None:
 def _check_build(block: Block, together: Formulation, problem: Problem, ram_bytes: int) -> None:
     where = f"block '{block.name}'"
     try:
-        model = together.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
+        model = together.build(problem, ram_bytes=ram_bytes, scope=_scope(together, problem, ram_bytes))
     except FormulationError as error:
         raise ContractError(str(error)) from error
     if block.name not in model.block_names:
@@ -307,7 +325,7 @@ def _held(
     formulation: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str
 ) -> Search | None:
     """A search with all that the formulation has of its own held at a schedule; None where it lacks a decision."""
-    model = formulation.build(problem, ram_bytes=ram_bytes, scope=SCOPE)
+    model = formulation.build(problem, ram_bytes=ram_bytes, scope=_scope(formulation, problem, ram_bytes))
     start = formulation.points.values(model, schedule)
     if start is None:
         return None
@@ -344,14 +362,14 @@ def _check_optimum(
         ram_bytes=ram_bytes,
         formulation=replace(together, strict=True),
         backend=backend,
-        scope=SCOPE,
+        scope=_scope(together, problem, ram_bytes),
         gap=1e-9,
         time_limit_s=60.0,
     )
     solution = solve_whole(problem, options)
     if tried is None:
         require(
-            solution.plan is None,
+            solution.plan is None or problem.dma,  # in another order of its transfers, which is judged below
             f"{case}: it was solved, though no schedule keeps the block's rule: its rows are weaker than its `refuses`",
         )
         require(
@@ -359,6 +377,8 @@ def _check_optimum(
             f"{case}: no schedule keeps the block's rule, and the model doesn't prove it: its rows are weaker than its "
             "`refuses`",
         )
+        if solution.plan is not None:
+            _value(together, solution, case)
         return
     value = tried[0]
     bound = solution.overhead_bound_j if solution.objective is None else solution.objective.bound

@@ -23,6 +23,7 @@ from poetopt.formulations.poet.rematerialization import rematerialization
 from poetopt.formulations.poet.sets import SETS
 from poetopt.formulations.poet.space import PoetSpace, poet_space
 from poetopt.formulations.rows import Ints, PointLike, Row
+from poetopt.formulations.storage_activation import storage_activation
 from poetopt.schedule import FractionalSchedule, Schedule
 
 
@@ -35,11 +36,23 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
         for x in np.flatnonzero(point[model.paging.M_in] > 0.5):
             t, i = space.residences[x]
             page_ins.add((t + 1, i))
-    return Schedule(frozenset(recomputes), frozenset(page_ins))
+    return Schedule.written(space.problem, recomputes, page_ins, _first_page_outs(model, point, page_ins))
+
+
+def _first_page_outs(model: Any, point: PointLike, page_ins: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(stage, tensor) of the first page-out of each tensor that comes back: its copy stays valid."""
+    space: PoetSpace = model.space
+    back = {i for _, i in page_ins}
+    first: dict[int, int] = {}
+    for x in np.flatnonzero(point[model.paging.M_out] > 0.5).tolist() if space.paging else ():
+        t, i = space.residences[x]
+        if i in back:
+            first.setdefault(i, t)
+    return [(t, i) for i, t in first.items()]
 
 
 def _values(model: Any, schedule: Schedule) -> Values | None:
-    """R alone is enough of a start: the solver completes the rest, or drops it."""
+    """R and M_in are enough of a start, with M_out where a schedule says when: the solver completes it, or drops it."""
     space: PoetSpace = model.space
     R = np.zeros(len(space.computes))
     for x, (t, j) in enumerate(space.computes):
@@ -53,7 +66,24 @@ def _values(model: Any, schedule: Schedule) -> Values | None:
                 return None
             M_in[place] = 1.0
         values.append((model.paging.M_in, M_in))
+        if schedule.page_outs:
+            M_out = np.zeros(len(space.residences))
+            for stage, tensor in _page_outs(space, schedule):
+                place = space.residence_index.get((stage, tensor))
+                if place is None:
+                    return None
+                M_out[place] = 1.0
+            values.append((model.paging.M_out, M_out))
     return values
+
+
+def _page_outs(space: PoetSpace, schedule: Schedule) -> list[tuple[int, int]]:
+    """(stage, tensor) of the first page-out of each tensor that comes back, those that go without saying included."""
+    first = {i: space.problem.written_in(i) for _, i in schedule.page_ins}
+    for stage, i in sorted(schedule.page_outs, reverse=True):
+        if i in first:
+            first[i] = stage
+    return [(stage, i) for i, stage in sorted(first.items())]
 
 
 def _stages(model: Any) -> list[tuple[Any, Ints]]:
@@ -80,25 +110,34 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
 
 
 def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row:
-    """Leaves the values of R and M_in out: other moves may give the same plan, but none that was refused comes back."""
+    """Leaves out the values of R and M_in with these first page-outs: nothing that was refused comes back."""
+    space: PoetSpace = model.space
     variables: list[Any] = []
     signs: list[float] = []
     for variable, array in values:
-        variables += variable.values()
-        signs += np.where(array > 0.5, -1.0, 1.0).tolist()
+        if not space.paging or variable is not model.paging.M_out:
+            variables += variable.values()
+            signs += np.where(array > 0.5, -1.0, 1.0).tolist()
+    M_out = list(model.paging.M_out.values()) if space.paging else []
+    for stage, i in _page_outs(space, schedule) if space.paging else ():
+        for t in range(space.problem.tensors[i].first_stage, stage + 1):
+            place = space.residence_index.get((t, i))
+            if place is not None:
+                variables.append(M_out[place])
+                signs.append(-1.0 if t == stage else 1.0)
     return Row(variables, signs, 1.0 + sum(min(sign, 0.0) for sign in signs), math.inf, 1.0, "no_good", core=True)
 
 
 poet = Formulation(
     name="poet",
     doc=__doc__,
-    blocks=(paging, rematerialization, paging_source, memory, deadline),
+    blocks=(paging, rematerialization, paging_source, memory, storage_activation, deadline),
     space=poet_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     sets=SETS,
     no_good=_no_good,
     strict=True,
-    simulated=("paging", "rematerialization", "paging_source", "memory", "deadline"),
+    simulated=("paging", "rematerialization", "paging_source", "memory", "storage_activation", "deadline"),
 )
 build = poet.build
 with_block = poet.with_block

@@ -27,10 +27,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.sets import in_order
@@ -71,6 +73,10 @@ def _moves(block: PyomoBlock) -> None:
     variables = [*M_in, *M_out]
     block.energy_j = Terms(variables, [t.page_in_j for t in tensors] + [t.page_out_j for t in tensors])
     block.transfer_s = Terms(variables, [t.page_in_s for t in tensors] + [t.page_out_s for t in tensors])
+    places = np.arange(len(M_out))
+    stages, moved = np.array(space.residences, dtype=np.int64).reshape(-1, 2).T
+    block.page_ins = Decisions(block.M_in, places, stages + 1, moved)  # in RAM as the next stage begins
+    block.page_outs = Decisions(block.M_out, places, stages, moved)
     block.written_bytes = Terms(M_out, [float(t.nbytes) for t in tensors])
 
 

@@ -20,10 +20,12 @@ Source: the paper, Algorithm 1 and section 5.1; several outputs an operator are 
 
 from __future__ import annotations
 
+import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.sets import in_order
@@ -83,6 +85,8 @@ def _build(block: PyomoBlock) -> None:
     )
     again = [x for x, (t, j) in enumerate(space.computes) if t != j]
     operators = problem.operators
+    stages, runs = np.array([space.computes[x] for x in again], dtype=np.int64).reshape(-1, 2).T
+    block.recomputes = Decisions(block.R, np.array(again, dtype=np.int64), stages, runs)
     block.energy_j = Terms([R[x] for x in again], [operators[space.computes[x][1]].energy_j for x in again])
     block.compute_s = Terms([R[x] for x in again], [operators[space.computes[x][1]].time_s for x in again])
 

@@ -71,9 +71,15 @@ class PoetSpace:
 
 
 def poet_space(
-    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, lean: bool = False
+    problem: Problem,
+    limits: Limits,
+    scope: str,
+    paging: bool,
+    remat: bool,
+    lean: bool = False,
+    transfer_times: bool = True,
 ) -> PoetSpace:
-    """Algorithm 1's space. Raises FormulationError for any scope but `full`."""
+    """Algorithm 1's space, in which every transfer has its stage. Raises FormulationError for any scope but `full`."""
     check_supported(problem, "formulation 'poet'", COMPUTES)
     if scope != "full":
         raise FormulationError(f"formulation 'poet' is Algorithm 1, whose scope is 'full'; it has no scope '{scope}'")

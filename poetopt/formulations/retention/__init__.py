@@ -2,8 +2,9 @@
 
 A tensor's life is a list of points, and between two of them it is kept or not; at a point it is kept,
 recomputed or paged in. The paper's stages x tensors matrices shrink to the points where something can
-happen. Its space is the plan's: a tensor may be freed at any moment and is written out right after it
-is computed, so that it is a little larger than Algorithm 1's.
+happen. Its space is the plan's: a tensor may be freed at any moment, and right after the operator that wrote
+or read it is written out, so that it is a little larger than Algorithm 1's. When it is written out is a decision only
+where a block may care (`Block.transfer_times`): elsewhere right after its first compute is never worse.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from poetopt.formulations.retention.label_setting.search import label_search
 from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.no_good import no_good
+from poetopt.formulations.retention.page_out_times import page_out_times, there_anyway
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import residency
@@ -29,10 +31,10 @@ from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.sets import SETS
 from poetopt.formulations.retention.space import RetentionSpace, count_recomputes, retention_space
-from poetopt.formulations.retention.storage_activation import storage_activation
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
+from poetopt.formulations.storage_activation import storage_activation
 from poetopt.problem import Problem
 from poetopt.schedule import FractionalSchedule, Schedule
 
@@ -56,7 +58,13 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
     if space.paging:
         paged = space.page_point[np.flatnonzero(point[model.paging.p] > 0.5)]
         page_ins.update(zip(space.point_stage[paged].tolist(), space.point_tensor[paged].tolist(), strict=True))
-    return Schedule(frozenset(recomputes), frozenset(page_ins))
+    if not space.transfer_times:
+        return Schedule(frozenset(recomputes), frozenset(page_ins))
+    outs = model.page_out_times.page_outs
+    chosen = np.flatnonzero(point[outs.variable] > 0.5)
+    page_outs = zip(outs.stages[chosen].tolist(), outs.targets[chosen].tolist(), strict=True)
+    back = {i for _, i in page_ins}  # what costs nothing may be written for nothing
+    return Schedule.written(space.problem, recomputes, page_ins, [out for out in page_outs if out[1] in back])
 
 
 def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
@@ -75,14 +83,34 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     p = np.zeros(len(space.page_point))
     for stage, tensor in schedule.page_ins:
         p[space.page_index[space.point_of[tensor, stage]]] = 1.0
-    values = [(model.recompute.r, r), (model.residency.k, _kept(space, schedule))]
+    page_outs = _page_outs(space, schedule)
+    kept = _kept(space, schedule, page_outs)
+    if kept is None:
+        return None
+    values = [(model.recompute.r, r), (model.residency.k, kept)]
     if space.paging:
         written = np.zeros(len(model.paging.o_tensor))
         for _, tensor in schedule.page_ins:
             if tensor in model.paging.o_index:  # else it is on storage for good
                 written[model.paging.o_index[tensor]] = 1.0
         values += [(model.paging.p, p), (model.paging.o, written)]
+    if space.transfer_times:
+        moments = np.zeros(len(model.page_out_times.index))
+        for stage, tensor in page_outs:
+            if (tensor, stage) not in model.page_out_times.index:
+                return None
+            moments[model.page_out_times.index[tensor, stage]] = 1.0
+        values.append((model.page_out_times.x, moments))
     return values
+
+
+def _page_outs(space: RetentionSpace, schedule: Schedule) -> set[tuple[int, int]]:
+    """(stage, tensor) of the page-outs of a settled schedule, those that go without saying included."""
+    if not space.transfer_times:
+        return set()
+    back = {i for _, i in schedule.page_ins if not space.stored[i]}
+    told = {(stage, i) for stage, i in schedule.page_outs if i in back}
+    return told | {(space.problem.written_in(i), i) for i in back - {i for _, i in told}}
 
 
 def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
@@ -108,6 +136,11 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
             return None
         if e == end:
             continue  # nothing reads it any more
+        if space.transfer_times:
+            if space.page_index[e] < 0:
+                return None  # where it comes in may count
+            settled.add((stage, i))
+            continue
         real_before = not space.point_first[e] and space.point_real[e - 1]
         stays = space.page_index[e] < 0 and real_before and space.point_stage[e - 1] == space.point_stage[e] - 1
         while e < end and not stays and space.page_index[e] < 0:
@@ -116,11 +149,14 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
                 e = end
         if e < end and not stays:
             settled.add((int(space.point_stage[e]), i))
-    return Schedule(frozenset(recomputes), frozenset(settled))
+    return Schedule(frozenset(recomputes), frozenset(settled), schedule.page_outs)
 
 
-def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
-    """k of a schedule: 1 where a tensor is needed at or after a point before it is made again."""
+def _kept(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, int]]) -> Floats | None:
+    """k of a schedule: 1 where a tensor is needed at or after a point before it is made again.
+
+    None where it would have to be in RAM as a stage begins that makes it again.
+    """
     k = np.zeros(len(space.point_tensor))
     problem = space.problem
     reading = {(i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].inputs}
@@ -134,8 +170,13 @@ def _kept(space: RetentionSpace, schedule: Schedule) -> Floats:
                 at = (int(space.point_tensor[e]), int(space.point_stage[e]))
                 needed = needed_later or bool(space.point_real[e]) or at in reading
                 made = at in making
-                k[e] = float(needed and not made)
-                needed_later = needed and not made
+                kept = needed and not made
+                if at[::-1] in page_outs and not there_anyway(space, *at):
+                    if made:
+                        return None
+                    kept = True
+                k[e] = float(kept)
+                needed_later = kept
     return k
 
 
@@ -144,6 +185,8 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
     stages = [(model.recompute.r, space.recompute_stage), (model.residency.k, space.point_stage)]
     if space.paging:
         stages.append((model.paging.p, space.point_stage[space.page_point]))
+    if space.transfer_times:
+        stages.append((model.page_out_times.x, model.page_out_times.page_outs.stages))
     return stages
 
 
@@ -183,7 +226,18 @@ def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tupl
 retention = Formulation(
     name="retention",
     doc=__doc__,
-    blocks=(recompute, paging, residency, memory, rounding, chain_cuts, storage_activation, deadline, transfer_overlap),
+    blocks=(
+        recompute,
+        paging,
+        residency,
+        page_out_times,
+        memory,
+        rounding,
+        chain_cuts,
+        storage_activation,
+        deadline,
+        transfer_overlap,
+    ),
     space=retention_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     sets=SETS,
@@ -191,6 +245,7 @@ retention = Formulation(
         "recompute",
         "paging",
         "residency",
+        "page_out_times",
         "memory",
         "rounding",
         "chain_cuts",

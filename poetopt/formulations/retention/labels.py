@@ -24,4 +24,7 @@ def labels(model: Any) -> list[tuple[Any, Sequence[str]]]:
             (model.paging.p, [f"page_in.s{t}.{i}.{tensors[i].name}" for t, i in paged]),
             (model.paging.o, [f"page_out.{i}.{tensors[i].name}" for i in model.paging.o_tensor]),
         ]
+    if space.transfer_times:
+        names = [f"page_out.s{t}.{i}.{tensors[i].name}" for i, t in model.page_out_times.index]
+        found.append((model.page_out_times.x, names))
     return found

@@ -20,6 +20,12 @@ $m_i r_{j,t}$ where j reads it, $m_i \max(k_{i,t}, a)$ where the stage's own ope
 $m_i \max(0, z - p_{i,t}, a + z - 1)$.
 Each maximum is linearised by the term that attains it at the point cut off: any choice is a valid row.
 
+Where page-outs have their stages (`page_out_times`), a tensor may be there up to t only to be written as t begins, and
+what comes in at t may be read by nothing there, so that it comes in as the stage's own operator runs. So for an i that
+stage t's own operator doesn't read, $k_{i,t}$ in the sum over $g(i) > j$ is
+$\max(0, k_{i,t^+} - c, \max_h r_{h,t} - c)$ with $c = p_{i,t} + r_{g(i),t}$, and in the sum over $g(i) < j$ the maximum
+is over 0, over $k_{i,t^+} - p_{i,t}$, over $r_{h,t}$ for $h \ge j$, and over $k_{i,t^+} + r_{h,t} - 1$ for $h < j$.
+
 | symbol | attribute | unit  | meaning                                      |
 |--------|-----------|-------|----------------------------------------------|
 | $m_i$  | -         | bytes | what a tensor takes of the arena (rows are in `memory_unit`s) |
@@ -118,6 +124,13 @@ def _crowded(block: PyomoBlock, shares: tuple[Floats, Floats, Floats], least: fl
     if not len(space.recompute_stage):
         return []
     r, k, p = shares
+    if space.transfer_times:
+        opened = np.flatnonzero(r > ACTIVE).tolist()
+        values = r.tolist(), k.tolist(), p.tolist()
+        across = _spanned_bytes(space, k)
+        made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
+        live = ((x, across[made[1][x]] + _Instant(block, made[0][x], made[1][x], x, *values).nbytes) for x in opened)
+        return [(x, float(size)) for x, size in live if size > least]
     nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
     found = np.flatnonzero((r > ACTIVE) & (nbytes > least))
     return list(zip(found.tolist(), nbytes[found].tolist(), strict=True))
@@ -198,6 +211,8 @@ class _Instant:
         space: RetentionSpace = block.model().space
         self.block, self.space, self.t = block, space, t
         self.constant = 0.0
+        self.nbytes = 0.0
+        """What all of it comes to at the point."""
         self.terms: list[tuple[float, list[Any], int]] = []
         """(bytes, the entries of a variable, the place of one of them)"""
         keep, again = block.keep, block.again
@@ -215,10 +230,19 @@ class _Instant:
                 outputs.discard(i)
                 back = [(block.back, page, p[e])] if page >= 0 else []
                 self._add(m, max([stayed + back, [(again, x, r[x])]], key=_total))
-            elif producer > j:
+            elif producer > j and (space.point_real[e] or not space.transfer_times):
                 self._add(m, stayed)
             elif space.point_real[e]:
-                self.constant += m
+                self._fix(m)
+            elif space.transfer_times:
+                again_here = space.point_recompute[e]
+                came = [(block.back, page, p[e])] if page >= 0 else []
+                if producer > j and again_here >= 0:
+                    came.append((again, int(again_here), r[again_here]))
+                after = int(space.point_after[e])
+                onward = [] if after < 0 else [(keep, after, k[after])]
+                reads = [(h, space.recompute_of[h, t]) for h in space.problem.readers[i] if h in allowed]
+                self._amid(m, onward, came, [(h, y, r[y]) for h, y in reads], j if producer < j else -1)
             else:
                 ways = []
                 if not space.point_last[e]:
@@ -271,12 +295,47 @@ class _Instant:
                 ways.append((_total(first) + _total(last) - 1.0, [(1.0, first), (1.0, last)], -1.0))
         value, parts, constant = max(ways, key=lambda way: way[0], default=(0.0, [], 0.0))
         if value > 0:
-            self.constant += m * constant
+            self._fix(m * constant)
             for sign, way in parts:
                 self._add(sign * m, way)
 
+    def _amid(self, m: float, onward: Way, came: Way, reads: list[tuple[int, int, float]], j: int) -> None:
+        """A tensor that the stage's own operator doesn't read, where it may be moved in any stage: the largest of ways.
+
+        onward
+            How it may be kept beyond the stage, if at all.
+        came
+            How it may have come in this stage.
+        reads
+            (operator, recomputation, value) of what may read it in this stage.
+        j
+            The operator that is recomputed, where that of the tensor stands before it; else -1.
+        """
+        again = self.block.again
+        ways: list[tuple[float, Way, Way]] = [(0.0, [], [])]
+        if onward:
+            ways.append((_total(onward) - _total(came), onward, came))
+        for h, y, value in reads:
+            read = [(again, y, value)]
+            if j < 0:
+                ways.append((value - _total(came), read, came))
+            elif h >= j:
+                ways.append((value, read, []))
+            elif onward:
+                ways.append((value + _total(onward) - 1, [*onward, *read], []))
+        _, plus, minus = max(ways, key=lambda way: way[0])
+        self._add(m, plus)
+        self._add(-m, minus)
+        if len(plus) > 1:
+            self._fix(-m)
+
+    def _fix(self, nbytes: float) -> None:
+        self.constant += nbytes
+        self.nbytes += nbytes
+
     def _add(self, nbytes: float, way: Way) -> None:
         self.terms += [(nbytes, variables, place) for variables, place, _ in way]
+        self.nbytes += nbytes * _total(way)
 
     def row(self, violation: float) -> Row:
         unit = self.space.memory_unit

@@ -1,6 +1,7 @@
 r"""No-good cuts: what a refused schedule says of others.
 
-Let R, P and K be the recomputes, page-ins and kept intervals of a schedule of which no plan is over in time, and N the
+Let R, P and K be the recomputes, page-ins (with the stages of page-outs, where the model decides them) and kept
+intervals of a schedule of which no plan is over in time, and N the
 recomputes that write a tensor of P again before its first page-in (R has none of them). Every schedule in time that
 wastes nothing satisfies
 
@@ -14,7 +15,8 @@ latest end of those it waits for), and nothing takes more room. So it is in time
 N matters because a page-out may belong to any stay of its tensor, and a recompute makes one more.
 
 A schedule that only the layout refuses says nothing of others, as less or more may well fit: the row is then over all
-recomputes and page-ins, and leaves out that one alone.
+recomputes, page-ins and stages of page-outs, and leaves out that one alone. So is the row of one that a block
+refuses.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ from poetopt.schedule import Schedule
 
 
 def no_good(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row:
-    """The cut that leaves `schedule` out, which has these values: it has no plan in time (`late`), or no layout."""
+    """The cut that leaves `schedule` out, which has these values.
+
+    late
+        Whether it has no plan in time; else it has no layout, or a block refuses it.
+    """
     return _late(model, schedule, values) if late else _not_again(model, values)
 
 
@@ -41,6 +47,11 @@ def _not_again(model: Any, values: list[tuple[Any, Floats]]) -> Row:
         if variable is model.recompute.r or (model.space.paging and variable is model.paging.p):
             variables += variable.values()
             signs += np.where(array > 0.5, -1.0, 1.0).tolist()
+        elif model.space.transfer_times and variable is model.page_out_times.x:  # one stage of each tensor
+            entries = list(variable.values())
+            chosen = np.flatnonzero(array > 0.5).tolist()
+            variables += [entries[n] for n in chosen]
+            signs += [-1.0] * len(chosen)
     return Row(variables, signs, 1.0 + sum(min(sign, 0.0) for sign in signs), math.inf, 1.0, "layout", core=True)
 
 

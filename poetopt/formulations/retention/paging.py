@@ -19,9 +19,12 @@ storage is never written.
 A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
 paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
 
-Writing out right after the first compute is never worse than later: the bytes are in RAM then, and
-the copy stays valid. So `o` needs no time. It would be integral by itself, as the largest p; said to be binary, it is
-what a search branches on first: whether a tensor goes to storage at all decides more than when it comes back.
+`o` has no time. Where every block says that it doesn't care when tensors are moved (`Block.transfer_times`), writing
+right after the first compute is never worse than later: the bytes are in RAM then, no row of the model and no figure
+of a plan counts more, and the copy stays valid. Where one may care, the block `page_out_times` says when.
+
+`o` would be integral by itself, as the largest p; said to be binary, it is what a search branches on first: whether a
+tensor goes to storage at all decides more than when it comes back.
 
 Source: constraints 1d-1f of the paper, with M_out moved to the earliest moment.
 """
@@ -33,6 +36,7 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.rows import Count, Terms, alike, terms
 from poetopt.formulations.sets import in_order
 from poetopt.formulations.storage import fits_storage
@@ -71,6 +75,7 @@ def _build(block: PyomoBlock) -> None:
         terms(block.p, np.array([tensors[i].page_in_s for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_s for i in candidates])),
     )
+    block.page_ins = Decisions(block.p, np.arange(len(paged)), space.point_stage[space.page_point], paged)
     block.written_bytes = terms(block.o, np.array([float(tensors[i].nbytes) for i in candidates]))
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyomo.environ as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock
+from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.rows import Count, alike, terms
 
 
@@ -32,6 +33,9 @@ def _build(block: PyomoBlock) -> None:
     time = np.array([operator.time_s for operator in operators])
     block.energy_j = terms(block.r, energy[space.recompute_operator])
     block.compute_s = terms(block.r, time[space.recompute_operator])
+    block.recomputes = Decisions(
+        block.r, np.arange(len(space.recompute_operator)), space.recompute_stage, space.recompute_operator
+    )
 
 
 def _counts(block: PyomoBlock) -> list[Count]:

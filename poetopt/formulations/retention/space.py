@@ -53,6 +53,9 @@ class RetentionSpace:
         (n_operators,) bool: the operators of which a recompute is no better than page-ins.
     lean
         Whether such recomputes are left out.
+    transfer_times
+        Whether a tensor has a point at every stage up to its last read, so that it may be moved in any; not one whose
+        home is storage.
     """
 
     problem: Problem
@@ -72,6 +75,7 @@ class RetentionSpace:
     page_index: Ints
     dominated: Flags
     lean: bool
+    transfer_times: bool = False
 
     def __deepcopy__(self, memo: object) -> RetentionSpace:
         """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
@@ -312,7 +316,13 @@ def count_recomputes(problem: Problem, limits: Limits, scope: str, paging: bool)
 
 
 def retention_space(
-    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, lean: bool = False
+    problem: Problem,
+    limits: Limits,
+    scope: str,
+    paging: bool,
+    remat: bool,
+    lean: bool = False,
+    transfer_times: bool = False,
 ) -> RetentionSpace:
     """Enumerate the decisions of a scope.
 
@@ -327,6 +337,9 @@ def retention_space(
       tensor is an input of the stage before, so that it can stay. (Plans that let recomputes have its room in between
       lie outside of the space.)
     - If `lean`, a recompute that page-ins can stand for, as its operator is `dominated`.
+
+    With `transfer_times` it may matter when a tensor is moved: page-ins at points where nothing can read it are there,
+    and points at every stage from which it can be written.
     """
     check_supported(problem, "formulation 'retention'", SUPPORTS)
     costly = dominated(problem, limits, paging)
@@ -351,6 +364,10 @@ def retention_space(
             allowed[:, j] &= point[list(operator.outputs)].any(axis=0)
         else:
             allowed[:, j] = False
+    transfer_times = transfer_times and paging
+    if transfer_times:
+        lasting = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
+        point |= alive & (np.arange(n) > producers[:, None]) & ~lasting[:, None]
     recompute_stage, recompute_operator = np.nonzero(allowed)
     index_of = np.full((n, n), -1, dtype=np.int64)
     index_of[recompute_stage, recompute_operator] = np.arange(len(recompute_stage))
@@ -368,7 +385,9 @@ def retention_space(
     point_previous = np.where(circle, latest[point_tensor], point_previous)
     stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
     stays &= ~((producer >= 0) & costly[producer]) & ~stored[point_tensor]
-    pageable = read[point_tensor, point_stage] & ((point_stage >= producer + 2) | stored[point_tensor]) & ~stays
+    pageable = ((point_stage >= producer + 2) | stored[point_tensor]) & ~stays
+    if not transfer_times:
+        pageable &= read[point_tensor, point_stage]
     page_point = np.flatnonzero(pageable & paging)
     page_index = np.full(len(point_tensor), -1, dtype=np.int64)
     page_index[page_point] = np.arange(len(page_point))
@@ -390,4 +409,5 @@ def retention_space(
         page_index=page_index,
         dominated=costly,
         lean=lean,
+        transfer_times=transfer_times,
     )

@@ -49,6 +49,7 @@ def wakeups(transfers: int) -> Block:
         when=_needed,
         refuses=functools.partial(_refuses, transfers=transfers),
         says=f"at most {transfers} transfers a step",
+        transfer_times=False,  # how many there are counts, not when
     )
 
 

@@ -5,10 +5,10 @@ that begin in gap c, without DMA a run lies in one gap, and for every page-in
 
 $$ \sum_{c \in (a, q]} w_c \ge p_{i,q}, \qquad \sum_{c \in (g(i), q]} w_c \ge 2\, p_{i,q}, \qquad E = W \sum_c w_c $$
 
-where a is the last real use of i before q: the page-in comes after it, the page-out after the operator g(i) that writes
-i, and what goes out and comes back in one run was never away (where some operator takes no time it may have been, so
-that there the 2 is a 1). With DMA a run may go on beside operators: with $b_c$ that the channel was busy all through
-the operator before gap c,
+where $p_{i,q}$ is the page-in of i in stage q (`decisions`) and a the last real use of i before it: the page-in comes
+after it, the page-out after the operator g(i) that writes i, and what goes out and comes back in one run was never
+away (where some operator takes no time it may have been, so that there the 2 is a 1). With DMA a run may go on beside
+operators: with $b_c$ that the channel was busy all through the operator before gap c,
 
 $$ \sum_{c \in (a, q]} (w_c + b_c) \ge p_{i,q}, \qquad \sum_c w_c \ge p_{i,q}, \qquad \sum_c \Psi_c b_c \le X. $$
 
@@ -18,29 +18,31 @@ $$ \sum_{c \in (a, q]} (w_c + b_c) \ge p_{i,q}, \qquad \sum_c w_c \ge p_{i,q}, \
 | $b_c$   | `b`       | -    | a run goes on beside the operator before gap c (DMA)        |
 | W       | -         | J    | energy of waking the storage (`Problem.wake_j`)             |
 
-The rows are necessary. What they leave out (the room that transfers take while they wait for company, and recomputes
-that split a gap) the simulator charges. Both w and b need no integrality: without DMA the rows are intervals.
+The rows are necessary, whenever tensors are written: they say only that a page-out comes after g(i). What they leave
+out (the room that transfers take while they wait for company, and recomputes that split a gap) the simulator charges.
+Both w and b need no integrality: without DMA the rows are intervals.
 
 Source: section 5.5 of the paper, which has the energy of powering the storage on dominate.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 
 import numpy as np
 import pyomo.environ as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
-from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.decisions import page_ins
 from poetopt.formulations.rows import Terms, linear, terms
-from poetopt.formulations.sets import in_order
+from poetopt.formulations.sets import distinct, in_order
+from poetopt.problem import Problem
 
 
 def _build(block: PyomoBlock) -> None:
     model = block.model()
-    space: RetentionSpace = model.space
-    problem = space.problem
+    problem: Problem = model.space.problem
     seconds = [operator.time_s for operator in problem.operators]
     gap_of = list(itertools.accumulate((int(s > 0) for s in seconds), initial=0))
     count = gap_of[-1] + 1
@@ -48,38 +50,40 @@ def _build(block: PyomoBlock) -> None:
     for stage, duration in enumerate(seconds):
         if duration > 0:
             before_s[gap_of[stage + 1]] = duration
-    pages = space.page_point
+    back = page_ins(model)
     block.w = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 2))  # no row asks for more
     block.b = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 1))
     w, b = list(block.w.values()), list(block.b.values())
     for c in range(count):
         if not problem.dma or not c:
             b[c].fix(0)
-    used = _last_real_use(space)
-    p = list(model.paging.p.values())
     twice = -2.0 if all(s > 0 for s in seconds) and not problem.dma else -1.0
 
     def arrival(_: PyomoBlock, y: int) -> PyomoRow:
-        e = int(pages[y])
-        gaps = range(gap_of[used[e] + 1], gap_of[int(space.point_stage[e])] + 1)
-        parts = [Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p[y]], [-1.0])]
+        stage, i, p = back[y]
+        gaps = range(gap_of[_last_real_use(problem, i, stage) + 1], gap_of[stage] + 1)
+        parts = [Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p], [-1.0])]
         if problem.dma:
             parts.append(Terms([b[c] for c in gaps], [1.0] * len(gaps)))
         return 0, linear(parts), None
 
     def both(_: PyomoBlock, y: int) -> PyomoRow:
-        e = int(pages[y])
-        if space.stored[space.point_tensor[e]]:
+        stage, i, p = back[y]
+        if problem.tensors[i].stored:
             return pyo.Constraint.Skip  # its page-out comes after its update, if there is one
-        first = 0 if problem.dma else gap_of[problem.tensors[int(space.point_tensor[e])].producer + 1]
-        gaps = range(first, gap_of[int(space.point_stage[e])] + 1)
-        return 0, linear([Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p[y]], [twice])]), None
+        first = 0 if problem.dma else gap_of[problem.tensors[i].producer + 1]
+        gaps = range(first, gap_of[stage] + 1)
+        return 0, linear([Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p], [twice])]), None
 
+    names = distinct(problem.tensors)
+    block.moved = pyo.Set(
+        initialize=[(names[one.target], one.stage) for one in back], dimen=2, doc="(tensor, stage): page-ins"
+    )
     block.arrival = pyo.Constraint(
-        model.page_ins, rule=in_order(arrival), doc="the storage wakes between the last use and the page-in"
+        block.moved, rule=in_order(arrival), doc="the storage wakes between the last use and the page-in"
     )
     block.both = pyo.Constraint(
-        model.page_ins, rule=in_order(both), doc="the storage wakes for the page-out as well as for the page-in"
+        block.moved, rule=in_order(both), doc="the storage wakes for the page-out as well as for the page-in"
     )
     if problem.dma:
         moving = model.paging.transfer_s
@@ -90,16 +94,11 @@ def _build(block: PyomoBlock) -> None:
     block.energy_j = terms(block.w, np.full(count, problem.wake_j))
 
 
-def _last_real_use(space: RetentionSpace) -> list[int]:
-    """For each point, the stage of the last real use of its tensor before it: at least that of its producer."""
-    found = [0] * len(space.point_tensor)
-    for i, (first, last) in enumerate(space.tensor_range):
-        latest = space.problem.tensors[i].producer
-        for e in range(first, last):
-            found[e] = latest
-            if space.point_real[e]:
-                latest = int(space.point_stage[e])
-    return found
+def _last_real_use(problem: Problem, i: int, stage: int) -> int:
+    """The last stage before `stage` whose own operator reads tensor i: at least that of its producer."""
+    readers = problem.readers[i]
+    place = bisect.bisect_left(readers, stage)
+    return readers[place - 1] if place else problem.tensors[i].producer
 
 
 def _needed(space: Space) -> bool:
