@@ -108,10 +108,10 @@ def execute_on(
         compiler=scheduled.compiler.name,
         bit_identical=comparison.identical,
         different=comparison.different,
-        gradients=len(chosen.gradients),
+        gradients=len(chosen.gradients or chosen.trained),
         statistics=len(chosen.states),
         max_abs_diff=comparison.max_abs_diff,
-        distance=distance(mine.results, reference.results, gradients_of(chosen)),
+        distance=distance(moved(chosen, mine.results), moved(chosen, reference.results), chosen.trained),
         sensitivity=reference.sensitivity,
         budget_bytes=arena if ram_bytes is None else ram_bytes,
         arena_bytes=arena,
@@ -129,20 +129,23 @@ def execute_on(
         bytes_paged=simulation.bytes_paged,
         loss=float(mine.results[chosen.loss].reshape(-1)[0]),
         by_operator=by_operator,
-        results={name: mine.results[name] for name in (chosen.loss, *gradients_of(chosen))},
+        results={name: mine.results[name] for name in kept},
         batch=batch,
     )
 
 
-def gradients_of(graph: TrainingGraph) -> tuple[str, ...]:
-    """The gradients as the tables call them."""
-    return tuple(f"{name}.grad" for name in graph.gradients)
+def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Array]:
+    """What a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
+    if graph.gradients:
+        return {name: results[f"{name}.grad"] for name in graph.gradients}
+    return {name: results[name].astype(np.float64) - graph.values[name].astype(np.float64) for name in graph.trained}
 
 
 def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
     """The step on onnxruntime, node by node, and its sensitivity."""
     shown = {graph.loss: graph.loss, **{made: f"{name}.grad" for name, made in graph.gradients.items()}}
-    names = (*shown, *graph.states.values())
+    shown |= {graph.carried[name]: name for name in graph.trained if name in graph.carried}
+    names = tuple(dict.fromkeys((*shown, *graph.states.values())))
     sessions = Sessions(graph, 1)
 
     def results(batch: Batch, values: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -154,12 +157,12 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
     apart = 0.0
     for trial in range(TRIALS):
         # a network that reads tokens has nothing else that a little can be changed in
-        moved = (
+        near = (
             results(nudged(batch, trial), graph.values)
             if has_floats(batch)
             else results(batch, {**graph.values, **nudged(trained, trial)})
         )
-        apart = max(apart, distance(moved, exact, gradients_of(graph)))
+        apart = max(apart, distance(moved(graph, near), moved(graph, exact), graph.trained))
     return Reference(exact, apart)
 
 

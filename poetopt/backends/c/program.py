@@ -37,10 +37,10 @@ class DeviceProgram:
         The function of each operator that the plan computes, by its index in the problem.
     weights
         Blocks at the start of the storage that hold the initial values; 0 where they are in flash.
-    inputs, results, parameters
+    inputs, results, parameters, hyperparameters
         The tables. An input that nothing reads has no place, and is in none.
     carried
-        Statistics: after the step, before it.
+        Statistics that the step doesn't update in place: after the step, before it.
     """
 
     plan: Plan
@@ -52,6 +52,7 @@ class DeviceProgram:
     inputs: tuple[Row, ...]
     results: tuple[Row, ...]
     parameters: tuple[Row, ...]
+    hyperparameters: tuple[Row, ...]
     carried: tuple[tuple[Row, Row], ...]
 
     @property
@@ -63,11 +64,6 @@ class DeviceProgram:
     def ram_bytes(self) -> int:
         """Arena and resident region: what the linker has to place."""
         return self.arena_bytes + self.resident.nbytes
-
-    @property
-    def results_are_gradients(self) -> bool:
-        """Whether gradients are left for the caller; else the step updates the parameters itself."""
-        return bool(self.graph.gradients)
 
     @property
     def shown(self) -> str:
@@ -121,7 +117,10 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
             *(kept(name) for name in graph.states.values()),
         ),
         parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets),
-        carried=tuple((kept(new), kept(old)) for old, new in graph.states.items()),
+        hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
+        carried=tuple(
+            (kept(new), kept(old)) for old, new in graph.states.items() if graph.root(new) != graph.root(old)
+        ),
     )
 
 
@@ -131,8 +130,8 @@ def check_planned_for_c(plan: Plan) -> None:
     shown, own = problem.model_ref or problem.name, runtime(RUNTIME).version
     if problem.runtime != RUNTIME:
         raise PlanError(
-            f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, whose kernels aren't in C; solve "
-            f"with --runtime {RUNTIME}"
+            f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, whose kernels aren't in C; "
+            f"solve with --runtime {RUNTIME}"
         )
     if problem.runtime_version != own:
         raise PlanError(

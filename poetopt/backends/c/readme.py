@@ -18,10 +18,11 @@ _BARE = """\
 
 def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
     """How a folder is built and called."""
+    optimizer = program.graph.optimizer
     updates = (
         "Parameters are yours to change in between, at `po_parameters[k].address`."
-        if program.results_are_gradients
-        else "The step updates the parameters itself."
+        if optimizer == "none"
+        else f"The step updates the parameters itself; {optimizer}'s numbers are at `po_hyperparameters[k].address`."
     )
     return text.filled(
         "README.md",
@@ -29,7 +30,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "model": comment(program.shown),
             "version": __version__,
             "target": target.name,
-            "does": "forward, loss and backward",
+            "does": text.does(program),
             "instructions": f"{len(program.plan.instructions):,}",
             "operators": f"{len(program.operators):,}",
             "arena_bytes": f"{program.arena_bytes:,}",

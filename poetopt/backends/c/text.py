@@ -24,6 +24,12 @@ def filled(name: str, values: Mapping[str, object]) -> str:
     return Template(fixed(name)).substitute(values)
 
 
+def does(program: DeviceProgram) -> str:
+    """What a step consists of, in words."""
+    optimizer = program.graph.optimizer
+    return "forward, loss and backward" + ("" if optimizer == "none" else f", and the update of {optimizer}")
+
+
 def header(program: DeviceProgram) -> str:
     """po.h: what the user's program needs."""
     return filled(
@@ -37,6 +43,8 @@ def header(program: DeviceProgram) -> str:
             "inputs": len(program.inputs),
             "results": len(program.results),
             "parameters": len(program.parameters),
+            "hyperparameters": len(program.hyperparameters),
+            "does": does(program),
         },
     )
 
@@ -74,6 +82,7 @@ def tables(program: DeviceProgram) -> str:
             "inputs": _rows(program, program.inputs),
             "results": _rows(program, program.results),
             "parameters": _rows(program, program.parameters),
+            "hyperparameters": _rows(program, program.hyperparameters),
             "carried": "".join(carried),
         },
     )

@@ -34,15 +34,29 @@ needs_emulator = pytest.mark.skipif(
 
 
 @cache
-def tiny() -> Problem:
-    """Two convolutions and a linear layer on 2x8x8 images, for an M4 and kernels in C."""
+def network() -> po.Model:
+    """Two convolutions and a linear layer on 2x8x8 images, two of them a batch."""
     net = Network("tiny", 7)
     x = net.input("input", (2, 2, 8, 8))
     x = net.relu(net.conv(x, "conv1", (2, 6), 3, pad=1, bias=True), "relu1")
     x = net.relu(net.conv(x, "conv2", (6, 6), 3, pad=1, bias=True), "relu2")
     x = net.max_pool(x, "pool")
     x = net.add("Flatten", [x], "flatten", axis=1)
-    return po.load(net.model(net.linear(x, "fc", 96, 5), (2, 5))).differentiate().cost("m4", runtime="c")
+    found = po.load(net.model(net.linear(x, "fc", 96, 5), (2, 5)))
+    assert isinstance(found, po.Model)
+    return found
+
+
+@cache
+def tiny() -> Problem:
+    """Its training step, for an M4 and kernels in C."""
+    return network().differentiate().cost("m4", runtime="c")
+
+
+@cache
+def updating() -> Problem:
+    """The same with the updates of gradient descent with momentum in it."""
+    return network().differentiate(optimizer="momentum").cost("m4", runtime="c")
 
 
 def graph() -> TrainingGraph:

@@ -1,5 +1,5 @@
 /* Written by poetopt. One training step of ${model}:
-   forward, loss and backward, scheduled by its plan. README.md says how it is built and called. */
+   ${does}, scheduled by its plan. README.md says how it is built and called. */
 #ifndef PO_H
 #define PO_H
 
@@ -17,6 +17,7 @@
 #define PO_INPUTS ${inputs}u
 #define PO_RESULTS ${results}u
 #define PO_PARAMETERS ${parameters}u
+#define PO_HYPERPARAMETERS ${hyperparameters}u
 
 typedef struct {
     const char *name;
@@ -27,10 +28,12 @@ typedef struct {
 
 /* To be written before each step, which may use their memory for something else. */
 extern const po_tensor po_inputs[];
-/* There after a step: the loss, then the gradient of each parameter, then updated statistics. */
+/* There after a step: the loss, then gradients where they are kept, then updated statistics. */
 extern const po_tensor po_results[];
 /* What is trained. It stays from step to step, and is the program's to change. */
 extern const po_tensor po_parameters[];
+/* Numbers of the optimizer, where the step updates the parameters (lr, ...). They stay until they are changed. */
+extern const po_tensor po_hyperparameters[];
 
 extern unsigned char po_arena[PO_ARENA_BYTES];
 extern unsigned char po_resident[PO_RESIDENT_BYTES];

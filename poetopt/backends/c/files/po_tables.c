@@ -23,6 +23,9 @@ ${results}};
 const po_tensor po_parameters[] = {
 ${parameters}};
 
+const po_tensor po_hyperparameters[] = {
+${hyperparameters}};
+
 void po_carry(void)
 {
 ${carried}}
