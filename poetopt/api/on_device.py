@@ -58,6 +58,7 @@ def emit(
     folder: str | os.PathLike[str],
     *,
     target: str = "linux",
+    schedule: str = "code",
     weights: str = "flash",
 ) -> Emitted:
     """Write a plan as C99 without malloc: `po_step()`, its kernels and tables, an example, and a README.
@@ -68,6 +69,9 @@ def emit(
         Where to; a folder that was emitted before is replaced.
     target
         `linux`, `cortex-m0plus`, `cortex-m4` or `cortex-m7`.
+    schedule
+        The plan as calls with its offsets written out (`code`), or as the compact plan with a decoder and a table of
+        the offsets (`table`), which is smaller where operators are computed often.
     weights
         Where the first values of parameters and constants are: `flash`, or `storage`.
 
@@ -78,15 +82,18 @@ def emit(
     from poetopt.backends.c.emit import check_folder_free, emitted, write_folder
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
+    from poetopt.backends.c.text import SCHEDULES
     from poetopt.backends.ort.executor import graph_of
 
     chosen = target_of(target)
+    if schedule not in SCHEDULES:
+        raise OptionError(f"--schedule {schedule}: must be {' or '.join(SCHEDULES)}")
     if weights not in WEIGHTS:
         raise OptionError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}")
     check_folder_free(folder)
     found = plan_in(read_plan(plan))
     program = device_program(found, graph_of(found, None), weights_on_storage=weights == "storage")
-    made = emitted(program, chosen)
+    made = emitted(program, chosen, schedule)
     write_folder(made, folder)
     return Emitted(
         os.fspath(folder),

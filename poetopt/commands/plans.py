@@ -122,6 +122,14 @@ def emit(
             autocompletion=choices("linux", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = "linux",
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="code|table",
+            help="The plan as calls, or as bytes that are decoded.",
+            autocompletion=choices("code", "table"),
+        ),
+    ] = "code",
     weights: Annotated[
         str,
         typer.Option(
@@ -144,7 +152,7 @@ def emit(
     check_outputs([plan, model], {"--json": json})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
-    emitted = write(loaded, out, target=target, weights=weights)
+    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0

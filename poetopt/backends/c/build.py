@@ -12,7 +12,7 @@ from poetopt.backends.c.emit import emitted
 from poetopt.backends.c.linking import STACK_BYTES, Board, board, linker_script
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Target
-from poetopt.backends.c.text import fixed
+from poetopt.backends.c.text import CODE, fixed
 from poetopt.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 
 FLAGS = (*KERNEL_FLAGS, "-O2", "-fno-math-errno", "-fno-common", "-ffunction-sections", "-fdata-sections")
@@ -45,9 +45,9 @@ class Built:
     board: Board | None
 
 
-def write(program: DeviceProgram, target: Target, folder: Path) -> None:
+def write(program: DeviceProgram, target: Target, folder: Path, schedule: str = CODE) -> None:
     """The emitted files, as `emit` writes them, into a folder of this process's own."""
-    for name, content in emitted(program, target).items():
+    for name, content in emitted(program, target, schedule).items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)

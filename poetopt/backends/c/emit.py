@@ -21,11 +21,11 @@ MARK = "po.h"
 """The file by which a folder is known to have been emitted."""
 
 
-def emitted(program: DeviceProgram, target: Target) -> Mapping[str, bytes]:
-    """The files of a program, by name."""
+def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -> Mapping[str, bytes]:
+    """The files of a program, by name; `schedule` is `code` or `table`."""
     found = {
         "po.h": text.header(program),
-        "po_step.c": text.step(program),
+        "po_step.c": text.step(program, schedule),
         "po_tables.c": text.tables(program),
         "po_weights.c": text.weights(program),
     }

@@ -7,10 +7,14 @@ from importlib.resources import files
 from string import Template
 
 from poetopt.backends.c.calls import calls
+from poetopt.backends.c.decoded import decoded
 from poetopt.backends.c.names import comment, literal
 from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
 
+CODE, TABLE = "code", "table"
+SCHEDULES = (CODE, TABLE)
+"""The plan as calls, or as bytes that are decoded."""
 TEMPLATES = "poetopt.backends.c.files"
 
 
@@ -49,11 +53,26 @@ def header(program: DeviceProgram) -> str:
     )
 
 
-def step(program: DeviceProgram) -> str:
-    """po_step.c: operators, and the instructions of the plan that call them."""
-    headers = dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
-    words = ", ".join(f"{word}u" for code in program.operators.values() for word in code.state)
+def code_schedule(program: DeviceProgram) -> str:
+    """The plan as calls, one an instruction."""
     statements = "".join(f"    {line}\n" for line in calls(program.plan, program.operators, program.storage))
+    return filled("po_calls.c", {"statements": statements})
+
+
+def table_schedule(program: DeviceProgram) -> str:
+    """The plan as its compact form, and what decodes it."""
+    return filled("po_decoder.c", decoded(program))
+
+
+def step(program: DeviceProgram, schedule: str = CODE) -> str:
+    """po_step.c: operators, and the instructions of the plan that call them.
+
+    schedule
+        `code`, or `table`.
+    """
+    headers = dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
+    by_table = schedule == TABLE
+    words = ", ".join(f"{word}u" for code in program.operators.values() for word in code.state)
     return filled(
         "po_step.c",
         {
@@ -61,8 +80,7 @@ def step(program: DeviceProgram) -> str:
             "includes": "".join(f'#include "{name}"\n' for name in headers),
             "operators": "\n".join(code.text for code in program.operators.values()),
             "state": f"static uint32_t po_state[] = {{{words}}};\n\n" if words else "",
-            "schedule": "/* The number behind a call is that of the plan's instruction. */\n"
-            f"int po_step(void)\n{{\n{statements}    return 0;\n}}",
+            "schedule": table_schedule(program) if by_table else code_schedule(program),
         },
     )
 

@@ -33,17 +33,36 @@ class Entry:
 
 
 ZOO = {
+    "autoencoder": Entry(
+        "tiny",
+        8,
+        "MLPerf Tiny's autoencoder of sounds, 640 in and out, for --loss mse, 267,928 parameters",
+        "autoencoder",
+    ),
     "bert-base": Entry(
         "bert", 1, "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters", "base"
     ),
     "bert-tiny": Entry(
         "bert", 2, "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters", "tiny"
     ),
+    "ds-cnn": Entry("tiny", 1, "MLPerf Tiny's keyword spotter DS-CNN on 49x10 features, 23,756 parameters", "ds-cnn"),
     "gpt2-small": Entry("gpt2", 1, "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters"),
     "lenet": Entry("lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
     "mlp": Entry("mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
+    "mobilenetv1-025": Entry(
+        "tiny", 1, "MLPerf Tiny's MobileNetV1 of width 0.25 for 96x96 images, 216,322 parameters", "mobilenetv1-025"
+    ),
     "mobilenetv2": Entry(
-        "mobilenet", 2, "MobileNetV2 for 224x224 images, training-mode BatchNormalization, 3,504,872 parameters"
+        "mobilenet",
+        2,
+        "MobileNetV2 for 224x224 images, training-mode BatchNormalization, 3,504,872 parameters",
+        "mobilenetv2",
+    ),
+    "mobilenetv2-035": Entry(
+        "mobilenet",
+        1,
+        "MobileNetV2 of width 0.35 for 128x128 images, training-mode BatchNormalization, 1,677,128 parameters",
+        "mobilenetv2-035",
     ),
     "resnet18-cifar": Entry(
         "resnet", 8, "ResNet-18 for 32x32 images, training-mode BatchNormalization, 11,173,962 parameters"
@@ -51,6 +70,7 @@ ZOO = {
     "resnet50": Entry(
         "resnet50", 2, "ResNet-50 for 224x224 images, training-mode BatchNormalization, 25,557,032 parameters"
     ),
+    "resnet8": Entry("tiny", 1, "MLPerf Tiny's ResNet-8 for 32x32 images, 78,186 parameters", "resnet8"),
     "vgg16-cifar": Entry(
         "vgg", 8, "VGG-16 for 32x32 images, no BatchNormalization, 512-512-10 classifier, 15,245,130 parameters"
     ),

@@ -1,4 +1,4 @@
-"""MobileNetV2, width 1.0, for 224x224 images (Sandler et al., 2018, table 2).
+"""MobileNetV2 (Sandler et al., 2018, table 2): width 1.0 for 224x224 images, and 0.35 for 128x128.
 
 All BatchNormalization is in training mode; ReLU6 is a Clip between 0 and 6. The Dropout in front of the
 classifier is left out.
@@ -16,15 +16,21 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 """Expansion, output channels, blocks and first stride of each stage."""
 
 
-def build(batch: int) -> ModelProto:
-    """Input [batch, 3, 224, 224], output [batch, 1000]; 158 parameters."""
-    net = Network("mobilenetv2", SEED)
-    x = net.input("input", (batch, 3, 224, 224))
+WIDTHS = {"mobilenetv2": (1.0, 224), "mobilenetv2-035": (0.35, 128)}
+"""Width, and pixels a side."""
+
+
+def build(batch: int, name: str = "mobilenetv2") -> ModelProto:
+    """Input [batch, 3, side, side], output [batch, 1000]; 158 parameters."""
+    width, side = WIDTHS[name]
+    net = Network(name, SEED)
+    x = net.input("input", (batch, 3, side, side))
     net.constant("zero", np.zeros((), np.float32))
     net.constant("six", np.full((), 6.0, np.float32))
-    x = _convolution(net, x, "features.0", (3, 32), 3, 2)
-    before, index = 32, 1
-    for expansion, channels, blocks, stride in STAGES:
+    before, index = _widened(32, width), 1
+    x = _convolution(net, x, "features.0", (3, before), 3, 2)
+    for expansion, full, blocks, stride in STAGES:
+        channels = _widened(full, width)
         for block in range(blocks):
             sizes = (before, before * expansion, channels)
             x = _block(net, x, f"features.{index}.conv", sizes, stride if block == 0 else 1)
@@ -33,6 +39,13 @@ def build(batch: int) -> ModelProto:
     x = net.add("GlobalAveragePool", [x], "pool")
     x = net.add("Flatten", [x], "flatten", axis=1)
     return net.model(net.linear(x, "classifier.1", 1280, 1000), (batch, 1000))
+
+
+def _widened(channels: int, width: float) -> int:
+    """The multiple of 8 that is nearest to `width` of the channels, and no more than a tenth below it."""
+    wanted = channels * width
+    found = max(8, int(wanted + 4) // 8 * 8)
+    return found if found >= 0.9 * wanted else found + 8
 
 
 def _convolution(

@@ -72,22 +72,22 @@ class Network:
         x: str,
         name: str,
         channels: tuple[int, int],
-        kernel: int,
+        kernel: int | tuple[int, int],
         stride: int = 1,
         *,
-        pad: int = 0,
+        pad: int | tuple[int, int, int, int] = 0,
         bias: bool = False,
         group: int = 1,
     ) -> str:
-        """A square 2-D convolution; `channels` are those in and out."""
+        """A 2-D convolution; `channels` are those in and out, `pad` is for all sides or top, left, bottom, right."""
         inside, outside = channels[0] // group, channels[1]
-        operands = [x, self.he(f"{name}.weight", (outside, inside, kernel, kernel), inside * kernel * kernel)]
+        high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
+        operands = [x, self.he(f"{name}.weight", (outside, inside, high, wide), inside * high * wide)]
         if bias:
             operands.append(self.weight(f"{name}.bias", np.zeros(outside, dtype=np.float32)))
+        pads = [pad] * 4 if isinstance(pad, int) else list(pad)
         grouped: dict[str, object] = {"group": group} if group > 1 else {}
-        return self.add(
-            "Conv", operands, name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, **grouped
-        )
+        return self.add("Conv", operands, name, kernel_shape=[high, wide], strides=[stride] * 2, pads=pads, **grouped)
 
     def batch_norm(self, x: str, name: str, channels: int) -> str:
         """BatchNormalization in training mode, with the updated statistics as its second and third output."""

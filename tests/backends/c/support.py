@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import poetopt as po
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.program import DeviceProgram, device_program
+from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.ort.batch import Batch, random_batch
 from poetopt.frontends.zoo.network import Network
@@ -85,16 +87,28 @@ def batch() -> Batch:
     return random_batch(graph(), 3)
 
 
-def written(plan: Plan, folder: Path, target_name: str = "linux") -> DeviceProgram:
+def written(plan: Plan, folder: Path, target_name: str = "linux", schedule: str = "code") -> DeviceProgram:
     """The program of a plan, written into `folder`."""
     program = device_program(plan, graph())
-    write(program, TARGETS[target_name], folder)
+    write(program, TARGETS[target_name], folder, schedule)
     return program
 
 
-def built(plan: Plan, folder: Path, target_name: str = "linux") -> Built:
-    """A plan, compiled."""
-    return build(written(plan, folder, target_name), TARGETS[target_name], folder, warnings=("-Werror", *WARNINGS))
+def built(plan: Plan, folder: Path, target_name: str = "linux", schedule: str = "code") -> Built:
+    """A plan, compiled without a warning."""
+    program = written(plan, folder, target_name, schedule)
+    return build(program, TARGETS[target_name], folder, warnings=("-Werror", *WARNINGS))
+
+
+def on_qemu(found: Built) -> bytes:
+    """What the same program writes on QEMU, after `run` has shown it on the other emulator."""
+    program, target = found.program, found.target
+    (found.folder / "batches.bin").write_bytes(b"".join(batch()[row.name].tobytes() for row in program.inputs))
+    (found.folder / "pages.bin").write_bytes(bytes(program.storage.count * BLOCK_BYTES))
+    command = ["qemu-system-arm", *target.qemu, "-display", "none", "-monitor", "none", "-serial", "none"]
+    command += ["-semihosting-config", "enable=on,target=native", "-kernel", "po.elf"]
+    subprocess.run(command, cwd=found.folder, check=True, timeout=120)
+    return (found.folder / "results.bin").read_bytes()
 
 
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +31,10 @@ from tests.backends.c.support import (
     graph,
     needs_emulator,
     needs_host,
+    on_qemu,
     paged,
     same,
+    tiny,
     unscheduled,
     updating,
     written,
@@ -68,6 +71,20 @@ def is_far(mine: Batch) -> bool:
     reference = measured_reference(graph(), batch())
     apart = distance(moved(graph(), mine), moved(graph(), reference.results), graph().trained)
     return not apart <= TOLERANCE * reference.sensitivity
+
+
+@needs_host
+def test_the_compact_plan_and_its_decoder_give_the_same_bits(tmp_path: Path) -> None:
+    """One that pages, and one that recomputes."""
+    recomputed = po.solve(tiny(), ram="70%", paging=False, threads=1, time_limit="20s").plan
+    assert recomputed is not None
+    computes = sum(step.action is Action.COMPUTE for step in recomputed.instructions)
+    assert computes > len(tiny().operators)
+    expected = run(built(unscheduled(), tmp_path / "whole"), batch()).results
+    for name, plan in (("paged", paged()), ("recomputed", recomputed)):
+        found = run(built(plan, tmp_path / name, schedule="table"), batch())
+        assert same(found.results, expected)
+        assert same(found.again, expected)
 
 
 @needs_host
@@ -122,6 +139,9 @@ def test_a_cortex_m4_gives_the_same_bits_with_exactly_the_ram(tmp_path: Path) ->
     assert 0 < mine.stack_bytes < 4096
     theirs = run(built(unscheduled(), tmp_path / "whole", "cortex-m4"), batch())
     assert same(mine.results, theirs.results)
+    if shutil.which("qemu-system-arm"):
+        rows = (*program.results, *program.parameters)
+        assert on_qemu(scheduled) == b"".join(mine.results[row.name].tobytes() for row in rows)
 
     assert scheduled.board is not None
     less = replace(scheduled.board, nbytes=scheduled.board.nbytes - 1024)

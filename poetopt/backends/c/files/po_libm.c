@@ -253,6 +253,24 @@ float powf(float x, float y)
     return x < 0.0f && odd ? -made : made;
 }
 
+/* Of doubles, for the few scalars that an optimizer computes from its numbers in each step. */
+double sqrt(double x)
+{
+    double root = (double)sqrtf((float)x);
+    if (!(root > 0.0) || !(root < 3.0e38)) {
+        return root;
+    }
+    for (int k = 0; k < 3; k++) {
+        root = 0.5 * (root + x / root);
+    }
+    return root;
+}
+
+double pow(double x, double y)
+{
+    return (double)powf((float)x, (float)y);
+}
+
 /* sin(x + quarter * pi / 2) */
 static float sine(float x, int quarter)
 {

@@ -9,6 +9,8 @@
 #define isfinite(x) __builtin_isfinite(x)
 #define signbit(x) __builtin_signbit(x)
 
+double pow(double x, double y);
+double sqrt(double x);
 float ceilf(float x);
 float copysignf(float x, float sign);
 float cosf(float x);

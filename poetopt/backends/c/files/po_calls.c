@@ -1,0 +1,5 @@
+/* The number behind a call is that of the plan's instruction. */
+int po_step(void)
+{
+${statements}    return 0;
+}
