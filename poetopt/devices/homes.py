@@ -54,14 +54,7 @@ def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0])
     resident = dict(resident_storages(graph))
     updaters = {graph.root(old): operator.name for old, operator in graph.updaters.items()}
     sizes = {name: graph.tensors[name].nbytes for name in resident}
-    frozen = [name for name, role in resident.items() if role in SCHEDULED and name not in updaters]
-    frozen = [name for name in frozen if name not in graph.trained]
-    flash: dict[str, Role] = {}
-    room = device.flash_room_bytes
-    for name in sorted(frozen, key=lambda name: (-sizes[name], name)):
-        if sizes[name] <= room:
-            flash[name] = resident.pop(name)
-            room -= sizes[name]
+    flash = {name: resident.pop(name) for name in in_flash(graph, device.flash_room_bytes)}
     storage: dict[str, str] = {}
     if parameters == "paged":
         for name, role in list(resident.items()):
@@ -69,3 +62,17 @@ def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0])
                 storage[name] = updaters.get(name, "")
                 del resident[name]
     return Homes(resident, storage, flash)
+
+
+def in_flash(graph: TrainingGraph, room_bytes: int) -> tuple[str, ...]:
+    """The storages that lie in mapped flash of so many bytes; the same ones for the sum of theirs."""
+    updated = {graph.root(old) for old in graph.updaters}
+    resident = resident_storages(graph)
+    frozen = [name for name, role in resident.items() if role in SCHEDULED and name not in updated]
+    frozen = [name for name in frozen if name not in graph.trained]
+    found: list[str] = []
+    for name in sorted(frozen, key=lambda name: (-graph.tensors[name].nbytes, name)):
+        if graph.tensors[name].nbytes <= room_bytes:
+            found.append(name)
+            room_bytes -= graph.tensors[name].nbytes
+    return tuple(found)

@@ -18,7 +18,7 @@ from poetopt.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 FLAGS = (*KERNEL_FLAGS, "-O2", "-fno-math-errno", "-fno-common", "-ffunction-sections", "-fdata-sections")
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 """What the emitted code has none of."""
-STEP = ("po_step.c", "po_tables.c", "po_weights.c")
+STEP = ("po_step.c", "po_tables.c", "po_weights.c", "po_flash.c")
 """What a step is made of on every target."""
 
 
@@ -73,6 +73,7 @@ def build(
     """
     found = compiler(target)
     weights = (folder / "po_weights.bin").stat().st_size if not program.weights else 0
+    weights += program.flash.nbytes
     if target.bare:
         ram = board(program, stack_bytes, at_end_of_page=True) if ram is None else ram
         (folder / "po.ld").write_text(linker_script(ram), encoding="utf-8")

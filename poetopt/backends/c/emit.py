@@ -28,6 +28,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
         "po_step.c": text.step(program, schedule),
         "po_tables.c": text.tables(program),
         "po_weights.c": text.weights(program),
+        "po_flash.c": text.flash(program),
     }
     for package, name in dict.fromkeys(pair for code in program.operators.values() for pair in code.headers):
         found[name] = files(package).joinpath(name).read_text(encoding="utf-8")
@@ -39,6 +40,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
         found["main.c"] = text.fixed("main_posix.c")
     made = {name: content.encode() for name, content in found.items()}
     made["po_weights.bin"] = text.weight_bytes(program)
+    made["po_flash.bin"] = text.flash_bytes(program)
     made["README.md"] = readme(program, target, len(made["po_weights.bin"])).encode()
     return made
 

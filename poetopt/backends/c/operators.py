@@ -18,6 +18,8 @@ from poetopt.step.places import Places
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+Still = tuple[Resident, Resident]
+"""What no schedule moves: in RAM, in flash."""
 WORKSPACE = "work"
 """The parameter that is the operator's workspace."""
 
@@ -65,14 +67,14 @@ def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
 
 
 def operator_code(
-    index: int, graph: TrainingGraph, problem: Problem, places: Places, resident: Resident, state_at: int
+    index: int, graph: TrainingGraph, problem: Problem, places: Places, still: Still, state_at: int
 ) -> OperatorCode:
     """The function of operator `index` of `problem`.
 
     Raises `UnsupportedOpError` where no kernel runs one of its nodes.
     """
     operator = places.operators[problem.operators[index].name]
-    writer = _Writer(operator, graph, places, resident, layout(operator, graph.tensors, problem.alignment))
+    writer = _Writer(operator, graph, places, still, layout(operator, graph.tensors, problem.alignment))
     lines: list[str] = []
     headers: dict[tuple[str, str], None] = {}
     state: list[int] = []
@@ -101,12 +103,12 @@ class _Writer:
     """The C expressions of what an operator's calls name."""
 
     def __init__(
-        self, operator: Operator, graph: TrainingGraph, places: Places, resident: Resident, inner: InnerLayout
+        self, operator: Operator, graph: TrainingGraph, places: Places, still: Still, inner: InnerLayout
     ) -> None:
         self.operator = operator
         self.graph = graph
         self.places = places
-        self.resident = resident
+        self.resident, self.flash = still
         self.inner = inner
         self.tensors: list[int] = []
         self.workspace = False
@@ -127,6 +129,8 @@ class _Writer:
         root = self.graph.root(self.inner.storage.get(name, name))
         if root in self.resident.offsets:
             return f"PO_RESIDENT({self.resident.offsets[root]}u)"
+        if root in self.flash.offsets:
+            return f"PO_FLASH({self.flash.offsets[root]}u)"
         index = self.places.index[root]
         if index not in self.tensors:
             self.tensors.append(index)

@@ -35,6 +35,8 @@ class DeviceProgram:
 
     operators
         The function of each operator that the plan computes, by its index in the problem.
+    resident, flash
+        What no schedule moves: in RAM, and in mapped flash.
     weights
         Blocks at the start of the storage that hold the initial values; 0 where they are in flash.
     inputs, results, parameters, hyperparameters
@@ -47,6 +49,7 @@ class DeviceProgram:
     graph: TrainingGraph
     operators: Mapping[int, OperatorCode]
     resident: Resident
+    flash: Resident
     storage: Storage
     weights: int
     inputs: tuple[Row, ...]
@@ -81,14 +84,20 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     shown = problem.model_ref or problem.name
     c = runtime(RUNTIME)
     check_planned_for_c(plan)
+    if problem.parameters == "paged":
+        raise PlanError(
+            f"{shown}: the plan moves parameters between RAM and storage, and no C is written for that yet; solve with "
+            "--parameters resident"
+        )
     check_belongs(graph, problem, c, shown)
     simulate(plan)
     check_layout(plan)
-    places, resident = Places(graph, problem, c), lay_out_resident(graph)
+    places = Places(graph, problem, c)
+    resident, flash = lay_out_resident(graph, problem)
     operators: dict[int, OperatorCode] = {}
     words = 0
     for index in sorted({step.target for step in plan.instructions if step.action is Action.COMPUTE}):
-        operators[index] = operator_code(index, graph, problem, places, resident, words)
+        operators[index] = operator_code(index, graph, problem, places, (resident, flash), words)
         words += len(operators[index].state)
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
@@ -108,6 +117,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         graph,
         operators,
         resident,
+        flash,
         lay_out_storage(plan, weights),
         weights,
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),

@@ -35,6 +35,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "operators": f"{len(program.operators):,}",
             "arena_bytes": f"{program.arena_bytes:,}",
             "resident_bytes": f"{program.resident.nbytes:,}",
+            "flash_bytes": f"{program.flash.nbytes:,}",
             "block_bytes": BLOCK_BYTES,
             "storage_bytes": f"{program.storage.count * BLOCK_BYTES:,}",
             "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
@@ -48,7 +49,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
 
 
 def _build(target: Target) -> str:
-    sources = "po_step.c po_tables.c po_weights.c main.c"
+    sources = "po_step.c po_tables.c po_weights.c po_flash.c main.c"
     if not target.bare:
         return f"cc {FLAGS} {sources} -lm -o train"
     flags = f"{FLAGS} -ffreestanding -nostdlib -ffunction-sections -fdata-sections -Wl,--gc-sections -Wl,-T,po.ld"

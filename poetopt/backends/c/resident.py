@@ -1,12 +1,14 @@
-"""Where each storage of the resident region lies on a device: side by side, without a byte between."""
+"""Where each storage lies on a device that no schedule moves: in the resident region, or in mapped flash."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from poetopt.devices.homes import in_flash
 from poetopt.graph import DTYPE_BYTES, TrainingGraph
 from poetopt.operators.resident import resident_storages
+from poetopt.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """The resident region.
+    """The resident region, or what is in flash.
 
     offsets
         Where each storage starts, by name. The widest elements come first, so that each is aligned for its own.
@@ -35,10 +37,17 @@ class Resident:
     given: tuple[Span, ...]
 
 
-def lay_out_resident(graph: TrainingGraph) -> Resident:
-    """The resident region of `graph`: by width of the elements, then what is given, then in the graph's order."""
-    roots = list(resident_storages(graph))
-    roots.sort(key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in graph.values))
+def lay_out_resident(graph: TrainingGraph, problem: Problem) -> tuple[Resident, Resident]:
+    """The resident region of a step, and what of it `problem` has in mapped flash."""
+    scheduled = {tensor.name for tensor in problem.tensors}
+    flash = in_flash(graph, problem.flash_bytes)
+    ram = [name for name in resident_storages(graph) if name not in scheduled and name not in flash]
+    return _side_by_side(graph, ram), _side_by_side(graph, flash)
+
+
+def _side_by_side(graph: TrainingGraph, names: Iterable[str]) -> Resident:
+    """Without a byte between: by width of the elements, then what is given, then in the order of `names`."""
+    roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in graph.values))
     offsets: dict[str, int] = {}
     spans: list[Span] = []
     end = 0

@@ -42,6 +42,7 @@ def header(program: DeviceProgram) -> str:
             "model": comment(program.shown),
             "arena_bytes": program.arena_bytes,
             "resident_bytes": program.resident.nbytes,
+            "flash_bytes": program.flash.nbytes,
             "block_bytes": BLOCK_BYTES,
             "blocks": program.storage.count,
             "inputs": len(program.inputs),
@@ -136,6 +137,16 @@ def weights(program: DeviceProgram) -> str:
         copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
         at += span.nbytes
     return filled("po_weights.c", {"model": comment(program.shown), "copies": "".join(copies)})
+
+
+def flash(program: DeviceProgram) -> str:
+    """po_flash.c: constants that stay in flash."""
+    return filled("po_flash.c", {"model": comment(program.shown)})
+
+
+def flash_bytes(program: DeviceProgram) -> bytes:
+    """po_flash.bin: the constants, as they lie there."""
+    return b"".join(program.graph.values[name].tobytes() for span in program.flash.given for name in span.names)
 
 
 def weight_bytes(program: DeviceProgram) -> bytes:

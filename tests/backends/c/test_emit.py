@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ def test_the_folder_that_is_emitted_builds_as_its_readme_says_and_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The example takes as many steps as there are batches; the weights come from storage here."""
-    po.load("mlp", batch=2)
     plan = lay_out(store_all(po.load("mlp", batch=2).differentiate(optimizer="sgd").cost("m4", runtime="c")))
     save(plan, tmp_path / "plan.json")
     folder = tmp_path / "out"
@@ -79,10 +79,12 @@ def test_every_byte_of_the_resident_region_is_a_tensors(tmp_path: Path) -> None:
     """Sum and alignment; the first values are the network's."""
     from poetopt.backends.c.resident import lay_out_resident
 
-    found = lay_out_resident(graph())
+    found, flash = lay_out_resident(graph(), tiny())
     assert found.nbytes == tiny().resident_bytes
+    assert flash.nbytes == tiny().flash_bytes > 0
+    assert not {*found.offsets} & {*flash.offsets}
     taken = sorted((at, at + graph().tensors[name].nbytes) for name, at in found.offsets.items())
-    assert all(end <= start for (_, end), (start, _) in zip(taken, taken[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(taken))
     for name, at in found.offsets.items():
         tensor = graph().tensors[name]
         assert at % (tensor.nbytes // max(tensor.size, 1)) == 0

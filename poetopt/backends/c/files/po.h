@@ -8,6 +8,8 @@
 /* All RAM that the step takes beside the stack, to the byte. */
 #define PO_ARENA_BYTES ${arena_bytes}u
 #define PO_RESIDENT_BYTES ${resident_bytes}u
+/* Constants, in flash for good. */
+#define PO_FLASH_BYTES ${flash_bytes}u
 
 /* The storage that po_read and po_write move bytes from and to. */
 #define PO_BLOCK_BYTES ${block_bytes}u
@@ -37,6 +39,7 @@ extern const po_tensor po_hyperparameters[];
 
 extern unsigned char po_arena[PO_ARENA_BYTES];
 extern unsigned char po_resident[PO_RESIDENT_BYTES];
+extern const unsigned char po_flash[];
 
 /* Gives parameters and constants their first values. Call it once. 0, or what po_read returned where that wasn't 0. */
 int po_load(void);

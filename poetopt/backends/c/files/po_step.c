@@ -17,6 +17,8 @@ ${includes}
 #define PO_AT(base, offset) ((void *)((unsigned char *)(base) + (offset)))
 #define PO_ARENA(offset) PO_AT(po_arena, offset)
 #define PO_RESIDENT(offset) PO_AT(po_resident, offset)
+/* Constants, which are read in place: kernels write to none of them. */
+#define PO_FLASH(offset) ((const void *)(po_flash + (offset)))
 
 #define PO_TRY(call)               \
     do {                           \
