@@ -60,6 +60,7 @@ class _Attachment:
         self.gradients = dict(graph.gradients)
 
     def graph(self, *, fuse: bool) -> TrainingGraph:
+        """See `with_updates`."""
         builder, graph = self.builder, self.source
         statistics = {old: self._carried(graph.tensors[old], made) for old, made in graph.states.items()}
         operators = list(updated_in_place(graph, statistics))
@@ -67,9 +68,9 @@ class _Attachment:
             operators = self._transient(operators)
         given = self._hyperparameters()
         scalars, first = self._scalars(given)
-        updates = {self.gradients[name]: [] for name in graph.trained}  # type: dict[str, list[Operator]]
+        updates: dict[str, list[Operator]] = {}
         for name in graph.trained:
-            updates[self.gradients[name]].append(self._update(name, scalars))
+            updates.setdefault(self.gradients[name], []).append(self._update(name, scalars))
         operators = _behind(operators, first, updates)
         outputs = {graph.states[old]: new for old, new in statistics.items()}
         used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}

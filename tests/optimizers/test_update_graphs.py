@@ -15,7 +15,6 @@ import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.executor import paged_bytes
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.devices import cost, device
@@ -33,6 +32,7 @@ from poetopt.problem import Problem
 from poetopt.runtimes.onnxruntime import runtime
 from poetopt.runtimes.workspace import shared_storage
 from poetopt.schedule import Schedule
+from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -139,7 +139,7 @@ def compared(plan: Plan) -> bool:
     assert chosen is not None
     sessions, region, batch = Sessions(chosen), Region.of(chosen), random_batch(chosen)
     wanted = NodeByNode(chosen, sessions, region.begun, chosen.results).run(batch)
-    with PageFile(paged_bytes(plan)) as pages:
+    with PageFile(slots(plan)) as pages:
         program = Program(plan, chosen, Block(arena_bytes(plan)), region, sessions, pages)
         for _ in range(2):  # a step begins anew
             program.run_checked(batch)
