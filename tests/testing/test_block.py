@@ -275,8 +275,6 @@ def test_a_block_that_never_has_a_schedule_shows_nothing() -> None:
 def test_a_block_that_can_not_stand_there() -> None:
     with pytest.raises(FormulationError, match="requires thermal"):
         check_block(Block("hot", _nothing, requires=("thermal",), restricts=False), problems=1)
-    with pytest.raises(FormulationError, match="decisions of 'retention'"):
-        check_block(static_power(1.0), formulation="poet", problems=1)
 
 
 def test_an_undeclared_rule_still_holds_in_a_solve() -> None:
