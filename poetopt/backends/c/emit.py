@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from importlib.resources import files
@@ -17,6 +18,7 @@ from poetopt.errors import OutputError
 
 BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
 """What a bare board needs beside."""
+INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 MARK = "po.h"
 """The file by which a folder is known to have been emitted."""
 
@@ -30,8 +32,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
         "po_weights.c": text.weights(program),
         "po_flash.c": text.flash(program),
     }
-    for package, name in dict.fromkeys(pair for code in program.operators.values() for pair in code.headers):
-        found[name] = files(package).joinpath(name).read_text(encoding="utf-8")
+    found |= _headers(program)
     if target.bare:
         found |= {name: text.fixed(name) for name in BARE}
         found["main.c"] = text.fixed("main_semihosting.c")
@@ -43,6 +44,19 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
     made["po_flash.bin"] = text.flash_bytes(program)
     made["README.md"] = readme(program, target, len(made["po_weights.bin"])).encode()
     return made
+
+
+def _headers(program: DeviceProgram) -> Mapping[str, str]:
+    """The kernels' headers, and those that they include beside them."""
+    waiting = list(dict.fromkeys(pair for code in program.operators.values() for pair in code.headers))
+    found: dict[str, str] = {}
+    while waiting:
+        package, name = waiting.pop()
+        if name in found:
+            continue
+        found[name] = files(package).joinpath(name).read_text(encoding="utf-8")
+        waiting += [(package, included) for included in INCLUDED.findall(found[name])]
+    return found
 
 
 def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
