@@ -42,6 +42,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
     made = {name: content.encode() for name, content in found.items()}
     made["po_weights.bin"] = text.weight_bytes(program)
     made["po_flash.bin"] = text.flash_bytes(program)
+    made["po_storage.bin"] = text.storage_bytes(program)
     made["README.md"] = readme(program, target, len(made["po_weights.bin"])).encode()
     return made
 

@@ -22,11 +22,16 @@ RUNTIME = "c"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tensor of the tables: what it is called there, and where it lies."""
+    """A tensor of the tables: what it is called there, and where it lies between steps.
+
+    block
+        Where on the storage, if it isn't in RAM then; else -1.
+    """
 
     name: str
     tensor: Tensor
     place: Place
+    block: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class DeviceProgram:
     resident, flash
         What no schedule moves: in RAM, and in mapped flash.
     weights
-        Blocks at the start of the storage that hold the initial values; 0 where they are in flash.
+        Blocks at the start of the storage that hold the resident region's first values; 0 where they are in flash.
     inputs, results, parameters, hyperparameters
         The tables. An input that nothing reads has no place, and is in none.
     carried
@@ -84,11 +89,6 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     shown = problem.model_ref or problem.name
     c = runtime(RUNTIME)
     check_planned_for_c(plan)
-    if problem.parameters == "paged":
-        raise PlanError(
-            f"{shown}: the plan moves parameters between RAM and storage, and no C is written for that yet; solve with "
-            "--parameters resident"
-        )
     check_belongs(graph, problem, c, shown)
     simulate(plan)
     check_layout(plan)
@@ -102,15 +102,21 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
     offsets = input_offsets(plan)
+    storage = lay_out_storage(plan, weights)
 
     def kept(name: str, shown: str = "") -> Row:
-        return Row(shown or name, graph.tensors[name], Place(0, graph.root(name)))
+        tensor, root = graph.tensors[name], graph.root(name)
+        index = places.index.get(root)
+        if index is None:
+            return Row(shown or name, tensor, Place(0, root))
+        if index in offsets:
+            return Row(shown or name, tensor, Place(offsets[index]))
+        return Row(shown or name, tensor, Place(0), storage.blocks[index])
 
     def fed(name: str) -> Row | None:
         if graph.root(name) in resident.offsets:
             return kept(name)
-        index = places.index.get(name)
-        return None if index is None else Row(name, graph.tensors[name], Place(offsets[index]))
+        return kept(name) if name in places.index else None
 
     return DeviceProgram(
         plan,
@@ -118,7 +124,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         operators,
         resident,
         flash,
-        lay_out_storage(plan, weights),
+        storage,
         weights,
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
         results=(
@@ -126,7 +132,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
             *(kept(made, f"{name}.grad") for name, made in graph.gradients.items()),
             *(kept(name) for name in graph.states.values()),
         ),
-        parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets),
+        parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets or name in places.index),
         hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
         carried=tuple(
             (kept(new), kept(old)) for old, new in graph.states.items() if graph.root(new) != graph.root(old)

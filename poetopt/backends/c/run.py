@@ -88,8 +88,8 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -
 
 
 def _pages(built: Built) -> bytes:
-    """The storage at first: the weights, where they lie there."""
-    first = (built.folder / "po_weights.bin").read_bytes() if built.program.weights else b""
+    """The storage at first: what is there before the first step."""
+    first = (built.folder / "po_storage.bin").read_bytes()
     return first + bytes(built.program.storage.count * BLOCK_BYTES - len(first))
 
 

@@ -1,4 +1,4 @@
-"""Which blocks of the storage hold each tensor that a plan pages out."""
+"""Which blocks of the storage hold each tensor that a plan moves, and what they hold before the first step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ class Storage:
     """The storage of a step.
 
     blocks
-        The first block of each tensor that is paged, by its index in the problem.
+        The first block of each tensor that is paged, or that has its first value there, by its index in the problem.
+    first
+        The tensors with their first values there, in the order of their blocks, which come before all others.
     count
         How many blocks there are.
     """
 
     blocks: Mapping[int, int]
+    first: tuple[int, ...]
     count: int
 
 
 def lay_out_storage(plan: Plan, first: int = 0) -> Storage:
-    """Whole blocks for each tensor that the plan moves, from block `first` on, in the order of the problem."""
+    """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plan moves."""
+    problem = plan.problem
+    begin = tuple(sorted({*problem.stored_at_start, *problem.lasting}))
     moved = sorted({i.target for i in plan.instructions if i.action in (Action.PAGE_OUT, Action.PAGE_IN)})
     blocks: dict[int, int] = {}
     end = first
-    for index in moved:
+    for index in dict.fromkeys((*begin, *moved)):
         blocks[index] = end
-        end += -(-plan.problem.tensors[index].nbytes // BLOCK_BYTES)
-    return Storage(blocks, end)
+        end += -(-problem.tensors[index].nbytes // BLOCK_BYTES)
+    return Storage(blocks, begin, end)

@@ -11,6 +11,7 @@ from poetopt.backends.c.decoded import decoded
 from poetopt.backends.c.names import comment, literal
 from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.step.places import input_offsets
 
 CODE, TABLE = "code", "table"
 SCHEDULES = (CODE, TABLE)
@@ -112,31 +113,38 @@ def _rows(program: DeviceProgram, rows: Sequence[Row]) -> str:
         for row in rows:
             root = row.place.root
             at = f"po_resident + {program.resident.offsets[root]}u" if root else f"po_arena + {row.place.offset}u"
-            yield f'    {{{literal(row.name)}, "{row.tensor.dtype}", {at}, {row.tensor.nbytes}u}},\n'
+            place = f"{at}, {row.tensor.nbytes}u, 0u" if row.block < 0 else f"0, {row.tensor.nbytes}u, {row.block}u"
+            yield f'    {{{literal(row.name)}, "{row.tensor.dtype}", {place}}},\n'
 
-    return "".join(lines()) or "    {0, 0, 0, 0u},\n"  # C99 has no empty arrays
+    return "".join(lines()) or "    {0, 0, 0, 0u, 0u},\n"  # C99 has no empty arrays
 
 
 def weights(program: DeviceProgram) -> str:
     """po_weights.c: how the resident region gets its first values."""
     spans = program.resident.given
-    if program.weights:
-        reads: list[str] = []
-        block = 0
-        for span in spans:
-            reads += [
-                "    if (code == 0) {\n",
-                f"        code = po_read({block}u, po_resident + {span.offset}u, {span.nbytes}u);\n",
-                "    }\n",
-            ]
-            block += -(-span.nbytes // BLOCK_BYTES)
-        return filled("po_weights_storage.c", {"model": comment(program.shown), "reads": "".join(reads)})
+    reads: list[str] = []
     copies: list[str] = []
-    at = 0
+    block = at = 0
     for span in spans:
-        copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
-        at += span.nbytes
-    return filled("po_weights.c", {"model": comment(program.shown), "copies": "".join(copies)})
+        if program.weights:
+            reads += _read(block, f"po_resident + {span.offset}u", span.nbytes)
+            block += -(-span.nbytes // BLOCK_BYTES)
+        else:
+            copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
+            at += span.nbytes
+    offsets = input_offsets(program.plan)
+    for index in program.plan.problem.lasting:
+        tensor = program.plan.problem.tensors[index]
+        reads += _read(program.storage.blocks[index], f"po_arena + {offsets[index]}u", tensor.nbytes, tensor.name)
+    values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads)}
+    return filled("po_weights_storage.c" if program.weights else "po_weights.c", values)
+
+
+def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str]:
+    """Statements that read a first value, where none before has failed."""
+    yield "    if (code == 0) {\n"
+    yield f"        code = po_read({block}u, {address}, {nbytes}u);" + (f" /* {comment(name)} */\n" if name else "\n")
+    yield "    }\n"
 
 
 def flash(program: DeviceProgram) -> str:
@@ -147,6 +155,16 @@ def flash(program: DeviceProgram) -> str:
 def flash_bytes(program: DeviceProgram) -> bytes:
     """po_flash.bin: the constants, as they lie there."""
     return b"".join(program.graph.values[name].tobytes() for span in program.flash.given for name in span.names)
+
+
+def storage_bytes(program: DeviceProgram) -> bytes:
+    """po_storage.bin: what the storage holds before the first step, from its first block on."""
+    data = bytearray(weight_bytes(program) if program.weights else b"")
+    tensors = program.plan.problem.tensors
+    for index in program.storage.first:
+        data += program.graph.values[tensors[index].name].tobytes()
+        data += bytes(-len(data) % BLOCK_BYTES)
+    return bytes(data)
 
 
 def weight_bytes(program: DeviceProgram) -> bytes:

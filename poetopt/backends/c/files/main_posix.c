@@ -1,7 +1,8 @@
 /* Example for Linux and its kin: reads batches, trains, and writes what came of it. Files stand for sensor and SD card.
 
    batches.bin   the inputs of each step, in the order of po_inputs, one step after another
-   pages.bin     the storage that po_read and po_write use; it is made where it isn't there
+   pages.bin     the storage that po_read and po_write use: a copy of po_storage.bin, with room behind; where it isn't
+                 there, it is made of that
    results.bin   is written: after the last step, po_results and then po_parameters, in their order
 
    It takes as many steps as batches.bin has batches. */
@@ -39,14 +40,46 @@ static int next_batch(FILE *file)
     return 1;
 }
 
-static int save(FILE *file, const po_tensor *tensors, uint32_t count)
+static int put(FILE *file, const po_tensor *tensor)
 {
-    for (uint32_t k = 0; k < count; k++) {
-        if (fwrite(tensors[k].address, 1, tensors[k].bytes, file) != tensors[k].bytes) {
+    unsigned char piece[PO_BLOCK_BYTES];
+    if (tensor->address != NULL) {
+        return fwrite(tensor->address, 1, tensor->bytes, file) != tensor->bytes;
+    }
+    for (uint32_t done = 0; done < tensor->bytes; done += PO_BLOCK_BYTES) {
+        const uint32_t count = tensor->bytes - done < PO_BLOCK_BYTES ? tensor->bytes - done : PO_BLOCK_BYTES;
+        if (po_read(tensor->block + done / PO_BLOCK_BYTES, piece, count) != 0 ||
+            fwrite(piece, 1, count, file) != count) {
             return 1;
         }
     }
     return 0;
+}
+
+static int save(FILE *file, const po_tensor *tensors, uint32_t count)
+{
+    for (uint32_t k = 0; k < count; k++) {
+        if (put(file, &tensors[k]) != 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The storage as it is before the first step. */
+static FILE *made(void)
+{
+    unsigned char block[PO_BLOCK_BYTES];
+    FILE *from = fopen("po_storage.bin", "rb");
+    FILE *storage = fopen("pages.bin", "w+b");
+    size_t count;
+    while (from != NULL && storage != NULL && (count = fread(block, 1, sizeof block, from)) > 0) {
+        (void)fwrite(block, 1, count, storage);
+    }
+    if (from != NULL) {
+        (void)fclose(from);
+    }
+    return storage;
 }
 
 static int train(FILE *batches)
@@ -77,7 +110,7 @@ int main(void)
     int failed = batches == NULL;
     pages = fopen("pages.bin", "r+b");
     if (pages == NULL) {
-        pages = fopen("pages.bin", "w+b");
+        pages = made();
     }
     if (failed || pages == NULL) {
         (void)fprintf(stderr, "batches.bin or pages.bin can't be opened\n");

@@ -1,7 +1,7 @@
 /* Example for a board with a debugger, or an emulator: files of the host by semihosting stand for sensor and SD card.
 
    batches.bin   the inputs of each step, in the order of po_inputs, one step after another
-   pages.bin     the storage that po_read and po_write use; it must be there
+   pages.bin     the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
    results.bin   is written: after the last step, po_results and then po_parameters, in their order
 
    It takes as many steps as batches.bin has batches. Nothing but the stack is used beside po_ram. */
@@ -81,7 +81,21 @@ static int next_batch(int32_t file)
 static void save(int32_t file, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
-        (void)file_move(SYS_WRITE, file, tensors[k].address, tensors[k].bytes);
+        unsigned char piece[64]; /* a stack is small, and a block is read in parts that it is a multiple of */
+        const int32_t storage = tensors[k].address == 0 ? file_open("pages.bin", 9u, READ) : -1;
+        const uintptr_t place[2] = {(uintptr_t)storage, (uintptr_t)tensors[k].block * PO_BLOCK_BYTES};
+        if (tensors[k].address != 0) {
+            (void)file_move(SYS_WRITE, file, tensors[k].address, tensors[k].bytes);
+            continue;
+        }
+        (void)host(SYS_SEEK, (uintptr_t)place);
+        for (uint32_t done = 0; done < tensors[k].bytes; done += sizeof piece) {
+            const uint32_t left = tensors[k].bytes - done;
+            const uint32_t bytes = left < sizeof piece ? left : (uint32_t)sizeof piece;
+            (void)file_move(SYS_READ, storage, piece, bytes);
+            (void)file_move(SYS_WRITE, file, piece, bytes);
+        }
+        file_close(storage);
     }
 }
 

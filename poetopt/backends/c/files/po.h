@@ -11,7 +11,7 @@
 /* Constants, in flash for good. */
 #define PO_FLASH_BYTES ${flash_bytes}u
 
-/* The storage that po_read and po_write move bytes from and to. */
+/* The storage that po_read and po_write move bytes from and to. Before the first step, po_storage.bin is at its start. */
 #define PO_BLOCK_BYTES ${block_bytes}u
 #define PO_BLOCKS ${blocks}u
 
@@ -24,15 +24,16 @@
 typedef struct {
     const char *name;
     const char *type; /* of an element, in numpy's words */
-    void *address;
+    void *address; /* 0: it isn't in RAM between steps */
     uint32_t bytes;
+    uint32_t block; /* where it begins on the storage, if it isn't in RAM */
 } po_tensor;
 
 /* To be written before each step, which may use their memory for something else. */
 extern const po_tensor po_inputs[];
 /* There after a step: the loss, then gradients where they are kept, then updated statistics. */
 extern const po_tensor po_results[];
-/* What is trained. It stays from step to step, and is the program's to change. */
+/* What is trained. It stays from step to step, and is the program's to change. Some may be on the storage. */
 extern const po_tensor po_parameters[];
 /* Numbers of the optimizer, where the step updates the parameters (lr, ...). They stay until they are changed. */
 extern const po_tensor po_hyperparameters[];

@@ -31,10 +31,26 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 || fwrite(address, 1, bytes, pages) != bytes;
 }
 
+/* What a step has changed on the storage is as it was. */
+static int restore(void)
+{
+    unsigned char block[PO_BLOCK_BYTES];
+    FILE *file = fopen("po_storage.bin", "rb");
+    size_t count;
+    int failed = file == NULL || fseek(pages, 0, SEEK_SET) != 0;
+    while (!failed && (count = fread(block, 1, sizeof block, file)) > 0) {
+        failed = fwrite(block, 1, count, pages) != count;
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return failed;
+}
+
 static int prepare(void)
 {
     FILE *file = fopen("batches.bin", "rb");
-    int failed = file == NULL || po_load() != 0;
+    int failed = file == NULL || restore() != 0 || po_load() != 0;
     for (uint32_t k = 0; !failed && k < PO_INPUTS; k++) {
         failed = fread(po_inputs[k].address, 1, po_inputs[k].bytes, file) != po_inputs[k].bytes;
     }
@@ -44,14 +60,29 @@ static int prepare(void)
     return failed;
 }
 
+static int put(FILE *file, const po_tensor *tensor)
+{
+    unsigned char piece[PO_BLOCK_BYTES];
+    int failed = 0;
+    if (tensor->address != NULL) {
+        return fwrite(tensor->address, 1, tensor->bytes, file) != tensor->bytes;
+    }
+    for (uint32_t done = 0; !failed && done < tensor->bytes; done += PO_BLOCK_BYTES) {
+        const uint32_t count = tensor->bytes - done < PO_BLOCK_BYTES ? tensor->bytes - done : PO_BLOCK_BYTES;
+        failed = po_read(tensor->block + done / PO_BLOCK_BYTES, piece, count) != 0 ||
+                 fwrite(piece, 1, count, file) != count;
+    }
+    return failed;
+}
+
 static int save(FILE *file)
 {
     int failed = 0;
     for (uint32_t k = 0; k < PO_RESULTS; k++) {
-        failed |= fwrite(po_results[k].address, 1, po_results[k].bytes, file) != po_results[k].bytes;
+        failed |= put(file, &po_results[k]);
     }
     for (uint32_t k = 0; k < PO_PARAMETERS; k++) {
-        failed |= fwrite(po_parameters[k].address, 1, po_parameters[k].bytes, file) != po_parameters[k].bytes;
+        failed |= put(file, &po_parameters[k]);
     }
     return failed;
 }

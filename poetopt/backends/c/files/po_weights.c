@@ -15,5 +15,6 @@ extern const unsigned char po_weights[];
 
 int po_load(void)
 {
-${copies}    return 0;
+    int code = 0;
+${copies}${reads}    return code;
 }
