@@ -80,6 +80,6 @@ def problems(
     if not may_page or whole is None:
         yield resident
         return
-    if resident.least_ram_bytes <= whole - resident.resident_bytes:
+    if resident.least_ram_bytes <= whole - resident.beside_bytes:
         yield resident
     yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED)

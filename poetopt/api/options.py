@@ -92,14 +92,14 @@ def store_all_peak_bytes(problem: Problem) -> int:
 def _ram_bytes(problem: Problem, ram: str | float | Share | None, total: int | None) -> int:
     """The budget in bytes; not positive where the resident region alone fills the device, or the `total`."""
     if total is not None:
-        return total - problem.resident_bytes
+        return total - problem.beside_bytes
     if ram is not None:
         found = parse_ram(ram)
         check_meant(ram, problem.least_ram_bytes)
         return int(found.fraction * store_all_peak_bytes(problem)) if isinstance(found, Share) else found
     if problem.device_ram_bytes is None:
         raise OptionError(f"{problem.name}: the RAM of {problem.device} is not known here; say how much with --ram")
-    return problem.device_ram_bytes - problem.resident_bytes
+    return problem.device_ram_bytes - problem.beside_bytes
 
 
 def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, totals: bool = False) -> float | None:

@@ -129,6 +129,7 @@ def cost(
         storage_bytes=device.storage.capacity_bytes if device.storage is not None else None,
         storage_block_bytes=device.storage.block_bytes if device.storage is not None else 1,
         resident_bytes=sum(graph.tensors[root].nbytes for root in where.ram),
+        stack_bytes=device.stack_bytes,
         flash_bytes=sum(graph.tensors[root].nbytes for root in where.flash),
         device_ram_bytes=device.ram_bytes,
         runtime=takes.name,

@@ -98,6 +98,8 @@ class Device:
     flash_bytes, flash_reserve_bytes
         Flash that is mapped, so that it is read in place like RAM, or None where there is none; and what of it code
         takes. Weights that nobody trains lie there at no RAM.
+    stack_bytes
+        RAM that the stack, interrupts and drivers take beside a step.
     storage
         What it pages to, or None: then schedules can only recompute.
     dma
@@ -123,6 +125,7 @@ class Device:
     runtime: str = DEFAULT
     flash_bytes: int | None = None
     flash_reserve_bytes: int = 0
+    stack_bytes: int = 0
 
     @property
     def flash_room_bytes(self) -> int:

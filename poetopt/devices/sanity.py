@@ -32,6 +32,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "ram_bytes": (1, 2**50),
     "flash_bytes": (1, 2**50),
     "flash_reserve_bytes": (0, 2**50),
+    "stack_bytes": (0, 2**40),
     "flop_per_s": (1, 1e18),
     "memory_bytes_per_s": (0.1, 1e15),
     "active_power_w": (1e-9, 1e5),
@@ -52,7 +53,7 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "bytes": (0, 2**50),
 }
 """The same for what is measured of one operator or one transfer: under a fortnight, for one."""
-WHOLE = ("ram_bytes", "flash_bytes", "flash_reserve_bytes", "storage_bytes", "storage_block_bytes")
+WHOLE = ("ram_bytes", "flash_bytes", "flash_reserve_bytes", "stack_bytes", "storage_bytes", "storage_block_bytes")
 """Figures that count bytes."""
 
 
@@ -101,6 +102,7 @@ def unusable(device: Device) -> str | None:
         "flop_per_j": device.flop_per_j,
         "flash_bytes": device.flash_bytes,
         "flash_reserve_bytes": device.flash_reserve_bytes,
+        "stack_bytes": device.stack_bytes,
     }
     maybe_nothing = {
         "flash_reserve_bytes",
@@ -109,6 +111,7 @@ def unusable(device: Device) -> str | None:
         "page_in_latency_s",
         "page_out_latency_s",
         "wake_j",
+        "stack_bytes",
     }
     if device.storage is not None:
         figures |= {entry.name: getattr(device.storage, entry.name) for entry in fields(device.storage)}

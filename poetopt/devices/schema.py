@@ -47,6 +47,7 @@ UNITS = {
     "storage_wake_j": "J",
     "flash_bytes": "B",
     "flash_reserve_bytes": "B",
+    "stack_bytes": "B",
 }
 """The base unit of each figure."""
 
@@ -58,6 +59,7 @@ MAY_BE_ZERO = frozenset(
         "transfer_cpu_power_w",
         "storage_wake_j",
         "flash_reserve_bytes",
+        "stack_bytes",
     }
 )
 STORAGE = (
@@ -129,6 +131,7 @@ class FiguresTable(_Table):
     storage_wake_j: FigureTable | None = None
     flash_bytes: FigureTable | None = None
     flash_reserve_bytes: FigureTable | None = None
+    stack_bytes: FigureTable | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> FiguresTable:
@@ -223,6 +226,7 @@ class DeviceTable(_Table):
             runtime=self.runtime,
             flash_bytes=None if "flash_bytes" not in value else round(value["flash_bytes"]),
             flash_reserve_bytes=round(value.get("flash_reserve_bytes", 0)),
+            stack_bytes=round(value.get("stack_bytes", 0)),
             notes=(*self.notes, *contradictions({figure.name: figure for figure in figures})[1]),
         )
 

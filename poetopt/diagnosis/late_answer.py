@@ -41,7 +41,11 @@ class LateAnswer:
         by_rules
             Whether the plan was found by the formulation's own rules, in the scope that was asked for.
         """
-        if self.solution is not None or self.blank.status is not Status.UNKNOWN or plan.problem.asked is not self.problem:
+        if (
+            self.solution is not None
+            or self.blank.status is not Status.UNKNOWN
+            or plan.problem.asked is not self.problem
+        ):
             return
         chosen = formulation(self.options.formulation)
         if not by_rules and not chosen.plans_count:

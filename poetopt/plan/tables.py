@@ -40,7 +40,16 @@ FIRST: Mapping[type, Collection[str]] = {
     ),
 }  # fmt: skip
 """The fields of the first version, which are always written; a new field is, where it hasn't its default."""
-LATER = ("count", "wake_j", "storage_bytes", "storage_block_bytes", "flash_bytes", "runtime", "runtime_version")
+LATER = (
+    "count",
+    "wake_j",
+    "storage_bytes",
+    "storage_block_bytes",
+    "flash_bytes",
+    "stack_bytes",
+    "runtime",
+    "runtime_version",
+)
 """Those of them that the earliest files lack."""
 
 
@@ -157,6 +166,7 @@ _DEVICE = {
     "resident_bytes": "resident_bytes",
     "device_ram_bytes": "ram_bytes",
     "flash_bytes": "flash_bytes",
+    "stack_bytes": "stack_bytes",
     "runtime": "runtime",
     "runtime_version": "runtime_version",
 }

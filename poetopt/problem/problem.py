@@ -43,6 +43,8 @@ class Problem:
         takes the same place.
     resident_bytes
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
+    stack_bytes
+        RAM for the stack and what a device needs besides, beside all that a step takes.
     flash_bytes
         Constants and weights that nobody trains, in mapped flash: they take no RAM.
     device_ram_bytes
@@ -71,6 +73,7 @@ class Problem:
     storage_bytes: int | None = None
     storage_block_bytes: int = 1
     resident_bytes: int = 0
+    stack_bytes: int = 0
     flash_bytes: int = 0
     device_ram_bytes: int | None = None
     runtime: str = ""
@@ -100,6 +103,11 @@ class Problem:
             for tensor in operator.inputs:
                 found[tensor].append(index)
         return tuple(tuple(operators) for operators in found)
+
+    @property
+    def beside_bytes(self) -> int:
+        """RAM that a step takes whatever its schedule: the resident region and the stack."""
+        return self.resident_bytes + self.stack_bytes
 
     # Where tensors begin and end.
 

@@ -126,10 +126,11 @@ def _paged(found: Needs) -> dict[str, object]:
     problem, least = found.problem, found.least_ram_bytes
     return {
         "optimizer": str(problem.recipe.get("optimizer", "none")),
-        "least_total_ram_bytes": None if least is None else least + problem.resident_bytes,
-        "total_ram_bound_bytes": found.ram_bound_bytes + problem.resident_bytes,
+        "least_total_ram_bytes": None if least is None else least + problem.beside_bytes,
+        "total_ram_bound_bytes": found.ram_bound_bytes + problem.beside_bytes,
         "binding_operator": found.binding_operator or None,
         "resident_bytes": problem.resident_bytes,
+        "stack_bytes": problem.stack_bytes,
         "flash_bytes": problem.flash_bytes,
         "storage_bytes": problem.nbytes(problem.stored_at_start),
     }
@@ -139,13 +140,13 @@ def _paged_words(found: Needs) -> str:
     """The same in words."""
     problem, least = found.problem, found.least_ram_bytes
     step = f"a step of {problem.recipe.get('optimizer', 'none')}"
-    bound = found.ram_bound_bytes + problem.resident_bytes
+    bound = found.ram_bound_bytes + problem.beside_bytes
     if least is None:
         text = f"no step in less than {bound:,} B in all"
     elif least <= found.ram_bound_bytes:
         text = f"{step} takes {bound:,} B in all, and none takes less"
     else:
-        text = f"{step} in {least + problem.resident_bytes:,} B in all is known, none in less than {bound:,} B"
+        text = f"{step} in {least + problem.beside_bytes:,} B in all is known, none in less than {bound:,} B"
     if found.binding_operator:
         text += f", as operator {found.binding_operator} needs it"
     where = [f"{show_bytes(problem.nbytes(problem.stored_at_start))} on storage"]
@@ -157,7 +158,7 @@ def _paged_words(found: Needs) -> str:
 def _device_rows(found: Needs) -> list[tuple[str, str]]:
     problem, rows = found.problem, []
     if problem.device_ram_bytes is not None:
-        left = problem.device_ram_bytes - problem.resident_bytes
+        left = problem.device_ram_bytes - problem.beside_bytes
         fits = "store-all fits" if found.store_all_peak_bytes <= left else "store-all does not fit"
         if left <= 0:
             fits = "the resident region alone is too large"

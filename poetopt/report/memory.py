@@ -18,7 +18,8 @@ def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) 
     """
     lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
     return {
-        "total_ram_bytes": None if taken_bytes is None else problem.resident_bytes + taken_bytes,
+        "total_ram_bytes": None if taken_bytes is None else problem.beside_bytes + taken_bytes,
+        "stack_bytes": problem.stack_bytes,
         "parameters": problem.parameters,
         "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
         "bytes_written": None if plan is None else _written(plan),
@@ -36,14 +37,15 @@ def taken_bytes(plan: Plan, peak_bytes: int, arena_bytes: int) -> int:
 
 def memory_words(problem: Problem, plan: Plan, taken: int) -> str:
     """What all of it takes, beside the device's RAM."""
-    total = problem.resident_bytes + taken
-    text = f"{show_bytes(total)} in all"
+    total = problem.beside_bytes + taken
+    stack = f" with {show_bytes(problem.stack_bytes)} of stack" if problem.stack_bytes else ""
+    text = f"{show_bytes(total)} in all{stack}"
     if problem.parameters == "paged":
         kept = plan.problem.nbytes(plan.problem.lasting)
         paged = sum(held.nbytes for held in problem.tensors if held.carried) - kept
         text += f": of parameters and states {show_bytes(kept)} stay in RAM, {show_bytes(paged)} come from storage"
     elif problem.resident_bytes:
-        text += f" with {show_bytes(problem.resident_bytes)} of parameters, gradients and constants beside the schedule"
+        text += f": {show_bytes(problem.resident_bytes)} of parameters, gradients and constants beside the schedule"
     if problem.flash_bytes:
         text += f"; {show_bytes(problem.flash_bytes)} lie in flash"
     limit = problem.device_ram_bytes

@@ -30,7 +30,8 @@ SOLVED = (
     "wakes", "bytes_paged", "transfer_s", "hidden_s", "hidden_bytes", "plan_bytes", "build_s", "solve_s", "total_s",
     "timing", "process_peak_bytes", "interrupted", "order", "paging", "remat", "time_limit_s", "gap_tolerance",
     "asked_scope", "threads", "solver_options", "notes", "important", "version", "versions", "total_ram_bytes",
-    "parameters", "parameter_bytes_in_ram", "bytes_written", "flash_bytes", "optimizer", "micro_batches", "runtime",
+    "parameters", "parameter_bytes_in_ram", "bytes_written", "flash_bytes", "stack_bytes", "optimizer",
+    "micro_batches", "runtime",
 )  # fmt: skip
 """The fields that `solve` writes into a plan file."""
 ORDER = (

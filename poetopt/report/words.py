@@ -45,7 +45,7 @@ def failure_words(problem: Problem, solution: Solution) -> str:
     """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
-    beside = problem.resident_bytes if paged else 0
+    beside = problem.beside_bytes if paged else 0
     return "; ".join(
         [
             f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}{reason}",
@@ -58,7 +58,7 @@ def failure_words(problem: Problem, solution: Solution) -> str:
 def _with_paged(problem: Problem) -> str:
     """What a step is whose parameters didn't fit beside a schedule."""
     optimizer = problem.recipe.get("optimizer", "none")
-    beside = f"{problem.resident_bytes:,} bytes beside the budget"
+    beside = f"{problem.beside_bytes:,} bytes beside the budget"
     return f"with parameters on storage and updated by {optimizer}, {beside}, "
 
 

@@ -9,7 +9,7 @@ from poetopt.backends.c import elf
 from poetopt.backends.c.compiler import Compiler, compiler
 from poetopt.backends.c.elf import Sizes
 from poetopt.backends.c.emit import emitted
-from poetopt.backends.c.linking import STACK_BYTES, Board, board, linker_script
+from poetopt.backends.c.linking import Board, board, linker_script
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Target
 from poetopt.backends.c.text import CODE, fixed
@@ -58,7 +58,7 @@ def build(
     target: Target,
     folder: Path,
     *,
-    stack_bytes: int = STACK_BYTES,
+    stack_bytes: int | None = None,
     ram: Board | None = None,
     warnings: tuple[str, ...] = (),
 ) -> Built:

@@ -15,7 +15,6 @@ from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.elf import image
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution
-from poetopt.backends.c.linking import STACK_BYTES
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, nudged
@@ -59,7 +58,7 @@ def execute_on(
     ram_bytes: int | None = None,
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
     seed: int = 0,
-    stack_bytes: int = STACK_BYTES,
+    stack_bytes: int | None = None,
     told: Told = silent,
 ) -> DeviceExecution:
     """Emit `plan`, compile it, run it on one batch, and check what it computes.
@@ -71,7 +70,7 @@ def execute_on(
     data
         A batch, as for `execute`; by default a random one, drawn with `seed`.
     stack_bytes
-        The stack that a bare board's program is linked with.
+        The stack that a bare board's program is linked with; by default what the device sets aside.
 
     Raises `PlanError` for a plan that isn't for the runtime c or breaks its budget, `UnsupportedOpError` where a kernel
     is missing, `BackendUnavailableError` where compiler or emulator are, `ExecutionError` where the step fails.
@@ -180,7 +179,7 @@ def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
     return found
 
 
-def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: int) -> Built:
+def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: int | None) -> Built:
     compiler(chosen)  # nothing is written where there is none
     write(program, chosen, folder)
     return build(program, chosen, folder, stack_bytes=stack_bytes)

@@ -8,7 +8,7 @@ from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.text import filled
 
 STACK_BYTES = 4096
-"""What is set aside for the stack."""
+"""What is set aside for the stack of a device that doesn't say."""
 RAM_ORIGIN = 0x2000_0000
 FLASH_BYTES = 0x1000_0000
 """As much as a Cortex-M has of addresses below its RAM, nearly; the board's own size may take its place."""
@@ -31,12 +31,16 @@ class Board:
     stack_bytes: int
 
 
-def board(program: DeviceProgram, stack_bytes: int = STACK_BYTES, *, at_end_of_page: bool = False) -> Board:
+def board(program: DeviceProgram, stack_bytes: int | None = None, *, at_end_of_page: bool = False) -> Board:
     """RAM of exactly what the step takes.
 
+    stack_bytes
+        By default what the device sets aside.
     at_end_of_page
         Whether it ends with a page, so that an emulator, which maps whole pages, maps nothing behind it.
     """
+    if stack_bytes is None:
+        stack_bytes = program.plan.problem.stack_bytes or STACK_BYTES
     nbytes = program.ram_bytes + stack_bytes
     origin = RAM_ORIGIN
     if at_end_of_page:

@@ -77,6 +77,15 @@ def paged() -> Plan:
 
 
 @cache
+def paged_parameters() -> Plan:
+    """A plan of a step of sgd whose parameters are on storage: some stay in RAM, others come and go."""
+    problem = network().differentiate(optimizer="sgd").cost("m4", runtime="c", parameters="paged")
+    report = po.solve(problem, ram=problem.least_ram_bytes + 1200, threads=1, time_limit="20s")
+    assert report.plan is not None
+    return report.plan
+
+
+@cache
 def unscheduled() -> Plan:
     """The plan that computes everything once."""
     return lay_out(store_all(tiny()))

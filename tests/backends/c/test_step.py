@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.c.build import build
+from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on, measured_reference, moved
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.linking import board
@@ -33,6 +33,7 @@ from tests.backends.c.support import (
     needs_host,
     on_qemu,
     paged,
+    paged_parameters,
     same,
     tiny,
     unscheduled,
@@ -64,6 +65,39 @@ def test_a_step_that_updates_its_parameters_moves_them_as_onnxruntime_does() -> 
     graph = problem.graph
     assert graph is not None
     assert all(np.any(found.results[name] != graph.values[name]) for name in graph.trained)
+
+
+@needs_host
+def test_parameters_on_storage_are_updated_there(tmp_path: Path) -> None:
+    """As onnxruntime moves them; a write-back that is left out shows, in what isn't moved."""
+    plan = paged_parameters()
+    kept = {plan.problem.tensors[i].name for i in plan.problem.lasting}
+    away = {tensor.name for tensor in plan.problem.tensors if tensor.updated} - kept
+    assert kept
+    assert away
+    found = execute_on(plan, "host", data=batch())
+    assert found.ok, found.message
+    assert found.resident_bytes == plan.problem.resident_bytes < 200
+    assert found.arena_bytes + found.resident_bytes == found.linked_ram_bytes or found.linked_ram_bytes is None
+
+    graph = plan.problem.graph
+    assert graph is not None
+    program = device_program(plan, graph)
+    write(program, HOST, tmp_path)
+    step = (tmp_path / "po_step.c").read_text()
+    (tmp_path / "po_step.c").write_text(re.sub(r"PO_TRY\(po_write\(.*;", ";", step))
+    lost = run(build(program, HOST, tmp_path), batch()).results
+    unmoved = {name for name in graph.trained if np.array_equal(lost[name], graph.values[name])}
+    assert unmoved == away & set(graph.trained)
+
+
+@needs_emulator
+def test_parameters_on_storage_give_the_same_bits_on_a_cortex_m4() -> None:
+    plan = paged_parameters()
+    found = execute_on(plan, "cortex-m4", data=batch())
+    assert found.ok, found.message
+    assert found.linked_ram_bytes == found.arena_bytes + found.resident_bytes
+    assert 0 < found.stack_bytes <= plan.problem.stack_bytes
 
 
 def is_far(mine: Batch) -> bool:
