@@ -13,8 +13,9 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError
+from poetopt.formulations import parameters
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.rows import Floats
+from poetopt.formulations.rows import Floats, Row
 from poetopt.plan.instructions import Plan
 from poetopt.units import show_limit
 
@@ -67,10 +68,18 @@ def add_late_rows(model: Any) -> int:
     if rows and model.component(LATE) is None:
         model.add_component(LATE, pyo.ConstraintList())
     for row in rows:
-        body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
-        lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
-        model.component(LATE).add((lower, body, upper))
+        model.component(LATE).add(_expression(chosen, model, row))
     return len(rows)
+
+
+def _expression(chosen: Formulation, model: Any, row: Row) -> Any:
+    """The row for Pyomo; where the budget is a Param, in it."""
+    body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
+    lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
+    asked = chosen.decisions if model.space.limits.open else None
+    if asked is not None and asked(model).budget.parent_block().local_name == row.block:
+        upper = parameters.upper_bound(model, row, chosen.reserve_bytes(model.space.problem))
+    return lower, body, upper
 
 
 def plan_in(model: Any) -> Plan:
@@ -140,6 +149,8 @@ def _formulation(model: Any) -> Formulation:
     """What the model was built of. Raises FormulationError for what no formulation has built, naming those inside."""
     found = getattr(model, "formulation", None)
     if isinstance(found, Formulation):
+        if model.space.limits.open:
+            model.space = parameters.current(model, found.reserve_bytes(model.space.problem))
         return found
     if not hasattr(model, "component_data_objects"):
         raise FormulationError(f"a {type(model).__name__} is no Pyomo model")

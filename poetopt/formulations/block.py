@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,12 +36,15 @@ class Limits:
     hidden_share
         On a device with DMA, at most this part of the transfers' time counts as hidden; below 1 the model is tighter
         than the deadline.
+    open
+        Whether they and all costs may change after a model is built, so that nothing is left out that rests on them.
     """
 
     ram_bytes: int
     compute_s: float | None = None
     makespan_s: float | None = None
     hidden_share: float = 1.0
+    open: bool = False
 
 
 @runtime_checkable
@@ -152,13 +155,16 @@ def baseline_before_j(block: PyomoBlock) -> float:
     return found
 
 
-def contributions(model: Any, attribute: str) -> list[Terms]:
+def contributions(model: Any, attribute: str, names: Iterable[str] | None = None) -> list[Terms]:
     """What the model's blocks contribute under `attribute` (see the table of `language`), in building order.
+
+    names
+        Of these blocks alone; None: of all.
 
     Raises FormulationError for what isn't made by `terms`, and for variables or coefficients that can't be.
     """
     found = []
-    for name in model.block_names:
+    for name in model.block_names if names is None else names:
         given = getattr(model.component(name), attribute, None)
         if given is None:
             continue

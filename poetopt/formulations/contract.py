@@ -16,6 +16,25 @@ Values = list[tuple[Any, Floats]]
 """Variables, and the values of their entries."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """What has a price in a model, for costs that are Params: the entries of variables, and whose they are.
+
+    computes, page_ins, page_outs
+        (an entry, the place of its operator or tensor).
+    blocks
+        The blocks whose contributions these are.
+    budget
+        The Constraint on the budget, in the space's `memory_unit`; rows that separators find for its block are, too.
+    """
+
+    computes: Sequence[tuple[Any, int]]
+    page_ins: Sequence[tuple[Any, int]]
+    page_outs: Sequence[tuple[Any, int]]
+    blocks: frozenset[str]
+    budget: Any
+
+
 class NoGood(Protocol):
     """See `Formulation.no_good`."""
 

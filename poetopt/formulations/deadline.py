@@ -3,7 +3,7 @@ r"""Block `deadline`: the step ends in time.
 With C the compute seconds above one pass, X the seconds on the transfer channel and $\Psi$ one pass:
 
 $$ \begin{aligned}
-   \Psi + C &\le \mu        && \text{the paper's model (eq. 3)} \\
+   \Psi + C &\le \mu        && \text{(1h) the paper's model (eq. 3)} \\
    \Psi + C + X &\le \mu    && \text{the makespan of a device without DMA, exact} \\
    \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA} \\
    \Psi + C + (1 - h) X &\le \mu && \text{where at most the share h of the transfers counts as hidden}

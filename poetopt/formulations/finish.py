@@ -34,12 +34,14 @@ def finish(model: Any, blocks: Iterable[Block]) -> None:
         component = model.component(block.name)
         heading, meanings = _words(block)
         component.doc = component.doc or heading
-        for part in component.component_objects(descend_into=(pyo.Block,)):
+        for part in list(component.component_objects(descend_into=(pyo.Block,))):
             kind = part.ctype.__name__
             if kind in REFUSED and part.active:
                 raise FormulationError(f"block '{block.name}': {part.name} is of the kind {kind}; {REFUSED[kind]}")
             part.doc = part.doc or meanings.get(part.local_name)
             if part.ctype is pyo.Constraint:
+                if not part.is_indexed() and not part:
+                    part.parent_block().del_component(part)  # skipped: Pyomo's own tools stumble over its rest
                 part._rule = None  # done with; and functions inside functions don't pickle
 
 

@@ -42,7 +42,8 @@ from poetopt.formulations.block import (
     contributions,
 )
 from poetopt.formulations.callbacks import answer, checked, fill, told_once
-from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Values
+from poetopt.formulations.contract import Decisions, Labels, LabelSearch, NoGood, Points, Values
+from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.finish import finish
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
@@ -76,6 +77,7 @@ __all__ = [
     "Values",
     "baseline_before_j",
     "contributions",
+    "data_of",
     "linear",
     "terms",
 ]
@@ -102,6 +104,10 @@ class Formulation:
         How points and schedules stand for each other.
     sets
         What its variables and rows are indexed by, beside `operators`, `tensors` and `stages`: Sets of the model.
+    decisions
+        Optional: model -> what has a price in it, for `build(mutable=True)`.
+    numbers
+        Names of blocks whose rows hold figures as numbers, so that these can't be Params beside them.
     simulated
         Names of the blocks whose rules the simulator holds itself.
     strict
@@ -131,6 +137,8 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
     points: Points
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
+    decisions: Callable[[Any], Decisions] | None = None
+    numbers: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
     lean: bool = True
@@ -345,6 +353,7 @@ class Formulation:
         scope: str = "full",
         paging: bool = True,
         remat: bool = True,
+        mutable: bool = False,
     ) -> Any:
         """The Pyomo model of `problem`: an AbstractModel's instance, the caller's to change.
 
@@ -356,18 +365,50 @@ class Formulation:
             Which recomputations exist: `full`, `forward` or `depth:D`.
         paging, remat
             False leaves the decisions (and their blocks) out.
+        mutable
+            Whether budget, deadline and costs are Params with units, to be changed without a new build (see
+            `parameters`). Such a model has all decisions of its scope, and is larger.
 
-        Raises TimeUpError inside of `clock.ending`.
+        Raises FormulationError for blocks that can't be in such a model; TimeUpError inside of `clock.ending`.
         """
         check_problem(problem)
         room = ram_bytes - self.reserve_bytes(problem)
-        limits = Limits(ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share)
-        space = self.space(problem, limits, scope, paging and problem.paging, remat, self.lean, self.transfer_times)
+        limits = Limits(
+            ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share, open=mutable
+        )
+        lean = self.lean and not mutable
+        space = self.space(problem, limits, scope, paging and problem.paging, remat, lean, self.transfer_times)
         with building(), told_once():
             model = self.abstract(space).create_instance()
         finish(model, self.blocks)
         self._unjudged(model)
+        if mutable:
+            self._open(model)
         return model
+
+    def from_data(
+        self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False
+    ) -> pyo.AbstractModel:
+        """An AbstractModel that waits for data: `create_instance` takes those of `data_of`, a DataPortal or a file.
+
+        The options are those of `build`; `deadline_s` of the data bounds the makespan.
+        """
+        return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
+
+    def _open(self, model: Any) -> None:
+        """Put Params in the place of figures. Raises FormulationError where other rows would keep the numbers."""
+        from poetopt.formulations import parameters  # units take Pyomo half a second
+
+        fixed = [
+            block.name
+            for block in self.blocks
+            if block.name in model.block_names
+            and (block.name in self.numbers or block.goal is not None or block.adds_j is not None)
+        ]
+        if fixed or self.decisions is None:
+            who = f"block '{fixed[0]}' holds" if fixed else f"formulation '{self.name}' holds"
+            raise FormulationError(f"{who} budget, deadline or costs as numbers; build without mutable=True")
+        parameters.attach(model, self.decisions(model), self.reserve_bytes(model.space.problem))
 
     def _unjudged(self, model: Any) -> None:
         """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""

@@ -74,13 +74,16 @@ def catalogue(name: str | None = None) -> list[Entry]:
     if name is None:
         found = [_or_broken(_formulation, known, "formulation") for known in formulations.names()]
         return [*found, *(_or_broken(_option, known, "block") for known in options.names())]
+    spelled = {_alike(known): known for known in (*formulations.names(), *options.names())}
+    spelled |= {_alike(block.name): block.name for known in formulations.NAMES for block in _blocks(known)}
+    name = spelled.get(_alike(name), name)
     if name in options.names():
         return [_option(name)]
-    by_block = {_example(known).name: known for known in options.HOMES}
-    if name in by_block:
-        return [_option(by_block[name])]
+    by_block = {_alike(_example(known).name): known for known in options.HOMES}
+    if _alike(name) in by_block:
+        return [_option(by_block[_alike(name)])]
     for known in formulations.NAMES:
-        for block in formulations.formulation(known).blocks:
+        for block in _blocks(known):
             if block.name == name:
                 return [Entry(name, "block", title(block), f"a part of {known}", (block,), "", "")]
     if name not in formulations.names():
@@ -88,6 +91,15 @@ def catalogue(name: str | None = None) -> list[Entry]:
             f"unknown formulation or block '{name}': there are {', '.join([*formulations.names(), *options.names()])}"
         )
     return [_formulation(name)]
+
+
+def _alike(name: str) -> str:
+    """How names are compared: `flash-wear`, as options write it, is `flash_wear`, as Python does."""
+    return name.replace("-", "_")
+
+
+def _blocks(known: str) -> tuple[Block, ...]:
+    return formulations.formulation(known).blocks
 
 
 def _or_broken(make: Callable[[str], Entry], name: str, kind: str) -> Entry:
@@ -152,6 +164,7 @@ def readable(doc: str) -> str:
     for line in doc.splitlines():
         text = line
         if not text.lstrip().startswith("|"):
+            text = re.sub(r"\\q?quad(?![A-Za-z]) *", "   ", text)
             for frame in _FRAMES:
                 text = text.replace(frame, " " if frame in ("&&", r"\ ") else "")
         text = re.sub(r"\\(?:text|mathrm)\{([^}]*)\}", r"\1", text.replace("$", ""))

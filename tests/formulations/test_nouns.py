@@ -141,3 +141,17 @@ def test_a_disjunction_that_is_rows_is_used(case: tuple[Problem, int]) -> None:
     model = chosen.build(problem, ram_bytes=ram_bytes)
     rows = [row for row in compile_model(model).constraints if row.name.startswith("choosy")]
     assert len(rows) >= 3
+
+
+def test_show_has_the_papers_numbers_and_no_tex_for_spaces() -> None:
+    from poetopt.report.mathematics import catalogue, page
+
+    for name in ("retention", "poet"):
+        (entry,) = catalogue(name)
+        text = page(entry)
+        assert "quad" not in text
+        for number in ("(1b)", "(1c)", "(1g)"):
+            assert number in text
+    for spelled in ("flash-wear", "flash_wear", "transfer-overlap", "transfer_overlap", "energy-budget"):
+        (entry,) = catalogue(spelled)
+        assert spelled.replace("-", "_") in [block.name for block in entry.blocks]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.contract import Points, Values
+from poetopt.formulations.contract import Decisions, Points, Values
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.labels import labels
@@ -33,9 +33,12 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
     recomputes = {space.computes[x] for x in np.flatnonzero(R) if space.computes[x][0] != space.computes[x][1]}
     page_ins: set[tuple[int, int]] = set()
     if space.paging:
+        resident = point[model.rematerialization.S_ram] > 0.5
         for x in np.flatnonzero(point[model.paging.M_in] > 0.5):
             t, i = space.residences[x]
-            page_ins.add((t + 1, i))
+            after = space.residence_index.get((t + 1, i))
+            if after is not None and resident[after] and not resident[x]:  # else one that costs nothing, for nothing
+                page_ins.add((t + 1, i))
     return Schedule.written(space.problem, recomputes, page_ins, _first_page_outs(model, point, page_ins))
 
 
@@ -109,6 +112,19 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
 
 
+def _decisions(model: Any) -> Decisions:
+    space: PoetSpace = model.space
+    again = zip(model.rematerialization.R.values(), space.computes, strict=True)
+    tensors = [i for _, i in space.residences]
+    return Decisions(
+        computes=[(entry, j) for entry, (t, j) in again if t != j],
+        page_ins=list(zip(model.paging.M_in.values(), tensors, strict=True)) if space.paging else (),
+        page_outs=list(zip(model.paging.M_out.values(), tensors, strict=True)) if space.paging else (),
+        blocks=frozenset({"rematerialization", "paging"}),
+        budget=model.memory.within,
+    )
+
+
 def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row:
     """Leaves out the values of R and M_in with these first page-outs: nothing that was refused comes back."""
     space: PoetSpace = model.space
@@ -135,9 +151,12 @@ poet = Formulation(
     space=poet_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     sets=SETS,
+    decisions=_decisions,
+    numbers=("storage_activation",),
     no_good=_no_good,
     strict=True,
     simulated=("paging", "rematerialization", "paging_source", "memory", "storage_activation", "deadline"),
 )
 build = poet.build
+from_data = poet.from_data
 with_block = poet.with_block

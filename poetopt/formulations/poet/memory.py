@@ -6,7 +6,7 @@ overwritten in place):
 $$ \begin{aligned}
    U_{t,0} &= \textstyle\sum_i m_i S^{ram}_{t,i} + \sum_{i \in out(0)} m_i A_{t,i} \\
    U_{t,k} &= U_{t,k-1} - \textstyle\sum_{i} m_i FREE_{t,i,k-1} + \sum_{i \in out(k)} m_i A_{t,i} \\
-   U_{t,k} &+ w_k R_{t,k} \le B \\
+   U_{t,k} &+ w_k R_{t,k} \le B \qquad \text{(1g)} \\
    FREE_{t,i,k} &\le R_{t,k}, \quad \le 1 - S^{ram}_{t+1,i}, \quad \le 1 - R_{t,j}\ (j > k \text{ reads } i) \\
    A_{t,i} &\ge R_{t,g(i)} - S^{ram}_{t,i}
    \end{aligned} $$

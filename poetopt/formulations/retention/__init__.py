@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.contract import Points
+from poetopt.formulations.contract import Decisions, Points
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.chain_cuts import chain_cuts
@@ -205,6 +205,18 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     )
 
 
+def _decisions(model: Any) -> Decisions:
+    space: RetentionSpace = model.space
+    paged = space.point_tensor[space.page_point].tolist()
+    return Decisions(
+        computes=list(zip(model.recompute.r.values(), space.recompute_operator.tolist(), strict=True)),
+        page_ins=list(zip(model.paging.p.values(), paged, strict=True)) if space.paging else (),
+        page_outs=list(zip(model.paging.o.values(), space.written.tolist(), strict=True)) if space.paging else (),
+        blocks=frozenset({"recompute", "paging"}),
+        budget=model.memory.stage,
+    )
+
+
 def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
     """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule.
 
@@ -241,6 +253,8 @@ retention = Formulation(
     space=retention_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     sets=SETS,
+    decisions=_decisions,
+    numbers=("storage_activation", "transfer_overlap"),
     simulated=(
         "recompute",
         "paging",
@@ -259,4 +273,5 @@ retention = Formulation(
     label_search=label_search,
 )
 build = retention.build
+from_data = retention.from_data
 with_block = retention.with_block

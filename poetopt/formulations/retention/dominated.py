@@ -27,7 +27,7 @@ def dominated(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool
     none = np.zeros(len(problem.operators), dtype=bool)
     if not (paging and problem.paging) or problem.wake_j:
         return none
-    if limits.compute_s is not None or limits.makespan_s is not None:
+    if limits.open or limits.compute_s is not None or limits.makespan_s is not None:
         return none
     capacity = problem.storage_blocks
     if capacity is not None and sum(map(problem.blocks, range(len(problem.tensors)))) > capacity:

@@ -2,7 +2,8 @@ r"""Block `memory`: what is live at each instant fits the budget.
 
 *Stage row*, while stage t's own operator runs ($W_t$ its inputs, outputs and workspace, $B$ the budget):
 
-$$ W_t + \sum_{i:\, q^- < t < q} m_i k_{i,q} + \sum_{i \text{ has a point at } t, \text{ unread}} m_i k_{i,t^+} \le B $$
+$$ W_t + \sum_{i:\, q^- < t < q} m_i k_{i,q} + \sum_{i \text{ has a point at } t, \text{ unread}} m_i k_{i,t^+} \le B
+   \quad \text{(1g)} $$
 
 *Intra-stage row*, while operator j is recomputed in stage t; exact, and found by the separator where a
 point violates it:
@@ -75,7 +76,9 @@ def _build(block: PyomoBlock) -> None:
                 variables.append(k[after[e]])
                 coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
-        if sum(coefficients) <= room:
+        if space.limits.open and not variables and k:
+            variables, coefficients = [k[0]], [0.0]  # a row all the same: a lower budget may break it
+        if sum(coefficients) <= room and not (space.limits.open and variables):
             return pyo.Constraint.Skip
         if not variables:
             return pyo.Constraint.Infeasible

@@ -1,6 +1,6 @@
 r"""Block `paging`: which tensors come back from storage, and when; each is written out once.
 
-$$ p_{i,q} \le o_i, \qquad
+$$ p_{i,q} \le o_i \quad \text{(1d, 1e)}, \qquad
    \sum_i b_i o_i \le C, \qquad
    E = \sum_{i,q} \Phi^{in}_i p_{i,q} + \sum_i \Phi^{out}_i o_i $$
 

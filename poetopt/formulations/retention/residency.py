@@ -4,9 +4,9 @@ With the availability $a_{i,q} = k_{i,q} + r_{g(i),q} + p_{i,q}$, where g(i) wri
 previous point of i (a = 1 at the producer's own stage):
 
 $$ \begin{aligned}
-   a_{i,q} &\ge 1              && \text{stage q's own operator reads i} \\
-   k_{i,q} &\le a_{i,q^-}      && \text{only what was there can be kept} \\
-   r_{j,q} &\le a_{i,q}        && \text{for each input i of j} \\
+   a_{i,q} &\ge 1              && \text{(1b) stage q's own operator reads i} \\
+   k_{i,q} &\le a_{i,q^-}      && \text{(1c) only what was there can be kept} \\
+   r_{j,q} &\le a_{i,q}        && \text{(1b) for each input i of j} \\
    a_{i,q} &\le 1              && \text{making what is there is wasteful} \\
    p_{i,q} &\le k_{i,q^+} + \sum_{j \text{ reads } i} r_{j,q} && \text{stage q's own operator doesn't read i}
    \end{aligned} $$
@@ -119,7 +119,7 @@ def _build(block: PyomoBlock) -> None:
     block.dependence = pyo.Constraint(
         block.reads, rule=in_order(dependence), doc="(1b) what a recomputed operator reads is there"
     )
-    idle = _idle_page_ins(space, free=model.goal is not ENERGY)
+    idle = _idle_page_ins(space, free=model.goal is not ENERGY or space.limits.open)
 
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
         e = idle[index]

@@ -385,6 +385,7 @@ def retention_space(
     point_previous = np.where(circle, latest[point_tensor], point_previous)
     stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
     stays &= ~((producer >= 0) & costly[producer]) & ~stored[point_tensor]
+    stays &= not limits.open
     pageable = ((point_stage >= producer + 2) | stored[point_tensor]) & ~stays
     if not transfer_times:
         pageable &= read[point_tensor, point_stage]

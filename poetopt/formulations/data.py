@@ -1,0 +1,147 @@
+"""An AbstractModel whose data are a problem's: `create_instance` takes a dict, a DataPortal or a file of Pyomo's.
+
+| component                                  | unit | meaning                                                      |
+|--------------------------------------------|------|--------------------------------------------------------------|
+| `operators`, `tensors`                     | -    | names; operators in the order of their first computes        |
+| `reads`, `writes`                          | -    | (operator, tensor)                                           |
+| `compute_j`, `compute_s`                   | J, s | by operator                                                  |
+| `workspace_bytes`, `count`                 | -    | by operator; 0 and 1 where nothing is said                   |
+| `recomputable`, `backward`                 | -    | by operator, 1 or 0; 1 and 0 where nothing is said           |
+| `tensor_bytes`                             | byte | by tensor                                                    |
+| `page_in_j`, `page_in_s`, `page_out_j`, `page_out_s` | J, s | by tensor; 0 where nothing is said                 |
+| `ram_bytes`, `deadline_s`                  | byte, s | the budget; the bound on time, or nothing                 |
+| `storage`, `dma`                           | -    | 1 or 0: whether the device has them                          |
+| `alignment`, `reserve_bytes`, `wake_j`, `storage_bytes`, `storage_block_bytes` | - | as in `Problem`             |
+
+A tensor that no operator writes is in RAM when the step begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+
+from poetopt.errors import FormulationError
+from poetopt.formulations.sets import distinct
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers, check_supported
+
+if TYPE_CHECKING:
+    from poetopt.formulations.language import Formulation
+
+OPERATORS = {
+    "compute_j": ("energy_j", None),
+    "compute_s": ("time_s", None),
+    "workspace_bytes": ("workspace_bytes", 0),
+    "count": ("count", 1),
+    "recomputable": ("recomputable", 1),
+    "backward": ("backward", 0),
+}
+"""Params by operator: the field, and the default."""
+TENSORS = {"tensor_bytes": ("nbytes", None), **{key: (key, 0.0) for key in Transfers.__dataclass_fields__}}
+"""Params by tensor, likewise."""
+STEP = {
+    "storage": ("paging", 1),
+    "dma": ("dma", 0),
+    "alignment": ("alignment", 1),
+    "reserve_bytes": ("reserve_bytes", 0),
+    "wake_j": ("wake_j", 0.0),
+    "storage_bytes": ("storage_bytes", None),
+    "storage_block_bytes": ("storage_block_bytes", 1),
+}
+"""Params of the step, likewise."""
+
+
+class DataModel(pyo.AbstractModel):  # type: ignore[misc]
+    """What a problem says, as Sets and Params without data; its instances are models of a formulation.
+
+    formulation, options
+        What instances are built of, and with which options of `Formulation.build`.
+    """
+
+    def __init__(self, formulation: Formulation, options: dict[str, Any]) -> None:
+        super().__init__(name=f"{formulation.name} from data")
+        self.formulation_of_instances, self.options_of_instances = formulation, options
+        self.operators = pyo.Set(doc="operators, in the order of their first computes")
+        self.tensors = pyo.Set(doc="tensors that are scheduled")
+        self.reads = pyo.Set(dimen=2, doc="(operator, tensor): the operator reads the tensor")
+        self.writes = pyo.Set(dimen=2, doc="(operator, tensor): the operator writes the tensor")
+        for index, params in ((self.operators, OPERATORS), (self.tensors, TENSORS)):
+            for name, (_, default) in params.items():
+                given = {} if default is None else {"default": default}
+                self.add_component(name, pyo.Param(index, within=pyo.NonNegativeReals, **given))
+        self.ram_bytes = pyo.Param(within=pyo.NonNegativeIntegers, doc="the budget")
+        self.deadline_s = pyo.Param(within=pyo.NonNegativeReals, default=float("inf"), doc="the bound on time")
+        for name, (_, default) in STEP.items():
+            self.add_component(name, pyo.Param(within=pyo.Any, default=default))
+
+    def create_instance(self, *data: Any, **options: Any) -> Any:
+        """The model of the data; see Pyomo's method of this name for the arguments.
+
+        Raises FormulationError for data that contradict themselves.
+        """
+        loaded = super().create_instance(*data, **options)
+        deadline_s = pyo.value(loaded.deadline_s)
+        return self.formulation_of_instances.build(
+            _problem(loaded),
+            ram_bytes=pyo.value(loaded.ram_bytes),
+            makespan_s=None if deadline_s == float("inf") else deadline_s,
+            **self.options_of_instances,
+        )
+
+
+def data_of(problem: Problem, *, ram_bytes: int, deadline_s: float | None = None) -> dict[None, dict[str, Any]]:
+    """The data of a problem, as `DataModel.create_instance` takes them.
+
+    Raises ProblemError for a problem with what the data can't say, such as a parameter on storage.
+    """
+    check_supported(problem, "data for an AbstractModel")
+    operators, tensors = distinct(problem.operators), distinct(problem.tensors)
+    found: dict[str, Any] = {"operators": {None: list(operators)}, "tensors": {None: list(tensors)}}
+    for name, key in (("reads", "inputs"), ("writes", "outputs")):
+        pairs = zip(operators, problem.operators, strict=True)
+        found[name] = {None: [(own, tensors[i]) for own, operator in pairs for i in getattr(operator, key)]}
+    for names, things, params in ((operators, problem.operators, OPERATORS), (tensors, problem.tensors, TENSORS)):
+        for name, (key, _) in params.items():
+            found[name] = {own: getattr(thing, key) for own, thing in zip(names, things, strict=True)}
+    found |= {name: {None: getattr(problem, key)} for name, (key, default) in STEP.items() if default is not None}
+    if problem.storage_bytes is not None:
+        found["storage_bytes"] = {None: problem.storage_bytes}
+    found["ram_bytes"] = {None: ram_bytes}
+    if deadline_s is not None:
+        found["deadline_s"] = {None: deadline_s}
+    return {None: found}
+
+
+def _problem(loaded: Any) -> Problem:
+    """The problem that loaded data say."""
+    place = {name: i for i, name in enumerate(loaded.tensors)}
+    number = {name: j for j, name in enumerate(loaded.operators)}
+    linked: dict[str, dict[str, list[int]]] = {}
+    for key in ("reads", "writes"):
+        linked[key] = {name: [] for name in number}
+        for operator, tensor in loaded.component(key):
+            if operator not in number or tensor not in place:
+                raise FormulationError(f"{key}: ({operator}, {tensor}) is no pair of an operator and a tensor")
+            linked[key][operator].append(place[tensor])
+    producer = {i: number[name] for name, written in linked["writes"].items() for i in written}
+
+    def fields(params: dict[str, tuple[str, Any]], name: str) -> dict[str, Any]:
+        return {key: pyo.value(loaded.component(param)[name]) for param, (key, _) in params.items()}
+
+    operators = []
+    for name in number:
+        given = fields(OPERATORS, name)
+        given |= {key: int(given[key]) for key in ("workspace_bytes", "count")}
+        given |= {key: bool(given[key]) for key in ("recomputable", "backward")}
+        ends = (tuple(sorted(linked[key][name])) for key in ("reads", "writes"))
+        operators.append(ProblemOperator(name, *ends, **given))
+    tensors = []
+    for name, i in place.items():
+        given = fields(TENSORS, name)
+        nbytes = int(given.pop("nbytes"))
+        tensors.append(ProblemTensor(name, nbytes, producer.get(i, -1), Transfers(**given)))
+    step = {key: pyo.value(loaded.component(param)) for param, (key, _) in STEP.items() if param != "storage_bytes"}
+    step |= {key: bool(step[key]) for key in ("paging", "dma")}
+    stored = loaded.component("storage_bytes")
+    return Problem("data", "data", tuple(operators), tuple(tensors), storage_bytes=stored.value, **step)
