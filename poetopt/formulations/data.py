@@ -134,8 +134,8 @@ def _problem(loaded: Any) -> Problem:
         given = fields(OPERATORS, name)
         given |= {key: int(given[key]) for key in ("workspace_bytes", "count")}
         given |= {key: bool(given[key]) for key in ("recomputable", "backward")}
-        ends = (tuple(sorted(linked[key][name])) for key in ("reads", "writes"))
-        operators.append(ProblemOperator(name, *ends, **given))
+        reads, writes = (tuple(sorted(linked[key][name])) for key in ("reads", "writes"))
+        operators.append(ProblemOperator(name, reads, writes, **given))
     tensors = []
     for name, i in place.items():
         given = fields(TENSORS, name)
