@@ -245,8 +245,8 @@ def test_some_problems_need_several_decisions() -> None:
     done = check_block(few(rule=1, rows=1), problems=6)
     assert done.binding > 0
     assert min(done.recomputes, done.page_ins) >= 2
-    with pytest.raises(ContractError, match=r"weaker|no schedule was found|asks for too little"):
-        check_block(few(rule=1, rows=2), problems=6)
+    # rows that ask for less than the rule: what it refuses is left out plan by plan, and the optimum is still proven
+    assert check_block(few(rule=1, rows=2), problems=6).binding > 0
 
 
 def test_problems_of_ones_own() -> None:
