@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,9 +78,8 @@ def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = Non
 
 class _Machine:
     def __init__(self, built: Built, loaded: Image, ram: Board) -> None:
-        import unicorn
-        from unicorn import arm_const
-
+        unicorn: Any = importlib.import_module("unicorn")  # half of it has no types
+        arm_const: Any = importlib.import_module("unicorn.arm_const")
         self.built = built
         self.image = loaded
         self.ram = ram
@@ -221,8 +221,7 @@ class _Counter:
         if self._hook is None:
             machine.hook_add(unicorn.UC_HOOK_BLOCK, self._count)
             return
-        from unicorn.unicorn_py3 import unicorn as binding
-
+        binding: Any = importlib.import_module("unicorn.unicorn_py3.unicorn")
         status = binding.uclib.uc_hook_add(
             machine._uch,
             ctypes.byref(self._handle),
