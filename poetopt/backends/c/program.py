@@ -135,7 +135,9 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets or name in places.index),
         hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
         carried=tuple(
-            (kept(new), kept(old)) for old, new in graph.states.items() if graph.root(new) != graph.root(old)
+            (kept(new), kept(old))
+            for old, new in graph.states.items()
+            if graph.root(old) in resident.offsets and graph.root(new) != graph.root(old)
         ),
     )
 
