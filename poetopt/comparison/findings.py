@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from poetopt.formulations.retention.space import recomputable_stages
+from poetopt.formulations.retention.enumeration import recomputable_stages
 from poetopt.formulations.scope import scope_option
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan

@@ -76,7 +76,7 @@ def _expression(chosen: Formulation, model: Any, row: Row) -> Any:
     """The row for Pyomo; where the budget is a Param, in it."""
     body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
     lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
-    asked = chosen.decisions if model.space.limits.open else None
+    asked = chosen.priced if model.space.limits.open else None
     if asked is not None and asked(model).budget.parent_block().local_name == row.block:
         upper = parameters.upper_bound(model, row, chosen.reserve_bytes(model.space.problem))
     return lower, body, upper

@@ -17,7 +17,7 @@ Values = list[tuple[Any, Floats]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decisions:
+class Priced:
     """What has a price in a model, for costs that are Params: the entries of variables, and whose they are.
 
     computes, page_ins, page_outs

@@ -42,7 +42,7 @@ from poetopt.formulations.block import (
     contributions,
 )
 from poetopt.formulations.callbacks import answer, checked, fill, told_once
-from poetopt.formulations.contract import Decisions, Labels, LabelSearch, NoGood, Points, Values
+from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Priced, Values
 from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.finish import finish
 from poetopt.formulations.goal import ENERGY, Goal, Trial
@@ -137,7 +137,7 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
     points: Points
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
-    decisions: Callable[[Any], Decisions] | None = None
+    priced: Callable[[Any], Priced] | None = None
     numbers: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
@@ -405,10 +405,10 @@ class Formulation:
             if block.name in model.block_names
             and (block.name in self.numbers or block.goal is not None or block.adds_j is not None)
         ]
-        if fixed or self.decisions is None:
+        if fixed or self.priced is None:
             who = f"block '{fixed[0]}' holds" if fixed else f"formulation '{self.name}' holds"
             raise FormulationError(f"{who} budget, deadline or costs as numbers; build without mutable=True")
-        parameters.attach(model, self.decisions(model), self.reserve_bytes(model.space.problem))
+        parameters.attach(model, self.priced(model), self.reserve_bytes(model.space.problem))
 
     def _unjudged(self, model: Any) -> None:
         """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""

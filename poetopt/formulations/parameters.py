@@ -25,14 +25,14 @@ from typing import Any
 import pyomo.environ as pyo
 
 from poetopt.formulations.block import contributions
-from poetopt.formulations.contract import Decisions
+from poetopt.formulations.contract import Priced
 from poetopt.formulations.rows import Row
 from poetopt.problem import Problem
 
 J, S, BYTE = pyo.units.J, pyo.units.s, pyo.units.byte
 
 
-def attach(model: Any, decisions: Decisions, reserved_bytes: int) -> None:
+def attach(model: Any, decisions: Priced, reserved_bytes: int) -> None:
     """Put the Params on a built model, and write objective, deadline and budget in them.
 
     reserved_bytes

@@ -11,7 +11,7 @@ from poetopt.errors import InfeasibleError, OptionError
 from poetopt.formulations.block import Limits
 from poetopt.formulations.goal import ENERGY, TIME, WRITTEN, Goal, Trial
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.retention.space import retention_space
+from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.static_power import static_power
 from poetopt.problem import Problem
 from poetopt.testing.exhaustive import FEW_DECISIONS, accepted, decisions, valid

@@ -14,7 +14,7 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.dominated import dominated
-from poetopt.formulations.retention.space import retention_space
+from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.problem import Problem
 from poetopt.testing.exhaustive import MOST_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight

@@ -15,7 +15,7 @@ from poetopt.errors import FormulationError
 from poetopt.formulations import decisions, formulation
 from poetopt.formulations.block import Block, Limits, PyomoBlock
 from poetopt.formulations.flash_wear import flash_wear
-from poetopt.formulations.retention.space import retention_space
+from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.instructions import Action

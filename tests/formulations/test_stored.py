@@ -12,7 +12,7 @@ from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Limits
-from poetopt.formulations.retention.space import retention_space
+from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.compact import decode_compact, encode_compact

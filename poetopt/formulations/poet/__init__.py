@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.contract import Decisions, Points, Values
+from poetopt.formulations.contract import Points, Priced, Values
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.labels import labels
@@ -112,11 +112,11 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
 
 
-def _decisions(model: Any) -> Decisions:
+def _decisions(model: Any) -> Priced:
     space: PoetSpace = model.space
     again = zip(model.rematerialization.R.values(), space.computes, strict=True)
     tensors = [i for _, i in space.residences]
-    return Decisions(
+    return Priced(
         computes=[(entry, j) for entry, (t, j) in again if t != j],
         page_ins=list(zip(model.paging.M_in.values(), tensors, strict=True)) if space.paging else (),
         page_outs=list(zip(model.paging.M_out.values(), tensors, strict=True)) if space.paging else (),
@@ -151,7 +151,7 @@ poet = Formulation(
     space=poet_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     sets=SETS,
-    decisions=_decisions,
+    priced=_decisions,
     numbers=("storage_activation",),
     no_good=_no_good,
     strict=True,

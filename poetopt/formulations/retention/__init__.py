@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.contract import Decisions, Points
+from poetopt.formulations.contract import Points, Priced
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.dominated import dominated
+from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
 from poetopt.formulations.retention.label_setting.search import label_search
 from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
@@ -30,7 +31,7 @@ from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.sets import SETS
-from poetopt.formulations.retention.space import RetentionSpace, count_recomputes, retention_space
+from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
@@ -205,10 +206,10 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     )
 
 
-def _decisions(model: Any) -> Decisions:
+def _decisions(model: Any) -> Priced:
     space: RetentionSpace = model.space
     paged = space.point_tensor[space.page_point].tolist()
-    return Decisions(
+    return Priced(
         computes=list(zip(model.recompute.r.values(), space.recompute_operator.tolist(), strict=True)),
         page_ins=list(zip(model.paging.p.values(), paged, strict=True)) if space.paging else (),
         page_outs=list(zip(model.paging.o.values(), space.written.tolist(), strict=True)) if space.paging else (),
@@ -253,7 +254,7 @@ retention = Formulation(
     space=retention_space,
     points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
     sets=SETS,
-    decisions=_decisions,
+    priced=_decisions,
     numbers=("storage_activation", "transfer_overlap"),
     simulated=(
         "recompute",

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
 
 

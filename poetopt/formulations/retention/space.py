@@ -1,4 +1,4 @@
-"""The index sets of `retention`: which recomputations exist, and the points of each tensor's life."""
+"""The index sets of `retention`, as parallel arrays: recomputations, and the points of each tensor's life."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.rows import Floats, Ints
-from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
 from poetopt.formulations.sets import distinct
-from poetopt.problem import COMPUTES, Feature, Problem, check_supported
+from poetopt.problem import Problem
 
 Flags = NDArray[np.bool_]
-
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
-"""Features of problems that the formulation has decisions for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -255,160 +250,3 @@ class RetentionSpace:
         """Bytes that one unit in a memory row stands for: the greatest common divisor of what is in the arena."""
         sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
         return float(math.gcd(*map(int, sizes)) or 1)
-
-
-def recomputable_stages(problem: Problem, scope: str, remat: bool, costly: Flags | None = None) -> tuple[Flags, str]:
-    """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
-
-    `depth:D`: in a backward stage, forward operators on chains of at most D that end in an input of the stage's own
-    operator. `forward`: on chains of any length. `needed`: on those without a `costly` operator. `full`: any operator
-    in any later stage.
-
-    No operator after an update of what it reads.
-
-    costly
-        (n_operators,) bool: see `dominated`. None: no operator is.
-
-    Raises FormulationError for a scope of another form.
-    """
-    n = len(problem.operators)
-    able = np.array([operator.recomputable for operator in problem.operators], dtype=bool)
-    if not remat:
-        return np.zeros((n, n), dtype=bool), scope_name(scope)
-    # nothing that reads a tensor runs after its update
-    able = able & (np.arange(n)[:, None] <= np.array(problem.last_run, dtype=np.int64)[None, :])
-    if scope == "full":
-        return np.tri(n, k=-1, dtype=bool) & able, "full"
-    forward = np.array([o.recomputable and not o.backward for o in problem.operators], dtype=bool)
-    if scope == NEEDED and costly is not None:
-        forward &= ~costly
-    return _within(problem, forward, scope_depth(scope)) & able, scope_name(scope)
-
-
-def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
-    """For each backward stage, the `forward` operators on chains of at most `depth` that end in an input of its own.
-
-    An operator that is several of the network's counts as so many.
-    """
-    n = len(problem.operators)
-    before = [
-        np.array(sorted({g for i in operator.inputs if (g := problem.tensors[i].producer) >= 0 and forward[g]}), int)
-        for operator in problem.operators
-    ]
-    # row j: of each operator, how many the shortest chain from it to j has, both counted
-    chains = np.full((n, n), math.inf)
-    for j in np.flatnonzero(forward).tolist():
-        chains[j] = chains[before[j]].min(axis=0, initial=math.inf)
-        chains[j, j] = 0
-        chains[j] += problem.operators[j].count
-    reached = np.isfinite(chains) if math.isinf(depth) else chains <= depth
-    allowed = np.zeros((n, n), dtype=bool)
-    for t in range(problem.last_forward + 1, n):
-        allowed[t] = reached[before[t]].any(axis=0)
-    return allowed
-
-
-def count_recomputes(problem: Problem, limits: Limits, scope: str, paging: bool) -> int:
-    """How many recomputes a lean space of `scope` has, without enumerating anything else."""
-    costly = dominated(problem, limits, paging)
-    allowed, _ = recomputable_stages(problem, scope, True, costly)
-    return int((allowed & ~replaced(costly)).sum())
-
-
-def retention_space(
-    problem: Problem,
-    limits: Limits,
-    scope: str,
-    paging: bool,
-    remat: bool,
-    lean: bool = False,
-    transfer_times: bool = False,
-) -> RetentionSpace:
-    """Enumerate the decisions of a scope.
-
-    What takes no room is always there: it has no points. Left out besides is what some optimal schedule does without:
-
-    - A recompute of which no output can be read any more.
-    - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
-      for the first point where the tensor is read, where the room that it takes is needed anyway; if the tensor is
-      made before that, it isn't needed at all. Neither costs more, and every instant in between has more room.
-    - A page-in right after a real use, in the next stage, unless the tensor's operator is `dominated` or its home is
-      storage: the
-      tensor is an input of the stage before, so that it can stay. (Plans that let recomputes have its room in between
-      lie outside of the space.)
-    - If `lean`, a recompute that page-ins can stand for, as its operator is `dominated`.
-
-    With `transfer_times` it may matter when a tensor is moved: page-ins at points where nothing can read it are there,
-    and points at every stage from which it can be written.
-    """
-    check_supported(problem, "formulation 'retention'", SUPPORTS)
-    costly = dominated(problem, limits, paging)
-    allowed, name = recomputable_stages(problem, scope, remat, costly)
-    if lean:
-        allowed &= ~replaced(costly)
-    operators, n = problem.operators, len(problem.operators)
-    real = np.zeros((len(problem.tensors), n), dtype=bool)
-    read = np.zeros_like(real)
-    for i, readers in enumerate(problem.readers):
-        if problem.tensors[i].nbytes:
-            real[i, list(readers)] = True
-            read[i] = allowed[:, list(readers)].any(axis=1)
-    read |= real
-    producers = np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64)
-    alive = np.logical_or.accumulate(read[:, ::-1], axis=1)[:, ::-1]  # read in this stage or later
-    point = read.copy()
-    made = np.flatnonzero(producers >= 0)
-    point[made] |= allowed[:, producers[made]].T & alive[made]
-    for j, operator in enumerate(operators):
-        if operator.outputs:
-            allowed[:, j] &= point[list(operator.outputs)].any(axis=0)
-        else:
-            allowed[:, j] = False
-    transfer_times = transfer_times and paging
-    if transfer_times:
-        lasting = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
-        point |= alive & (np.arange(n) > producers[:, None]) & ~lasting[:, None]
-    recompute_stage, recompute_operator = np.nonzero(allowed)
-    index_of = np.full((n, n), -1, dtype=np.int64)
-    index_of[recompute_stage, recompute_operator] = np.arange(len(recompute_stage))
-    point_tensor, point_stage = np.nonzero(point)
-    point_first = np.diff(point_tensor, prepend=-1) != 0
-    point_real = real[point_tensor, point_stage]
-    producer = producers[point_tensor]
-    point_last = np.diff(point_tensor, append=-1) != 0
-    point_previous = np.where(point_first, producer, np.roll(point_stage, 1))
-    stored = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
-    carried = stored & np.array([tensor.carried for tensor in problem.tensors], dtype=bool)
-    latest = np.zeros(len(problem.tensors), dtype=np.int64)
-    latest[point_tensor[point_last]] = point_stage[point_last]
-    circle = point_first & carried[point_tensor]
-    point_previous = np.where(circle, latest[point_tensor], point_previous)
-    stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
-    stays &= ~((producer >= 0) & costly[producer]) & ~stored[point_tensor]
-    stays &= not limits.open
-    pageable = ((point_stage >= producer + 2) | stored[point_tensor]) & ~stays
-    if not transfer_times:
-        pageable &= read[point_tensor, point_stage]
-    page_point = np.flatnonzero(pageable & paging)
-    page_index = np.full(len(point_tensor), -1, dtype=np.int64)
-    page_index[page_point] = np.arange(len(page_point))
-    return RetentionSpace(
-        problem=problem,
-        limits=limits,
-        name=name,
-        paging=paging,
-        point_tensor=point_tensor,
-        point_stage=point_stage,
-        point_previous=point_previous,
-        point_first=point_first,
-        point_last=point_last,
-        point_real=point_real,
-        point_recompute=np.where(producer >= 0, index_of[point_stage, producer], -1),
-        recompute_operator=recompute_operator,
-        recompute_stage=recompute_stage,
-        page_point=page_point,
-        page_index=page_index,
-        dominated=costly,
-        lean=lean,
-        transfer_times=transfer_times,
-    )

@@ -34,9 +34,10 @@ import numpy as np
 
 from poetopt import interrupts
 from poetopt.formulations.block import Limits
+from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.label_setting.dominance import undominated
 from poetopt.formulations.retention.label_setting.extensions import WIDEST, Extensions, Key, Step
-from poetopt.formulations.retention.space import RetentionSpace, retention_space
+from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
