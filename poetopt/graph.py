@@ -212,6 +212,23 @@ class Operator:
     whole: tuple[Whole, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """A table of which a step reads and writes the rows of its batch alone: its tensor has room for so many.
+
+    values
+        All rows of the table, before the first step. Read-only.
+    ids
+        The input that says which rows a batch uses. The graph reads their places among those rows instead.
+    fixed
+        The rows that each batch uses, where a constant says which; `ids` is empty then.
+    """
+
+    values: Array
+    ids: str = ""
+    fixed: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """A forward network.
@@ -232,6 +249,8 @@ class Graph:
         What the frontend inferred or changed, one line each, for `poetopt inspect`.
     unread
         Outputs of the file that can't be imported, and why; they are none of `outputs`.
+    rows
+        The tables of which it has the rows of a batch alone, by their parameter (`poetopt.passes.rows`).
     named
         Whether somebody named what is trained, so that a parameter without a gradient is an error.
     """
@@ -249,6 +268,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
     named: bool = False
+    rows: Mapping[str, TableRows] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         what = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"

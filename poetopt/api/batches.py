@@ -85,13 +85,13 @@ def _fits(problem: Problem, options: Options) -> bool:
     from poetopt.engine.tuning import WORK
     from poetopt.formulations import formulation
     from poetopt.heuristics.work import Work
-    from poetopt.schedule import Schedule
+    from poetopt.plan.storeall import everything
 
     chosen = formulation(options.formulation)
     if not (chosen.judged and chosen.plans_count) or impossible(problem, options) or chosen.impossible(problem):
         return False
     trial = Incumbent(problem, options)
-    if trial.offer(Schedule(), quick=True):
+    if trial.offer(everything(problem), quick=True):
         return True
     return any(
         trial.offer(found, quick=True) for found in greedy_schedules(problem, options, options.ram_bytes, Work(WORK))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from poetopt.api.training import Training, TrainingFile, described, scheduled
@@ -77,7 +78,9 @@ class Model:
             recipe["granularity"] = granularity
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
-        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived)
+        asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse}
+        by_rows = partial(self.training_graph, **asked, rows=True)  # type: ignore[arg-type]
+        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
     def training_graph(
         self,
@@ -87,18 +90,24 @@ class Model:
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
+        rows: bool = False,
     ) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
-        Arguments and errors are those of `differentiate`.
+        rows
+            Whether tables are by the rows of a batch (`poetopt.passes.rows`).
+
+        Other arguments and errors are those of `differentiate`.
         """
         from poetopt.autodiff import differentiate
         from poetopt.optimizers import with_updates
+        from poetopt.passes.rows import by_rows
 
         try:
             with building():
-                step = differentiate(self.graph, loss=loss, output=output, straight_through=straight_through)
-                return with_updates(step, optimizer, fuse=fuse)
+                graph = by_rows(self.graph) if rows else self.graph
+                step = differentiate(graph, loss=loss, output=output, straight_through=straight_through)
+                return replace(with_updates(step, optimizer, fuse=fuse), rows=graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,15 @@ class Training:
         How it was made.
     derived
         The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
+    by_rows
+        Makes `derived` with tables by the rows of a batch, for an `optimizer`; None where that isn't known.
     """
 
     graph: TrainingGraph
     recipe: Mapping[str, object]
     runtime: str = DEFAULT
     derived: TrainingGraph | None = field(default=None, repr=False)
+    by_rows: Callable[..., TrainingGraph] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"<Training {described(self.graph)}, loss {self.graph.loss_kind}>"
@@ -65,6 +68,19 @@ class Training:
         recipe = {**self.recipe, "optimizer": optimizer, **({} if fuse else {"fuse": False})}
         granularity = str(self.recipe.get("granularity", "operator"))
         return replace(self, graph=scheduled(derived, granularity, self.runtime), recipe=recipe, derived=derived)
+
+    def _to_page(self) -> Training:
+        """The step for paged parameters: with updates, and tables by rows where the others stay as they are."""
+        from poetopt.passes.rows import OPTIMIZERS
+
+        optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
+        derived = self.by_rows(optimizer=optimizer) if self.by_rows is not None and optimizer in OPTIMIZERS else None
+        if derived is None or not derived.rows:
+            plain = replace(self, by_rows=None)
+            return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
+        granularity = str(self.recipe.get("granularity", "operator"))
+        graph = scheduled(derived, granularity, self.runtime)
+        return replace(self, graph=graph, derived=derived, recipe={**self.recipe, "optimizer": optimizer}, by_rows=None)
 
     def cost(
         self,
@@ -96,8 +112,8 @@ class Training:
             if wrong := unknown(runtime):
                 raise DeviceError(wrong)
             found = replace(found, runtime=runtime)
-        if parameters == "paged" and self.graph.optimizer == "none":
-            return self.with_optimizer("sgd").cost(device, profile=profile, runtime=runtime, parameters=parameters)
+        if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
+            return self._to_page().cost(device, profile=profile, runtime=runtime, parameters=parameters)
         graph = self.on(found.runtime).graph
         with building():
             problem = cost(graph, found, parameters=parameters)

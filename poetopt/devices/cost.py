@@ -11,7 +11,7 @@ what kernels allocate themselves is one reserve beside the arena for the whole s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from poetopt.devices.homes import PARAMETERS, Homes, homes
 from poetopt.devices.model import Device
@@ -19,7 +19,7 @@ from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError
 from poetopt.graph import TrainingGraph, residence
 from poetopt.operators.work import work
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.runtimes import runtime as runtime_of
 from poetopt.runtimes.contract import Runtime
 
@@ -83,7 +83,8 @@ def cost(
                 name=name,
                 nbytes=nbytes,
                 producer=-1,
-                transfers=device.transfers(nbytes),
+                transfers=_moved(graph, name, device),
+                of_batch=name in graph.rows,
                 home=Home.STORAGE,
                 carried=True,
                 updated_by=place.get(updater, -1),
@@ -139,6 +140,15 @@ def cost(
         model_hash=graph.content_hash,
         notes=(*storage_notes(device, tensors), *takes.notes(graph)),
     )
+
+
+def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:
+    """What moving a tensor with its home on storage takes: the rows of a table one by one."""
+    tensor = graph.tensors[name]
+    if name not in graph.rows:
+        return device.transfers(tensor.nbytes)
+    one = device.transfers(tensor.nbytes // tensor.shape[0])
+    return Transfers(*(tensor.shape[0] * getattr(one, part.name) for part in fields(Transfers)))
 
 
 def _overtaken(graph: TrainingGraph, operators: Sequence[ProblemOperator], where: Homes) -> tuple[ProblemOperator, ...]:

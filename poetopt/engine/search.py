@@ -16,7 +16,7 @@ from poetopt.engine.run import Run
 from poetopt.engine.solution import Listener, Options, Solution, Status, graded
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 from poetopt.schedule import Schedule
 
@@ -55,11 +55,13 @@ def search(
     try:
         with run.timed("layout"):
             if chosen.judged:
-                run.offer(Schedule(), "store-all")
+                run.offer(everything(problem), "store-all")
             run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupt()
     if run.incumbent.best is not None:
+        # what comes anew with each batch is moved in every schedule
+        run.raise_bound(run.incumbent.best.value, "store-all")
         return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
     if refusal is not None:

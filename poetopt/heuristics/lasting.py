@@ -19,7 +19,7 @@ MOSTLY = 0.5
 
 def able(problem: Problem) -> list[int]:
     """The tensors whose home is storage and that may stay in RAM: what storage holds, unless a new step brings it."""
-    return [i for i in problem.stored_at_start if problem.tensors[i].carried and problem.readers[i]]
+    return [i for i in problem.stored_at_start if problem.tensors[i].may_stay and problem.readers[i]]
 
 
 def lasting_sets(problem: Problem, ram_bytes: int) -> Iterator[Problem]:

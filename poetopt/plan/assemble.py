@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Home, Problem
+from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
@@ -34,7 +34,7 @@ def kept(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     return tuple(
         i
         for i in problem.stored_at_start
-        if problem.tensors[i].home is Home.STORAGE
+        if problem.tensors[i].may_stay
         and problem.readers[i]
         and first.get(i, len(problem.operators)) > problem.first_reads[i]
     )

@@ -12,9 +12,15 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
+def everything(problem: Problem) -> Schedule:
+    """Nothing recomputed, and nothing paged but what comes anew with each batch."""
+    moved = (i for i in problem.stored_at_start if problem.tensors[i].of_batch and problem.readers[i])
+    return Schedule(page_ins=frozenset((problem.first_reads[i], i) for i in moved))
+
+
 def store_all(problem: Problem) -> Plan:
     """Ordinary training as a plan, not laid out."""
-    return plan_of(problem, Schedule())
+    return plan_of(problem, everything(problem))
 
 
 def store_all_bytes(problem: Problem) -> int:

@@ -63,6 +63,8 @@ class ProblemTensor:
         Whether it has to be where it began when the step ends, so that the step can be repeated.
     backed
         Whether storage holds a copy as well when the step begins, of a tensor that is in RAM then.
+    of_batch
+        Whether its content is another one with each batch, so that it can't stay in RAM from one step to the next.
     result
         Whether it has to be in RAM when the step ends, though an operator computed it: somebody reads it then.
     updated_by
@@ -81,6 +83,7 @@ class ProblemTensor:
     updated_by: int = -1
     forms: tuple[Form, ...] = ()
     backed: bool = False
+    of_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.home is None:
@@ -95,6 +98,11 @@ class ProblemTensor:
     def stored(self) -> bool:
         """Whether storage holds a copy when the step begins."""
         return self.home is Home.STORAGE or self.backed
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it may stay in RAM from one step to the next, though its home is storage."""
+        return self.home is Home.STORAGE and self.carried and not self.of_batch
 
     @property
     def updated(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.graph import TrainingGraph
+from poetopt.passes.rows import taken
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import Home
 from poetopt.step.memory import Block
@@ -26,7 +27,9 @@ class Carried:
     """The scheduled tensors that no operator of `plan` computes and no batch brings.
 
     first
-        Their values before the first step, by name. Read-only.
+        Their values before the first step, by name. Read-only. Of tables by rows, only the shape counts.
+    used
+        The rows that the batch uses of each table.
     """
 
     def __init__(self, plan: Plan, graph: TrainingGraph, arena: Block, pages: PageFile) -> None:
@@ -39,6 +42,7 @@ class Carried:
         self._in_ram: dict[str, Array] = {}
         self._stored: list[str] = []
         self._updated = {held.name for held in tensors if held.updated}
+        self.used: Mapping[str, tuple[int, ...]] = {}
         for i, held in enumerate(tensors):
             if held.name not in self.first:
                 continue
@@ -52,7 +56,44 @@ class Carried:
         for name, array in self._in_ram.items():
             np.copyto(array, self.first[name])
         for name in self._stored:
-            self._pages.write(name, _bytes(self.first[name]))
+            table = self._graph.rows.get(name)
+            if table is None:
+                self._pages.write(name, _bytes(self.first[name]))
+            else:
+                self._whole(name)
+                self._pages.write(name, _bytes(table.values))
+
+    def take(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A batch as the graph reads it; the rows that it uses of tables are those of their tensors from now on."""
+        read, used = taken(self._graph, batch)
+        self.used = {name: tuple(rows.tolist()) for name, rows in used.items() if name in self.first}
+        return read
+
+    @property
+    def begun(self) -> Mapping[str, Array]:
+        """What the first step reads: of tables, the rows that the batch uses, and zeros behind them."""
+        found = dict(self.first)
+        for name, rows in self.used.items():
+            found[name] = np.zeros_like(self.first[name])
+            found[name][: len(rows)] = self._graph.rows[name].values[list(rows)]
+        return found
+
+    def choose(self) -> None:
+        """Let the tensors of tables be the rows that the batch uses."""
+        for name, rows in self.used.items():
+            self._pages.choose(name, rows, self._graph.tensors[name].nbytes // self._graph.tensors[name].shape[0])
+
+    def table(self, name: str) -> Array:
+        """All rows of a table, as the last step left it."""
+        found = np.array(self._graph.rows[name].values, order="C")
+        self._whole(name)
+        self._pages.read(name, _bytes(found))
+        self.choose()
+        return found
+
+    def _whole(self, name: str) -> None:
+        whole = self._graph.rows[name].values
+        self._pages.choose(name, range(len(whole)), whole.nbytes // len(whole))
 
     def value(self, name: str) -> Array:
         """What a step has left of one of them. Raises ExecutionError where the storage fails."""
@@ -65,10 +106,14 @@ class Carried:
 
 
 def slots(plan: Plan) -> Mapping[str, int]:
-    """Bytes of each tensor that needs a slot on storage, by name."""
+    """Bytes of each tensor that needs a slot on storage, by name; of tables, all rows."""
     tensors = plan.problem.tensors
     moved = {step.target for step in plan.instructions if step.action is Action.PAGE_OUT}
-    return {tensors[i].name: tensors[i].nbytes for i in sorted(moved.union(plan.problem.stored_at_start))}
+    rows = plan.problem.graph.rows if plan.problem.graph is not None else {}
+    return {
+        tensors[i].name: rows[tensors[i].name].values.nbytes if tensors[i].name in rows else tensors[i].nbytes
+        for i in sorted(moved.union(plan.problem.stored_at_start))
+    }
 
 
 def _bytes(array: Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

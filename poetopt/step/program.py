@@ -85,7 +85,7 @@ class Program:
         self.carried = Carried(plan, graph, arena, pages)
 
     def load(self, batch: Batch, *, anew: bool = True) -> None:
-        """Put a batch where the step expects it.
+        """Put a batch, as `Carried.take` gives it, where the step expects it.
 
         With `anew`, it will be a first step: what steps have updated is as it was, and random nodes draw from the
         beginning again.
@@ -93,6 +93,7 @@ class Program:
         if anew:
             self.region.reset()
             self.carried.begin()
+        self.carried.choose()
         for name, array in self._inputs.items():
             if array is not None:
                 np.copyto(array, batch[name])
@@ -142,7 +143,7 @@ class Program:
     @property
     def begun(self) -> Mapping[str, Array]:
         """What the first step reads beside its batch, whatever steps have updated since. Read-only."""
-        return {**self.region.begun, **self.carried.first}
+        return {**self.region.begun, **self.carried.begun}
 
     def _input(self, name: str) -> Array | None:
         """Where a graph input lies at the start; None where the plan has it nowhere (nothing reads it)."""

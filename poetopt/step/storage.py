@@ -11,7 +11,7 @@ import errno
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,7 @@ class PageFile:
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._slots: dict[str, int] = {}
         self._sums: dict[str, int] = {}
+        self._rows: dict[str, tuple[tuple[int, ...], int]] = {}
         end = 0
         for name, nbytes in sizes.items():
             self._slots[name] = end
@@ -56,8 +57,15 @@ class PageFile:
             self.close()
             raise self._failure(f"can't claim {self.nbytes:,} B for the paging file", error) from error
 
+    def choose(self, name: str, rows: Sequence[int], row_bytes: int) -> None:
+        """Let a tensor be these rows of the table in its slot, until others are chosen."""
+        self._rows[name] = tuple(rows), row_bytes
+
     def write(self, name: str, source: Bytes) -> None:
         """Copy a tensor's bytes to its slot."""
+        if name in self._rows:
+            self._each_row(name, source, self._put)
+            return
         self._sums[name] = zlib.crc32(source.data)
         try:
             self.file.seek(self._slots[name])
@@ -67,8 +75,37 @@ class PageFile:
         except OSError as error:
             raise self._failure(f"can't page out {name!r}", error) from error
 
+    def _each_row(self, name: str, array: Bytes, move: Callable[[int, Bytes], None]) -> None:
+        rows, row_bytes = self._rows[name]
+        try:
+            for k, row in enumerate(rows):
+                move(self._slots[name] + row * row_bytes, array[k * row_bytes : (k + 1) * row_bytes])
+        except OSError as error:
+            raise self._failure(f"can't move rows of {name!r}", error) from error
+
+    def _put(self, place: int, source: Bytes) -> None:
+        self.file.seek(place)
+        left = source.data
+        while left:
+            left = left[self.file.write(left) :]
+
+    def _get(self, place: int, target: Bytes) -> None:
+        self.file.seek(place)
+        left = target.data
+        while left:
+            count = self.file.readinto(left)
+            if not count:
+                raise ExecutionError(
+                    f"the paging file in {self.folder} ends too early; something else has cut it short"
+                )
+            left = left[count:]
+
     def read(self, name: str, target: Bytes) -> None:
         """Copy a tensor's bytes back from its slot, and check that they are those that were written."""
+        if name in self._rows:
+            target.fill(0)  # as many rows as a batch may use at most
+            self._each_row(name, target, self._get)
+            return
         try:
             self.file.seek(self._slots[name])
             left = target.data

@@ -89,6 +89,11 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     shown = problem.model_ref or problem.name
     c = runtime(RUNTIME)
     check_planned_for_c(plan)
+    if graph.rows:
+        raise PlanError(
+            f"{shown}: the plan reads rows of the table {next(iter(graph.rows))!r} from storage, and no C is written "
+            "for that yet"
+        )
     check_belongs(graph, problem, c, shown)
     simulate(plan)
     check_layout(plan)

@@ -198,7 +198,8 @@ def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
     for node, places, backward in _uses(graph, name):
         if 1 not in places:
             continue
-        shape = graph.tensors[node.inputs[0]].shape
+        table = graph.rows.get(node.inputs[0])
+        shape = graph.tensors[node.inputs[0]].shape if table is None else table.values.shape
         if node.op_type in _LABEL_OPS:
             found.append((node.op_type, shape[1], node.attributes.get("ignore_index")))
         elif node.op_type in _INDEX_OPS and not backward:

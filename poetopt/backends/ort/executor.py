@@ -92,6 +92,7 @@ def execute(
         region = Region.of(chosen, {tensor.name for tensor in problem.tensors})
         sessions = Sessions(chosen, threads)
         program = Program(plan, chosen, arena, region, sessions, pages, told=paced(told))
+        fed, batch = batch, program.carried.take(batch)
         told("ordinary training, to compare with")
         reference = NodeByNode(chosen, sessions, program.begun, names)
 
@@ -120,7 +121,7 @@ def execute(
         high_water = high_water_bytes(program.acts, lambda: program.load(batch))
         kernels = _beside(program, batch, paced(told))
     return _execution(
-        chosen, plan, batch, mine, comparison, times, waited, threads,
+        chosen, plan, fed, mine, comparison, times, waited, threads,
         fused_bit_identical=fused_same,
         budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
         kernels=kernels,
@@ -165,7 +166,9 @@ def store_all_program(program: Program) -> Program:
     schedule. (Node by node in memory of the runtime's, a step takes a fifth to a half longer.)
     """
     plan = lay_out(store_all(program.plan.problem))
-    return Program(plan, program.graph, Block(arena_bytes(plan)), program.region, program.kernels, program.pages)
+    made = Program(plan, program.graph, Block(arena_bytes(plan)), program.region, program.kernels, program.pages)
+    made.carried.used = program.carried.used
+    return made
 
 
 def _race(

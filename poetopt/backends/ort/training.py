@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -236,12 +236,21 @@ class _Learner:
                 self.said[name][...] = value
         told = {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
         self.given = {**given, **self.changing, **told}
+        self.tables = {name: writable_copy(table.values) for name, table in graph.rows.items()}
+        self.used: Mapping[str, Sequence[int]] = {}
         self.optimizer = Momentum({name: self.changing[name] for name in graph.gradients}, lr, momentum)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of what the optimizer remembers."""
         return self.optimizer.nbytes + sum(self.changing[name].nbytes for name in self.graph.optimizer_states)
+
+    def take(self, used: Mapping[str, Sequence[int]]) -> None:
+        """Let tables by rows have those that a batch uses, and zeros behind them."""
+        self.used = used
+        for name, rows in used.items():
+            self.changing[name].fill(0)
+            self.changing[name][: len(rows)] = self.tables[name][list(rows)]
 
     def begin(self, step: int) -> None:
         """Say which step it is, from 0, where the optimizer counts them."""
@@ -253,6 +262,8 @@ class _Learner:
         self.optimizer.step({name: results[made] for name, made in self.graph.gradients.items()})
         for old, new in self.graph.carried.items():
             np.copyto(self.changing[old], results[new])
+        for name, rows in self.used.items():
+            self.tables[name][list(rows)] = results[self.graph.carried[name]][: len(rows)]
 
 
 def train(
@@ -309,7 +320,8 @@ def train(
         program = Program(plan, chosen, arena, replace(region, given=mine.given, first={}), sessions, pages, pace)
         reference = NodeByNode(chosen, sessions, theirs.given, names)
         for step in range(steps):
-            batch = batches.get(step)
+            batch = program.carried.take(batches.get(step))
+            theirs.take(program.carried.used)
             mine.begin(step)
             theirs.begin(step)
             program.load(batch, anew=step == 0)
@@ -322,14 +334,17 @@ def train(
             theirs.learn(found)
             pace(f"step {step + 1:,} of {steps:,}, loss {float(losses[-1].reshape(-1)[0]):.6g}")
         values = {name: array.copy() if chosen.updaters else array for name, array in mine.changing.items()}
-        high_water = high_water_bytes(program.acts, lambda: program.load(batches.get(0)))
+        values |= {name: program.carried.table(name) for name in chosen.rows}
+        first = program.carried.take(batches.get(0))
+        high_water = high_water_bytes(program.acts, lambda: program.load(first))
         told("measuring what kernels allocate")
         reserve = plan.problem.reserve_bytes
-        kernels = peak_beside_bytes(program.acts, lambda: program.load(batches.get(0)), expected=reserve)
+        kernels = peak_beside_bytes(program.acts, lambda: program.load(first), expected=reserve)
     differing = [
         k for k, (a, b) in enumerate(zip(losses, reference_losses, strict=True), 1) if a.tobytes() != b.tobytes()
     ]
-    different = compare(values, theirs.changing, tuple(values)).different
+    whole = {**theirs.changing, **theirs.tables}
+    different = compare(values, whole, tuple(values)).different
     arena_size = arena_bytes(plan)
     return TrainingRun(
         steps=steps,

@@ -137,7 +137,7 @@ def retention_space(
     point_last = np.diff(point_tensor, append=-1) != 0
     point_previous = np.where(point_first, producer, np.roll(point_stage, 1))
     stored = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
-    carried = stored & np.array([tensor.carried for tensor in problem.tensors], dtype=bool)
+    carried = np.array([tensor.may_stay for tensor in problem.tensors], dtype=bool)
     latest = np.zeros(len(problem.tensors), dtype=np.int64)
     latest[point_tensor[point_last]] = point_stage[point_last]
     circle = point_first & carried[point_tensor]

@@ -84,7 +84,7 @@ class RetentionSpace:
     @cached_property
     def cyclic(self) -> Flags:
         """(n_tensors,) whether the tensor may stay in RAM from one step to the next."""
-        return np.array([tensor.stored and tensor.carried for tensor in self.problem.tensors], dtype=bool)
+        return np.array([tensor.may_stay for tensor in self.problem.tensors], dtype=bool)
 
     @cached_property
     def wrapped(self) -> Flags:
