@@ -253,5 +253,5 @@ def test_a_problem_file_has_no_loss_to_choose(run: Runner, problem: Path, tmp_pa
 
 def test_zoo_needs_a_name_and_a_place(run: Runner, tmp_path: Path) -> None:
     run("zoo", "mlp").assert_one_message("-o", code=2)
-    run("zoo", "resnet", "-o", tmp_path / "r.onnx").assert_one_message("resnet18-cifar", code=2)
+    run("zoo", "resnet18", "-o", tmp_path / "r.onnx").assert_one_message("resnet18-cifar", code=2)
     run("zoo", "-o", tmp_path / "r.onnx").assert_one_message("mlp", code=2)

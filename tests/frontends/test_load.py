@@ -49,10 +49,10 @@ def test_files_and_models(tmp_path: Path) -> None:
     [
         (
             "resnet18",
-            r"resnet18: neither a file nor a network of the zoo; closest: resnet18-cifar or resnet50;.*`poetopt zoo`",
+            r"resnet18: neither a file nor a network of the zoo; closest: resnet18-cifar or resnet\d+;.*`poetopt zoo`",
         ),
         ("quux", r"quux: neither a file nor a network of the zoo.*\.onnx file"),
-        ("missing.onnx", r"missing\.onnx: no such file.*a network: bert-base"),
+        ("missing.onnx", r"missing\.onnx: no such file.*a network: autoencoder, bert-base"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
