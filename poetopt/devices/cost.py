@@ -1,8 +1,9 @@
 """A training graph on a device becomes a scheduling problem: bytes, seconds and joules.
 
 Two things disappear. A view is its root's bytes, so its readers read the root. A tensor of the resident region
-(parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds
-to `resident_bytes` (`poetopt.operators.resident`). Where one is updated, its readers name the operator that does.
+(parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds to
+`resident_bytes` (`poetopt.operators.resident`), as does what kernels keep from step to step. Where a tensor is updated,
+its readers name the operator that does.
 
 What an operator needs besides is the runtime's to say, and is split: its temporaries are its workspace in the arena;
 what kernels allocate themselves is one reserve beside the arena for the whole step, for the most that any kernel does.
@@ -49,7 +50,7 @@ def cost(
     index: dict[str, int] = {}
     tensors: list[ProblemTensor] = []
     operators: list[ProblemOperator] = []
-    kernels = 0
+    kernels = kept = 0
 
     def add(name: str, producer: int) -> None:
         nbytes, held = graph.tensors[name].nbytes, residence(graph.tensors[name].role)
@@ -95,6 +96,7 @@ def cost(
         plain, *_ = takes.variants(operator, graph.tensors)
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))
+        kept += layout.kept_bytes
         read = {root for root in map(graph.root, operator.inputs) if root not in resident}
         if unknown := sorted(read - known):
             raise ModelError(
@@ -129,7 +131,7 @@ def cost(
         wake_j=device.storage.wake_j if device.storage is not None else 0.0,
         storage_bytes=device.storage.capacity_bytes if device.storage is not None else None,
         storage_block_bytes=device.storage.block_bytes if device.storage is not None else 1,
-        resident_bytes=sum(graph.tensors[root].nbytes for root in where.ram),
+        resident_bytes=sum(graph.tensors[root].nbytes for root in where.ram) + kept,
         stack_bytes=device.stack_bytes,
         flash_bytes=sum(graph.tensors[root].nbytes for root in where.flash),
         device_ram_bytes=device.ram_bytes,

@@ -33,6 +33,8 @@ class InnerLayout:
         For each node, the most that its kernel allocates beside the arena.
     kernel_offsets, total_bytes
         Were the kernels to allocate in the workspace too: where, beside the temporaries alive, and the end of it all.
+    kept_bytes
+        What its kernels keep from step to step (a random generator's state): a part of the resident region.
     """
 
     storage: Mapping[str, str]
@@ -41,6 +43,7 @@ class InnerLayout:
     kernel_bytes: tuple[int, ...]
     kernel_offsets: tuple[int, ...]
     total_bytes: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

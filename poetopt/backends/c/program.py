@@ -14,6 +14,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.runtimes import runtime
+from poetopt.runtimes.c.steps import layout
 from poetopt.step.belongs import check_belongs
 from poetopt.step.places import Place, Places, input_offsets
 
@@ -98,7 +99,11 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     simulate(plan)
     check_layout(plan)
     places = Places(graph, problem, c)
-    resident, flash = lay_out_resident(graph, problem)
+    kept_bytes = sum(
+        layout(places.operators[operator.name], graph.tensors, problem.alignment).kept_bytes
+        for operator in problem.operators
+    )
+    resident, flash = lay_out_resident(graph, problem, kept_bytes)
     operators: dict[int, OperatorCode] = {}
     words = 0
     for index in sorted({step.target for step in plan.instructions if step.action is Action.COMPUTE}):

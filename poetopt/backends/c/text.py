@@ -74,14 +74,18 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
     """
     headers = dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
     by_table = schedule == TABLE
-    words = ", ".join(f"{word}u" for code in program.operators.values() for word in code.state)
     return filled(
         "po_step.c",
         {
             "model": comment(program.shown),
             "includes": "".join(f'#include "{name}"\n' for name in headers),
             "operators": "\n".join(code.text for code in program.operators.values()),
-            "state": f"static uint32_t po_state[] = {{{words}}};\n\n" if words else "",
+            "state": (
+                "/* What kernels keep from step to step. */\n"
+                f"#define po_state ((uint32_t *)PO_RESIDENT({program.resident.kept}u))\n\n"
+                if any(code.state for code in program.operators.values())
+                else ""
+            ),
             "schedule": table_schedule(program) if by_table else code_schedule(program),
         },
     )
@@ -136,6 +140,11 @@ def weights(program: DeviceProgram) -> str:
     for index in program.plan.problem.lasting:
         tensor = program.plan.problem.tensors[index]
         reads += _read(program.storage.blocks[index], f"po_arena + {offsets[index]}u", tensor.nbytes, tensor.name)
+    words = [word for code in program.operators.values() for word in code.state]
+    if words:
+        values_of = ", ".join(f"{word}u" for word in words)
+        copies.append(f"    static const uint32_t kept[{len(words)}] = {{{values_of}}};\n")
+        copies.append(f"    (void)memcpy(po_resident + {program.resident.kept}u, kept, sizeof kept);\n")
     values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads)}
     return filled("po_weights_storage.c" if program.weights else "po_weights.c", values)
 

@@ -6,8 +6,8 @@ to call, in order, with which kernel, and where its scratch lies. Views are no s
 
 | whose | what | when it is asked |
 |---|---|---|
-| planner | `refuses`, `scratch_bytes`, `in_place`: from shapes, types, attributes | before anything is solved |
-| generator | `missing`, `code`, `state`, `headers`: constants are known then | when C is written |
+| planner | `refuses`, `scratch_bytes`, `in_place`, `state`: from shapes, types, attributes | before solving |
+| generator | `missing`, `code`, `headers`: constants are known then | when C is written |
 
 How the generated C looks, and what it must be compiled with:
 
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 8
 """Bytes that every buffer starts at a multiple of: those of the largest element, an int64."""
+
+WORD_BYTES = 4
+"""Of a word that a kernel keeps from step to step."""
 
 FLAGS = ("-std=c99", "-ffp-contract=off", "-fno-strict-aliasing")
 """What a compiler must be told, whatever else it is: one place in the arena holds floats now, and integers later."""
@@ -161,7 +164,8 @@ class Kernel:
         Inputs that must be known when the code is written (axes, shapes, pads), by position. They are not read at run
         time.
     state
-        32-bit words that outlive the step (a random generator's), by their first values. Resident.
+        32-bit words that outlive the step (a random generator's), by their first values, from attributes alone. They
+        are a part of the resident region.
     headers
         C files that its code includes.
     include

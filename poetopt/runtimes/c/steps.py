@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from poetopt.errors import UnsupportedOpError
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, Whole
 from poetopt.operators.nodes import find, is_inner_view
-from poetopt.runtimes.c.kernel import ALIGNMENT, UPDATE, Call, Kernel
+from poetopt.runtimes.c.kernel import ALIGNMENT, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.runtimes.c.registry import kernel_for, reason
 from poetopt.runtimes.contract import InnerLayout, Operands
 from poetopt.runtimes.workspace import node_by_node
@@ -90,6 +90,7 @@ def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = A
         temporaries_bytes=found.total_bytes,
         kernel_bytes=(0,) * count,
         kernel_offsets=tuple(places.get(k, 0) for k in range(count)),
+        kept_bytes=sum(_kept_bytes(call_of(ran, node, tensors)) for node in ran.nodes),
     )
 
 
@@ -153,6 +154,11 @@ def _with_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
         by.name,
     )
     return Whole(run.first, run.count + update.count, node)
+
+
+def _kept_bytes(call: Call) -> int:
+    kernel = kernel_for(call.node)
+    return 0 if kernel is None else WORD_BYTES * len(kernel.state(call))
 
 
 class _Scratch:

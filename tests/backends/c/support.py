@@ -50,6 +50,19 @@ def network() -> po.Model:
 
 
 @cache
+def dropping() -> Problem:
+    """A step of sgd on three linear layers, in front of two of which half of everything is dropped."""
+    net = Network("dropping", 3)
+    x = net.relu(net.linear(net.input("input", (2, 12)), "fc1", 12, 9), "relu1")
+    for k in (2, 3):
+        ratio, training = net.constant(f"ratio{k}", np.array(0.5, np.float32)), net.constant(f"on{k}", np.array(True))
+        x = net.linear(net.add("Dropout", [x, ratio, training], f"drop{k}", seed=k), f"fc{k}", 9, 9)
+    found = po.load(net.model(x, (2, 9)))
+    assert isinstance(found, po.Model)
+    return found.differentiate(optimizer="sgd").cost("m4", runtime="c")
+
+
+@cache
 def tiny() -> Problem:
     """Its training step, for an M4 and kernels in C."""
     return network().differentiate().cost("m4", runtime="c")

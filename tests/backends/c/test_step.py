@@ -18,16 +18,19 @@ from poetopt.backends.c.linking import board
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.sensitivity import distance
-from poetopt.backends.ort.batch import Batch
+from poetopt.backends.ort.batch import Batch, random_batch
+from poetopt.devices.homes import homes
 from poetopt.errors import ExecutionError, PlanError
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.problem import Problem
 from tests.backends.c.support import (
     HOST,
     M4,
     batch,
     built,
+    dropping,
     graph,
     needs_emulator,
     needs_host,
@@ -68,6 +71,25 @@ def test_a_step_that_updates_its_parameters_moves_them_as_onnxruntime_does() -> 
 
 
 @needs_host
+def test_what_random_kernels_keep_is_resident_and_begins_anew() -> None:
+    """A word for each Dropout, which the plan counts; the second step on the host draws what the first one drew."""
+    problem = dropping()
+    assert problem.graph is not None
+    assert problem.resident_bytes == sum(homes_bytes(problem)) + 2 * 4
+    found = execute_on(lay_out(store_all(problem)), "host", data=random_batch(problem.graph, 2))
+    assert found.ok, found.message
+    assert found.resident_bytes == problem.resident_bytes
+    assert found.linked_ram_bytes in (None, found.planned_ram_bytes)
+
+
+@needs_emulator
+def test_what_random_kernels_keep_is_where_the_linker_has_it() -> None:
+    found = execute_on(lay_out(store_all(dropping())), "cortex-m4")
+    assert found.ok, found.message
+    assert found.linked_ram_bytes == found.planned_ram_bytes
+
+
+@needs_host
 def test_parameters_on_storage_are_updated_there(tmp_path: Path) -> None:
     """As onnxruntime moves them; a write-back that is left out shows, in what isn't moved."""
     plan = paged_parameters()
@@ -98,6 +120,13 @@ def test_parameters_on_storage_give_the_same_bits_on_a_cortex_m4() -> None:
     assert found.ok, found.message
     assert found.linked_ram_bytes == found.arena_bytes + found.resident_bytes
     assert 0 < found.stack_bytes <= plan.problem.stack_bytes
+
+
+def homes_bytes(problem: Problem) -> list[int]:
+    """The storages of the resident region."""
+    graph = problem.graph
+    assert graph is not None
+    return [graph.tensors[name].nbytes for name in homes(graph, po.devices.device("m4")).ram]
 
 
 def is_far(mine: Batch) -> bool:

@@ -1,10 +1,12 @@
 /* Written by poetopt: first values of parameters and constants of ${model}, which po_weights.bin has; it lies at the
    start of the storage. */
 
+#include <string.h>
+
 #include "po.h"
 
 int po_load(void)
 {
     int code = 0;
-${reads}    return code;
+${copies}${reads}    return code;
 }
