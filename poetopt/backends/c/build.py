@@ -78,11 +78,13 @@ def build(
         ram = board(program, stack_bytes, at_end_of_page=True) if ram is None else ram
         (folder / "po.ld").write_text(linker_script(ram), encoding="utf-8")
         sources = (*STEP, "po_startup.c", "po_libm.c", "main.c")
-        flags: tuple[str, ...] = ("-ffreestanding", "-nostdlib", "-Wl,--gc-sections", "-Wl,-T,po.ld")
+        flags: tuple[str, ...] = ("-ffreestanding", "-Wl,--gc-sections", "-Wl,-T,po.ld")
         if found.name.startswith("zig"):
-            flags = (*flags, "-Ifreestanding")
+            # of its own accord it links what the core lacks (float64, division), and no C library where there is none
+            flags = (*flags, "-Wl,--entry=po_reset", "-Ifreestanding")
             libraries: tuple[str, ...] = ()
         else:
+            flags = (*flags, "-nostdlib")
             libraries = ("-lc", "-lgcc")
         found.run((*FLAGS, *warnings, *flags, *sources, *libraries, "-o", "po.elf"), folder)
         executable = folder / "po.elf"
