@@ -95,7 +95,7 @@ def test_resnet_normalizes_with_the_batch() -> None:
 
 
 def test_bad_requests() -> None:
-    with pytest.raises(ModelError, match=r"no such network: 'resnet'; closest: resnet8 or .*; there are autoencoder, bert-base"):
+    with pytest.raises(ModelError, match=r"no such network: 'resnet'; closest: resnet8 or .*; there are autoencoder,"):
         zoo.build("resnet")
     with pytest.raises(ModelError, match="at least 1"):
         zoo.build("mlp", 0)
