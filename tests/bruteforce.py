@@ -267,14 +267,45 @@ def stage_optimum(problem: Problem, ram_bytes: int, rules: StageRules | None = N
     the next S_ram or a later operator of the stage reads it.
 
     Graph inputs are in S_ram of the first stage; they have no operator that could run again.
+
+    What is carried and has its home on storage is in S_ram, in S_aux or in both of the first stage, and in the same
+    ones as the step ends: all ways are tried. A page-in during the last stage is for the next step. The update u of a
+    tensor makes its copy old; then M_out of stage u or later brings another, and no page-in of stage u is of any use,
+    as u holds the tensor. What is never updated is in S_aux for good.
     """
     rules = rules or StageRules()
+    paging = rules.paging and problem.paging
+    able = [i for i in problem.stored_at_start if problem.tensors[i].carried]
+    assert len(able) == len(problem.stored_at_start)
+    ways = [
+        [(False, True), (True, True)]
+        if not problem.tensors[i].updated
+        else [(False, True), (True, False), (True, True)]
+        for i in able
+    ]
+    found: list[StageOptimum] = []
+    for chosen in itertools.product(*ways):
+        in_ram = _mask(tuple(i for i, (ram, _) in zip(able, chosen, strict=True) if ram))
+        on_storage = _mask(tuple(i for i, (_, aux) in zip(able, chosen, strict=True) if aux))
+        if on_storage and not paging and any(not ram for ram, _ in chosen):
+            continue
+        best = _stage_optimum(problem, ram_bytes, rules, in_ram, on_storage if paging else 0)
+        if best is not None:
+            found.append(best)
+    return min(found, key=lambda one: one.overhead_j, default=None)
+
+
+def _stage_optimum(
+    problem: Problem, ram_bytes: int, rules: StageRules, in_ram: int, on_storage: int
+) -> StageOptimum | None:
+    """The same, with what is carried in RAM and on storage (masks) as the step begins and as it ends."""
     tables = _Tables(problem)
     count, sizes = tables.count, tables.sizes
     paging = rules.paging and problem.paging
     if count == 0:
         return StageOptimum(0.0, Schedule(), ()) if tables.bytes_of(_mask(problem.at_start)) <= ram_bytes else None
-    origin: _StageState = (0, _mask(problem.at_start), 0, 0)
+    carried = _mask(problem.stored_at_start)
+    origin: _StageState = (0, _mask(problem.at_start) | in_ram, on_storage, on_storage)
     best: dict[_StageState, float] = {origin: 0.0}
     trace: dict[_StageState, tuple[_StageState, int]] = {}
     closed: set[_StageState] = set()
@@ -349,12 +380,19 @@ def stage_optimum(problem: Problem, ram_bytes: int, rules: StageRules | None = N
             here = ram | written
             candidates = list(_members((here | storable if paging else here) & useful))
             for kept in keeps(candidates, slack, freed_after, ram_bytes):
+                if stage + 1 == count and kept & carried != in_ram:
+                    continue
                 arriving = kept & ~here
                 total = cost + again
                 for i in _members(arriving):
                     tensor = problem.tensors[i]
                     total += tensor.page_in_j + (0.0 if paid >> i & 1 else tensor.page_out_j)
-                after = (stage + 1, kept, (storable | ram) & useful, (paid | arriving) & useful)
+                settled = (paid | arriving) & ~tables.updates[stage]
+                if stage + 1 == count:
+                    back = on_storage & ~settled
+                    total += sum(problem.tensors[i].page_out_j for i in _members(back))
+                    settled |= back
+                after = (stage + 1, kept, (storable | ram) & useful, settled & useful)
                 if after not in closed and total < best.get(after, float("inf")):
                     best[after] = total
                     trace[after] = (state, chosen)
@@ -377,7 +415,7 @@ def _stage_solution(
             here |= tables.writes[index]
             if index != stage:
                 recomputes.add((stage, index))
-        page_ins.update((state[0], i) for i in _members(state[1] & ~here))
+        page_ins.update((state[0] % tables.count, i) for i in _members(state[1] & ~here))
         kept.append(frozenset(_members(ram)))
         state = before
     schedule = Schedule(frozenset(recomputes), frozenset(page_ins))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from poetopt.diagnosis.solve import solve
 from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import PlanError
@@ -23,8 +24,9 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Home, Problem
 from poetopt.schedule import Schedule
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
-from tests.bruteforce import steady_optimum
-from tests.seeds import seeds
+from tests.bruteforce import stage_optimum, steady_optimum
+from tests.plan.three_steps import run_thrice
+from tests.seeds import seeds, some
 from tests.stored import tight_with_parameters
 
 TOLERANCE = 1e-6
@@ -109,3 +111,22 @@ def test_what_leaves_and_comes_back_ends_where_it_began() -> None:
             with pytest.raises(PlanError, match="and the next one begins with it at"):
                 check_layout(replace(plan, offsets=tuple(shifted)))
     assert seen > 50
+
+
+@pytest.mark.parametrize("seed", some(range(320), 25))
+def test_poet_is_algorithm_1_over_steps(seed: int) -> None:
+    """Parameters, states, ties and frozen ones, in Algorithm 1's stages; a plan has no less than those."""
+    problem, ram_bytes = tight_with_parameters(random.Random(seed), forward=2)
+    options = Options(ram_bytes=ram_bytes, formulation="poet", scope="full", gap=0.0, threads=1, time_limit_s=60)
+    found, known = solve(problem, options), stage_optimum(problem, ram_bytes)
+    plain = steady_optimum(problem, ram_bytes) if len(problem.tensors) <= 9 else None
+    if known is None:
+        assert found.status is Status.INFEASIBLE
+        return
+    assert found.overhead_bound_j == pytest.approx(known.overhead_j, abs=TOLERANCE)
+    assert found.plan is not None
+    run_thrice(found.plan, ram_bytes)
+    if found.status is not Status.FEASIBLE:  # a layout that doesn't fit is left out
+        assert overhead(found) == pytest.approx(known.overhead_j, abs=TOLERANCE)
+    if plain is not None:
+        assert plain.overhead_j <= known.overhead_j + TOLERANCE

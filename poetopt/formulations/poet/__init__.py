@@ -2,8 +2,8 @@
 
 Stages x tensors matrices of R, S_ram, S_aux, M_in and M_out. It keeps the paper's rules, which are a
 little stricter than what a plan may do: a tensor that a stage doesn't read stays until the stage ends,
-and a tensor can be written out only when a stage begins. Exact, and slow: it is here to compare with,
-and to be changed.
+and a tensor can be written out only when a stage begins, a parameter also right after its update. Exact, and slow: it
+is here to compare with, and to be changed.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
         resident = point[model.rematerialization.S_ram] > 0.5
         for x in np.flatnonzero(point[model.paging.M_in] > 0.5):
             t, i = space.residences[x]
-            after = space.residence_index.get((t + 1, i))
-            if after is not None and resident[after] and not resident[x]:  # else one that costs nothing, for nothing
-                page_ins.add((t + 1, i))
+            after, stage = space.residence_index.get((t + 1, i)), space.arrives(t, i)
+            if stage is not None and after is not None and resident[after] and not resident[x]:
+                page_ins.add((stage, i))  # else one that costs nothing, for nothing
     return Schedule.written(space.problem, recomputes, page_ins, _first_page_outs(model, point, page_ins))
 
 
 def _first_page_outs(model: Any, point: PointLike, page_ins: set[tuple[int, int]]) -> list[tuple[int, int]]:
     """(stage, tensor) of the first page-out of each tensor that comes back: its copy stays valid."""
     space: PoetSpace = model.space
-    back = {i for _, i in page_ins}
+    back = {i for _, i in page_ins if not space.problem.tensors[i].stored}  # those are written after their update
     first: dict[int, int] = {}
     for x in np.flatnonzero(point[model.paging.M_out] > 0.5).tolist() if space.paging else ():
         t, i = space.residences[x]
@@ -64,10 +64,10 @@ def _values(model: Any, schedule: Schedule) -> Values | None:
     if space.paging:
         M_in = np.zeros(len(space.residences))
         for stage, tensor in schedule.page_ins:
-            place = space.residence_index.get((stage - 1, tensor))
-            if place is None:
+            pair = space.paged_in(stage, tensor)
+            if pair is None:
                 return None
-            M_in[place] = 1.0
+            M_in[space.residence_index[pair]] = 1.0
         values.append((model.paging.M_in, M_in))
         if schedule.page_outs:
             M_out = np.zeros(len(space.residences))
@@ -82,7 +82,7 @@ def _values(model: Any, schedule: Schedule) -> Values | None:
 
 def _page_outs(space: PoetSpace, schedule: Schedule) -> list[tuple[int, int]]:
     """(stage, tensor) of the first page-out of each tensor that comes back, those that go without saying included."""
-    first = {i: space.problem.written_in(i) for _, i in schedule.page_ins}
+    first = {i: space.problem.written_in(i) for _, i in schedule.page_ins if not space.problem.tensors[i].stored}
     for stage, i in sorted(schedule.page_outs, reverse=True):
         if i in first:
             first[i] = stage
@@ -92,7 +92,8 @@ def _page_outs(space: PoetSpace, schedule: Schedule) -> list[tuple[int, int]]:
 def _stages(model: Any) -> list[tuple[Any, Ints]]:
     space: PoetSpace = model.space
     computes = np.array([t for t, _ in space.computes], dtype=np.int64)
-    residences = np.array([t for t, _ in space.residences], dtype=np.int64)
+    end = len(space.problem.operators) - 1
+    residences = np.array([min(t, end) for t, _ in space.residences], dtype=np.int64)
     stages = [(model.rematerialization.R, computes), (model.rematerialization.S_ram, residences)]
     if space.paging:
         stages += [(variable, residences) for variable in (model.paging.S_aux, model.paging.M_in, model.paging.M_out)]
@@ -108,7 +109,7 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     page_ins: dict[tuple[int, int], float] = {}
     if space.paging:
         paged = zip(space.residences, point[model.paging.M_in].tolist(), strict=True)
-        page_ins = {(t + 1, i): share for (t, i), share in paged if share > 0}
+        page_ins = {(space.arrives(t, i) or 0, i): share for (t, i), share in paged if share > 0}
     return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
 
 
@@ -132,8 +133,10 @@ def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> R
     signs: list[float] = []
     for variable, array in values:
         if not space.paging or variable is not model.paging.M_out:
-            variables += variable.values()
-            signs += np.where(array > 0.5, -1.0, 1.0).tolist()
+            for one, value in zip(variable.values(), array.tolist(), strict=True):
+                if not one.fixed:  # it is no column of the model then
+                    variables.append(one)
+                    signs.append(-1.0 if value > 0.5 else 1.0)
     M_out = list(model.paging.M_out.values()) if space.paging else []
     for stage, i in _page_outs(space, schedule) if space.paging else ():
         for t in range(space.problem.tensors[i].first_stage, stage + 1):

@@ -10,6 +10,18 @@ $$ \begin{aligned}
 A tensor written out in stage t is on storage from t+1 on; one paged in during stage t is in RAM when
 t+1 begins.
 
+A parameter w with its home on storage, which operator u updates if it is trained, is on storage as the step begins
+where it is so as the step ends, and it is in one of the two places:
+
+$$ \begin{aligned}
+   S^{aux}_{0,w} &= S^{aux}_{T,w}, \quad S^{aux}_{T,w} + S^{ram}_{T,w} \ge 1 \\
+   S^{aux}_{u+1,w} &\le M^{out}_{u,w}, \quad M^{in}_{u,w} = 0 && \text{w is trained} \\
+   S^{aux}_{t,w} &= 1, \quad M^{out}_{t,w} = 0            && \text{w is frozen}
+   \end{aligned} $$
+
+So $M^{out}_{u,w}$ writes what u has just made, which u holds in RAM; a page-in during the last stage is for the
+first one of the next step.
+
 | symbol           | attribute | unit | meaning                                      |
 |------------------|-----------|------|----------------------------------------------|
 | $S^{aux}_{t,i}$  | `S_aux`   | -    | tensor i is on storage when stage t begins   |
@@ -20,7 +32,7 @@ t+1 begins.
 $b_i$ is how many blocks of the storage tensor i takes, from its page-out to the end of the step.
 
 Source: the paper, Algorithm 1, constraints 1d-1f (1f here is the block's second half, `out_of_ram`);
-the storage's capacity is ours.
+the storage's capacity, and parameters, are ours.
 """
 
 from __future__ import annotations
@@ -47,15 +59,24 @@ def _moves(block: PyomoBlock) -> None:
     block.M_in = pyo.Var(model.residences, domain=pyo.Binary)
     block.M_out = pyo.Var(model.residences, domain=pyo.Binary)
     S_aux, M_in, M_out = (list(v.values()) for v in (block.S_aux, block.M_in, block.M_out))
-    for x, (t, _) in enumerate(space.residences):
-        if (t - 1, space.residences[x][1]) not in space.residence_index:
+    held = space.problem.tensors
+    for x, (t, i) in enumerate(space.residences):
+        if held[i].stored and not held[i].updated:
+            S_aux[x].fix(1)
+        elif (t - 1, i) not in space.residence_index and i not in space.lasting:
             S_aux[x].fix(0)
+        if space.arrives(t, i) is None:
+            M_in[x].fix(0)
+        if space.unwritten(t, i):
+            M_out[x].fix(0)
 
     def on_storage(_: PyomoBlock, x: int) -> PyomoRow:
         t, i = space.residences[x]
         earlier = space.residence_index.get((t - 1, i))
-        if earlier is None:
+        if earlier is None or space.unwritten(0, i):
             return pyo.Constraint.Skip
+        if held[i].updated and t == held[i].updated_by + 1:
+            return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[S_aux[x], M_out[earlier]]), 0
         variables = [S_aux[x], S_aux[earlier], M_out[earlier]]
         return None, LinearExpression(linear_coefs=[1, -1, -1], linear_vars=variables), 0
 
@@ -68,19 +89,23 @@ def _moves(block: PyomoBlock) -> None:
     block.from_storage = pyo.Constraint(
         model.residences, rule=in_order(from_storage), doc="(1e) what is paged in is on storage"
     )
-    _capacity(block, space, M_out)
+    _capacity(block, space, S_aux, M_out)
     tensors = [space.problem.tensors[i] for _, i in space.residences]
     variables = [*M_in, *M_out]
     block.energy_j = Terms(variables, [t.page_in_j for t in tensors] + [t.page_out_j for t in tensors])
     block.transfer_s = Terms(variables, [t.page_in_s for t in tensors] + [t.page_out_s for t in tensors])
-    places = np.arange(len(M_out))
-    stages, moved = np.array(space.residences, dtype=np.int64).reshape(-1, 2).T
-    block.page_ins = Decisions(block.M_in, places, stages + 1, moved)  # in RAM as the next stage begins
-    block.page_outs = Decisions(block.M_out, places, stages, moved)
+    back = [(x, stage, i) for x, (t, i) in enumerate(space.residences) if (stage := space.arrives(t, i)) is not None]
+    block.page_ins = Decisions(block.M_in, *np.array(back, dtype=np.int64).reshape(-1, 3).T)
+    out = [
+        (x, t + (held[i].stored and t == held[i].updated_by), i)  # right after the update: as the next stage begins
+        for x, (t, i) in enumerate(space.residences)
+        if not space.unwritten(t, i)
+    ]
+    block.page_outs = Decisions(block.M_out, *np.array(out, dtype=np.int64).reshape(-1, 3).T)
     block.written_bytes = Terms(M_out, [float(t.nbytes) for t in tensors])
 
 
-def _capacity(block: PyomoBlock, space: PoetSpace, M_out: list[Any]) -> None:
+def _capacity(block: PyomoBlock, space: PoetSpace, S_aux: list[Any], M_out: list[Any]) -> None:
     """The rows on what the storage holds, where it is known and not enough for everything."""
     problem = space.problem
     candidates = sorted({i for _, i in space.residences})
@@ -91,8 +116,9 @@ def _capacity(block: PyomoBlock, space: PoetSpace, M_out: list[Any]) -> None:
     W = list(block.W.values())
 
     def ever_written(_: PyomoBlock, x: int) -> PyomoRow:
-        variables = [M_out[x], W[place[space.residences[x][1]]]]
-        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=variables), 0
+        i = space.residences[x][1]
+        there = S_aux[x] if i in space.lasting else M_out[x]
+        return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[there, W[place[i]]]), 0
 
     block.ever_written = pyo.Constraint(
         block.model().residences, rule=in_order(ever_written), doc="what is written out is ever written out"
@@ -103,11 +129,30 @@ def _capacity(block: PyomoBlock, space: PoetSpace, M_out: list[Any]) -> None:
 def _write(block: PyomoBlock) -> None:
     """Row 1f, once S_ram exists."""
     model = block.model()
+    space: PoetSpace = model.space
     M_out, S_ram = list(model.paging.M_out.values()), list(model.rematerialization.S_ram.values())
+    S_aux = list(model.paging.S_aux.values())
 
     def out_of_ram(_: PyomoBlock, x: int) -> PyomoRow:
         return None, LinearExpression(linear_coefs=[1, -1], linear_vars=[M_out[x], S_ram[x]]), 0
 
+    ends = [space.residence_index[len(space.problem.operators), i] for i in space.lasting]
+
+    def somewhere(_: PyomoBlock, x: int) -> PyomoRow:
+        return 1, LinearExpression(linear_coefs=[1, 1], linear_vars=[S_aux[ends[x]], S_ram[ends[x]]]), None
+
+    def again(_: PyomoBlock, x: int) -> PyomoRow:
+        begins = space.residence_index[0, space.lasting[x]]
+        return LinearExpression(linear_coefs=[1, -1], linear_vars=[S_aux[begins], S_aux[ends[x]]]), 0
+
+    block.somewhere = pyo.Constraint(
+        pyo.RangeSet(0, len(ends) - 1), rule=somewhere, doc="a parameter is in RAM or on storage when the step ends"
+    )
+    block.again = pyo.Constraint(
+        pyo.RangeSet(0, len(ends) - 1),
+        rule=again,
+        doc="a parameter is on storage as a step begins where the last left it",
+    )
     block.out_of_ram = pyo.Constraint(
         model.residences, rule=in_order(out_of_ram), doc="(1f) what is written out is in RAM"
     )

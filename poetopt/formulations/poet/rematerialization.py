@@ -8,6 +8,9 @@ $$ \begin{aligned}
 
 where g(i) is the operator that writes tensor i (none for a graph input, which can't be recomputed).
 
+A parameter w whose home is storage is in RAM as the step begins where it is so as the step ends, after the last of
+its T stages: $S^{ram}_{0,w} = S^{ram}_{T,w}$. No R of a reader exists after its update.
+
 | symbol           | attribute | unit | meaning                                       |
 |------------------|-----------|------|-----------------------------------------------|
 | $R_{t,j}$        | `R`       | -    | operator j runs in stage t                    |
@@ -15,7 +18,7 @@ where g(i) is the operator that writes tensor i (none for a graph input, which c
 
 $M^{in}$ is 0 without the block `paging`, which adds its own term to row 1c.
 
-Source: the paper, Algorithm 1 and section 5.1; several outputs an operator are ours.
+Source: the paper, Algorithm 1 and section 5.1; several outputs an operator, and parameters, are ours.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ def _build(block: PyomoBlock) -> None:
     for x, (t, j) in enumerate(space.computes):
         if t == j:
             R[x].fix(1)
-    for x, (t, _) in enumerate(space.residences):
-        if t == 0:
+    for x, (t, i) in enumerate(space.residences):
+        if t == 0 and i not in space.lasting:
             S[x].fix(1)
     M_in = list(model.paging.M_in.values()) if space.paging else []
 
@@ -82,6 +85,17 @@ def _build(block: PyomoBlock) -> None:
     )
     block.continuity = pyo.Constraint(
         model.residences, rule=in_order(continuity), doc="(1c) what is resident was made, kept or paged in"
+    )
+    ends = [
+        (S[space.residence_index[0, i]], S[space.residence_index[len(problem.operators), i]]) for i in space.lasting
+    ]
+
+    def repeat(_: PyomoBlock, x: int) -> PyomoRow:
+        begins, last = ends[x]
+        return LinearExpression(linear_coefs=[1, -1], linear_vars=[begins, last]), 0
+
+    block.repeat = pyo.Constraint(
+        pyo.RangeSet(0, len(ends) - 1), rule=repeat, doc="a parameter is in RAM as a step begins where the last left it"
     )
     again = [x for x, (t, j) in enumerate(space.computes) if t != j]
     operators = problem.operators

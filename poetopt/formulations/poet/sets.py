@@ -16,5 +16,7 @@ def _residences(space: PoetSpace) -> list[tuple[int, int]]:
 
 SETS = {
     "computes": IndexSet(_computes, 2, "(t, j): operator j may run in stage t"),
-    "residences": IndexSet(_residences, 2, "(t, i): tensor i may be in RAM, or on storage, when stage t begins"),
+    "residences": IndexSet(
+        _residences, 2, "(t, i): tensor i may be in RAM, or on storage, when stage t begins, or the step ends"
+    ),
 }

@@ -8,7 +8,10 @@ from functools import cached_property
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits
-from poetopt.problem import COMPUTES, Problem, check_supported
+from poetopt.problem import COMPUTES, Feature, Problem, check_supported
+
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
+"""Features of problems that the formulation has decisions for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,10 +55,37 @@ class PoetSpace:
 
     @cached_property
     def residences(self) -> list[tuple[int, int]]:
-        """(t, i): tensor i may be in RAM, or on storage, when stage t begins."""
+        """(t, i): tensor i may be in RAM, or on storage, when stage t begins; after the last stage, the `lasting`."""
         tensors = self.problem.tensors
         stages = range(len(self.problem.operators))
-        return [(t, i) for t in stages for i in range(len(tensors)) if tensors[i].producer < t]
+        found = [(t, i) for t in stages for i in range(len(tensors)) if tensors[i].producer < t]
+        return [*found, *((len(stages), i) for i in self.lasting if stages)]
+
+    @cached_property
+    def lasting(self) -> list[int]:
+        """The tensors that are from one step to the next in RAM, on storage, or both, by choice; ascending."""
+        return [i for i in self.problem.stored_at_start if self.problem.tensors[i].carried]
+
+    def arrives(self, t: int, i: int) -> int | None:
+        """The stage before which tensor i is back that is paged in during stage t; None where it can't be.
+
+        What arrives during the last stage is there for the first one of the next step. An update holds its tensor, and
+        makes the copy on storage an old one.
+        """
+        count = len(self.problem.operators)
+        if t == count or t == self.problem.tensors[i].updated_by:
+            return None
+        return 0 if t == count - 1 and self.problem.tensors[i].stored else t + 1
+
+    def paged_in(self, stage: int, i: int) -> tuple[int, int] | None:
+        """The residence whose M_in brings tensor i back before `stage`; None where none does."""
+        t = (stage or len(self.problem.operators)) - 1
+        return (t, i) if (t, i) in self.residence_index and self.arrives(t, i) == stage else None
+
+    def unwritten(self, t: int, i: int) -> bool:
+        """Whether tensor i is never written out in stage t: storage holds it for good, or the step is over."""
+        held = self.problem.tensors[i]
+        return t == len(self.problem.operators) or (held.stored and not held.updated)
 
     @cached_property
     def residence_index(self) -> dict[tuple[int, int], int]:
@@ -79,8 +109,17 @@ def poet_space(
     lean: bool = False,
     transfer_times: bool = True,
 ) -> PoetSpace:
-    """Algorithm 1's space, in which every transfer has its stage. Raises FormulationError for any scope but `full`."""
-    check_supported(problem, "formulation 'poet'", COMPUTES)
+    """Algorithm 1's space, in which every transfer has its stage.
+
+    Raises FormulationError for any scope but `full`, and for what is new on storage in each step.
+    """
+    check_supported(problem, "formulation 'poet'", SUPPORTS)
+    new = [held.name for held in problem.tensors if held.stored and not held.carried]
+    if new:
+        raise FormulationError(
+            f"formulation 'poet' takes what lies on storage only where it is carried from step to step, and {new[0]!r} "
+            "isn't; leave out --formulation poet"
+        )
     if scope != "full":
         raise FormulationError(f"formulation 'poet' is Algorithm 1, whose scope is 'full'; it has no scope '{scope}'")
     return PoetSpace(problem=problem, limits=limits, name="full", paging=paging, remat=remat)
