@@ -24,9 +24,11 @@ def fits_storage(problem: Problem, tensors: Sequence[int], written: Sequence[Any
     capacity = problem.storage_blocks
     if capacity is None:
         return pyo.Constraint.Skip
-    # what has its home there takes its blocks anyway
-    capacity -= sum(problem.blocks(i) for i in problem.stored_at_start)
-    given = [(v, problem.blocks(i)) for i, v in zip(tensors, written, strict=True) if not problem.tensors[i].stored]
+    # what storage holds takes its blocks anyway, unless its update ends that and it may stay in RAM instead
+    held = problem.tensors
+    anyway = {i for i in problem.stored_at_start if not (held[i].carried and held[i].updated)}
+    capacity -= sum(problem.blocks(i) for i in anyway)
+    given = [(v, problem.blocks(i)) for i, v in zip(tensors, written, strict=True) if i not in anyway]
     if sum(count for _, count in given) <= capacity:
         return pyo.Constraint.Skip
     for variable, count in given:

@@ -16,7 +16,6 @@ from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.problem import COMPUTES
 
 TRIALS = 4000
 """Plans tried, at most."""
@@ -38,7 +37,7 @@ def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
     Raises PlanError for a plan that is not valid. A new plan has no offsets.
     """
     best = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.wake_j or plan.problem.beyond(COMPUTES):
+    if not plan.problem.wake_j:
         return plan
     found = plan
     trials = min(trials, EFFORT // max(len(plan.instructions), 1))
@@ -111,8 +110,10 @@ class _Board:
         at = bisect_left(touches, k)
         if self.events[k].action is Action.PAGE_IN:
             return (touches[at - 1] + 1 if at else 0), touches[at + 1] if at + 1 < len(touches) else len(self.events)
-        made = self.problem.tensors[self.events[k].target].producer
-        first = 0 if made < 0 else touches[0] + 1
+        tensor = self.problem.tensors[self.events[k].target]
+        update = Instruction(Action.COMPUTE, tensor.updated_by)
+        updated = [place for place in touches[:at] if self.events[place] == update]
+        first = updated[-1] + 1 if updated else touches[0] + 1 if tensor.computed else 0
         later = (place for place in touches[at + 1 :] if self.events[place].action is Action.PAGE_IN)
         return first, next(later, len(self.events))
 

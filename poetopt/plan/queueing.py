@@ -107,7 +107,7 @@ class Queueing:
     def _ended(self, index: int) -> None:
         """Free a stay, or let it wait for its page-out, if nothing more is to come of it."""
         stay = self.moves.stays[index]
-        if stay.touched and stay.touched[1] >= self.done:
+        if stay.lasts or (stay.touched and stay.touched[1] >= self.done):
             return
         if stay.page_out is not None and stay.page_out not in self.queued:
             return

@@ -28,12 +28,15 @@ class Stay:
         First and last compute that reads or writes it, or None where none does.
     page_out
         The page-out that belongs to it, or None.
+    lasts
+        Whether it lasts to the end of the step: the next step, or somebody else, finds the tensor in RAM then.
     """
 
     tensor: int
     made_by: int
     touched: tuple[int, int] | None = None
     page_out: int | None = None
+    lasts: bool = False
 
 
 @dataclass
@@ -79,11 +82,14 @@ class Moves:
         self._current: dict[int, int] = {}
         self._latest: dict[int, int] = {}
         self._page_outs: dict[int, int] = {}
+        self._updated: dict[int, int] = {}
         self._place = -1
         for i in problem.at_start:
             self._begin(i, START)
         for effect in table.each(steps):
             self._read(effect)
+        for i in problem.at_end:
+            self.stays[self._current[i]].lasts = True
         self.ends: list[list[int]] = [[] for _ in range(self.count)]
         for index, stay in enumerate(self.stays):
             if stay.touched is not None:
@@ -133,6 +139,11 @@ class Moves:
             for i in (*effect.reads, *effect.makes):
                 stay = self.stays[self._current[i]]
                 stay.touched = (stay.touched[0] if stay.touched else place, place)
+            for i in effect.updates:
+                self._updated[i] = place
+                page_out = self.stays[self._current[i]].page_out
+                if page_out is not None:  # of what it was before
+                    self.transfers[page_out - self.count].before.append(place)
         elif not effect.frees:
             event = self.count + len(self.transfers)
             self.order.append(event)
@@ -148,13 +159,19 @@ class Moves:
         stay = self.stays[index]
         stay.page_out = self._page_outs[tensor] = event
         after = [] if stay.made_by == START else [stay.made_by]
+        if tensor in self._updated:
+            after = [self._updated[tensor]]
         seconds = self.problem.tensors[tensor].page_out_s
         self.transfers.append(Transfer(Action.PAGE_OUT, tensor, index, seconds, after))
 
     def _page_in(self, tensor: int, event: int) -> None:
-        before = self.stays[self._latest[tensor]]
-        after = [self._page_outs[tensor], *(before.touched[1:] if before.touched else ())]
-        self.transfers[self._page_outs[tensor] - self.count].before.append(event)
+        after: list[int] = []
+        if tensor in self._page_outs:  # else it lies on storage from the start
+            after.append(self._page_outs[tensor])
+            self.transfers[self._page_outs[tensor] - self.count].before.append(event)
+        if tensor in self._latest:
+            touched = self.stays[self._latest[tensor]].touched
+            after += touched[1:] if touched else ()
         seconds = self.problem.tensors[tensor].page_in_s
         self.transfers.append(Transfer(Action.PAGE_IN, tensor, len(self.stays), seconds, after))
         self._begin(tensor, event)

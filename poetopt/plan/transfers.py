@@ -19,8 +19,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.queueing import Queueing
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.plan.stays import Moves
-from poetopt.problem import COMPUTES
+from poetopt.plan.stays import START, Moves
 
 TRIALS = 1500
 """Orders tried while improving, at most."""
@@ -97,11 +96,11 @@ def plan_transfers(
         one that no order brings down to it is not improved at all.
 
     Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, on
-    a device without DMA, and where tensors have other homes or updates, the result is `plan` itself. A new plan has no
-    offsets. Raises PlanError for a plan that is not valid.
+    a device without DMA the result is `plan` itself. A new plan has no offsets. Raises PlanError for a plan that is not
+    valid.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
-    if not plan.problem.dma or not before.page_ins + before.page_outs or plan.problem.beyond(COMPUTES):
+    if not plan.problem.dma or not before.page_ins + before.page_outs:
         return plan
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not moves.transfers:
@@ -134,7 +133,7 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODE
     Each page-out stays with the stay that it is of in `plan`. Raises PlanError for a plan that is not valid.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
-    if before.makespan_s <= goal_s or plan.problem.beyond(COMPUTES):
+    if before.makespan_s <= goal_s:
         return False
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not plan.problem.dma or not moves.transfers:
@@ -191,7 +190,7 @@ class _Search:
                 continue
             transfer = moves.transfers[event - moves.count]
             if transfer.action is Action.PAGE_OUT:
-                slots[event] = moves.stays[transfer.stay].made_by + 1 if early else place
+                slots[event] = max(transfer.after, default=START) + 1 if early else place
         room = self._room()
         # When each compute starts at the earliest, and, from the end backwards, when the channel must begin.
         head = [moves.tail_s[0] - tail for tail in moves.tail_s]
@@ -201,7 +200,7 @@ class _Search:
             transfer = moves.transfers[event - moves.count]
             channel = min(channel, head[due]) - transfer.seconds
             wanted = channel - (lead - 1) * transfer.seconds if transfer.seconds else channel
-            first = max(slots[other] if other >= moves.count else other + 1 for other in transfer.after)
+            first = max((slots[other] if other >= moves.count else other + 1 for other in transfer.after), default=0)
             nbytes = moves.problem.tensors[transfer.tensor].nbytes
             place = due
             while place > first and head[place] > wanted and room[place - 1] >= nbytes:
@@ -227,7 +226,7 @@ class _Search:
             if stay.touched:
                 first = 0 if stay.made_by < 0 else stay.touched[0]
                 change[first] += problem.tensors[stay.tensor].nbytes
-                change[stay.touched[1] + 1] -= problem.tensors[stay.tensor].nbytes
+                change[moves.count if stay.lasts else stay.touched[1] + 1] -= problem.tensors[stay.tensor].nbytes
         live = problem.reserve_bytes
         room = []
         for place, operator in enumerate(moves.computes):

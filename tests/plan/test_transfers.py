@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.errors import PlanError
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
-from poetopt.plan.transfers import overlap, plan_transfers
+from poetopt.plan.transfers import out_of_reach, overlap, plan_transfers
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.schedule import Schedule
+from poetopt.testing.problems import small_problem
 from tests.bruteforce import plan_optimum, random_tight
 from tests.plan.reference import reference
+from tests.plan.three_steps import run_thrice
 from tests.plan.transfers_bruteforce import least_makespan
 from tests.problems import random_plan, random_problem
 from tests.seeds import examples, seeds
+from tests.stored import with_parameters
 
 
 @settings(deadline=None, max_examples=examples(200))
@@ -89,6 +96,48 @@ def test_schedules_of_least_energy_end_as_early_as_any_order_lets_them() -> None
             assert simulate(plan_transfers(plan, ram_bytes), ram_bytes=ram_bytes).makespan_s == least
             compared += 1
     assert compared >= 0.03 * len(seeds(320))
+
+
+def stored_plan(seed: int) -> tuple[Plan, int]:
+    """A random schedule of a step with parameters on storage, and a budget for it."""
+    rng = random.Random(seed)
+    problem = with_parameters(rng, small_problem(rng, forward=2, dma=True))
+    back = [(k, i) for i in problem.stored_at_start for k in problem.readers[i] if rng.random() < 0.6]
+    plan = normalize(plan_of(problem, Schedule(page_ins=frozenset(back))))
+    return plan, simulate(plan).peak_bytes + rng.choice((0, 0, 1, 3))
+
+
+def test_parameters_come_and_go_as_early_as_any_order_lets_them() -> None:
+    compared = gained = 0
+    for seed in seeds(400):
+        plan, ram_bytes = stored_plan(seed)
+        before = simulate(plan)
+        planned = plan_transfers(plan, ram_bytes)
+        after = simulate(planned, ram_bytes=ram_bytes)
+        run_thrice(planned, ram_bytes)
+        assert after.overhead_j == before.overhead_j
+        least = least_makespan(plan, ram_bytes) if len(plan.instructions) <= 28 else None
+        if least is not None and before.page_ins:
+            assert after.makespan_s == pytest.approx(least)
+            assert out_of_reach(plan, ram_bytes, least * (1 - 1e-6)) or least == before.makespan_s
+            assert not out_of_reach(plan, ram_bytes, least * (1 + 1e-6))
+            compared += 1
+            gained += after.makespan_s < before.makespan_s
+    assert compared > len(seeds(400)) // 5
+    assert gained > len(seeds(400)) // 10
+
+
+def test_parameters_are_gathered_where_a_wake_costs() -> None:
+    gained = 0
+    for seed in seeds(100):
+        plan, ram_bytes = stored_plan(seed)
+        problem = replace(plan.problem, wake_j=2.0, dma=seed % 2 == 0)
+        plan = replace(plan, problem=problem)
+        gathered = gather(plan, ram_bytes)
+        run_thrice(gathered, ram_bytes)
+        gained += simulate(gathered).wakes < simulate(plan).wakes
+        assert simulate(gathered).overhead_j <= simulate(plan).overhead_j
+    assert gained > len(seeds(100)) // 10
 
 
 def chain(*, dma: bool = True, page_s: float = 2.0) -> Problem:

@@ -8,11 +8,16 @@ _State = tuple[frozenset[int], float, float, tuple[float, ...], tuple[float, ...
 """What has been done, CPU, channel, and when the last page-in and the last transfer of each tensor end."""
 
 
+def _updates(plan: Plan, operator: int) -> list[int]:
+    """What an operator writes anew over itself."""
+    return [i for i, held in enumerate(plan.problem.tensors) if held.updated_by == operator]
+
+
 def _precedences(plan: Plan) -> list[set[int]]:
     """For each instruction, those that must stay before it.
 
     Computes keep their order, and so does all that touches one tensor, but for a page-out among the computes of
-    its stay.
+    its stay, which stays on its side of an update.
     """
     problem = plan.problem
     resident = set(problem.at_start)
@@ -22,6 +27,7 @@ def _precedences(plan: Plan) -> list[set[int]]:
         if step.action is Action.COMPUTE:
             operator = problem.operators[step.target]
             makes = dict.fromkeys(operator.inputs, False) | {i: i not in resident for i in operator.outputs}
+            makes |= dict.fromkeys(_updates(plan, step.target), True)
             resident.update(operator.outputs)
         else:
             makes = {step.target: True}
@@ -76,7 +82,8 @@ def least_makespan(plan: Plan, ram_bytes: int, limit: int = 200_000) -> float | 
                 operator = problem.operators[step.target]
                 after = ram.union(operator.outputs)
                 extra = operator.workspace_bytes
-                waits = [arrived[i] for i in operator.inputs] + [settled[i] for i in operator.outputs]
+                waits = [arrived[i] for i in operator.inputs]
+                waits += [settled[i] for i in (*operator.outputs, *_updates(plan, step.target))]
                 now = max([cpu, *waits]) + operator.time_s
             elif step.action is Action.FREE:
                 after = ram - {step.target}

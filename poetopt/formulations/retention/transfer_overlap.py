@@ -249,7 +249,7 @@ class _Overlap:
             seconds=float(self.out_s[x]),
             nbytes=float(space.tensor_bytes[i]),
             stages=stages,
-            recompute_stages=np.arange(int(w.out_after[x]) + 1, end + 1),
+            recompute_stages=np.arange(int(w.out_after[x]) + 1, min(end + 1, len(w.own_s))),
             kept=kept,
             charged=~held if active else np.zeros(len(stages), dtype=bool),
         )
@@ -318,7 +318,7 @@ class _Overlap:
         duals = -np.asarray(solved.ineqlin.marginals) * weights
         touched: Floats = np.zeros(count)
         for z in active:
-            touched[z.recompute_stages[z.recompute_stages < count]] = 1.0
+            touched[z.recompute_stages] = 1.0
         again = np.where(self.again_s > 0, np.clip(duals[count : 2 * count], 0.0, 1.0), touched)
         own, memory = np.clip(duals[:count], 0.0, 1.0), np.maximum(duals[2 * count : base], 0.0)
         return _Prices(own, np.asarray(again, dtype=float), memory)

@@ -1,0 +1,122 @@
+"""Parameters with their home on storage under deadlines, wakes, wear and small storage, against all schedules.
+
+A bound is never above the best schedule that keeps every limit, and no problem that has one is refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from poetopt.diagnosis.solve import solve
+from poetopt.engine.solution import Options, Solution, Status
+from poetopt.formulations import formulation
+from poetopt.formulations.block import Limits
+from poetopt.formulations.flash_wear import flash_wear
+from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.simulate import simulate
+from poetopt.plan.transfers import plan_transfers
+from poetopt.problem import Problem
+from poetopt.testing.exhaustive import FEW_DECISIONS, Tried, best, decisions, valid
+from tests.seeds import some
+from tests.stored import tight_with_parameters
+
+TOLERANCE = 1e-6
+SEEDS = some(range(150), 12)
+
+
+def small(seed: int, *, dma: bool = False) -> Iterator[tuple[random.Random, Problem, int]]:
+    """Steps with parameters and few decisions, and budgets for them."""
+    rng = random.Random(1000 * seed + 7)
+    while True:
+        problem, ram_bytes = tight_with_parameters(rng, forward=rng.choice((1, 2, 2)), dma=dma)
+        space = retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True)
+        if sum(map(len, decisions(space))) <= FEW_DECISIONS:
+            yield rng, problem, ram_bytes
+
+
+def every(problem: Problem, ram_bytes: int) -> Tried:
+    """All schedules that keep the RAM, simulated."""
+    return valid(retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True), ram_bytes)
+
+
+def solved(problem: Problem, ram_bytes: int, **more: object) -> Solution:
+    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1, time_limit_s=60)
+    return solve(problem, replace(options, **more))  # type: ignore[arg-type]
+
+
+def held(found: Solution, least: float | None, *, exact: bool) -> None:
+    """Whether an answer agrees with the least overhead of all schedules that keep the limits; `exact`: is it."""
+    if least is None:
+        assert not exact or found.status is Status.INFEASIBLE
+        return
+    assert found.status is not Status.INFEASIBLE, least
+    assert found.overhead_bound_j is not None
+    assert found.overhead_bound_j <= least + TOLERANCE
+    if exact:
+        assert found.overhead_bound_j == pytest.approx(least, abs=TOLERANCE)
+    if found.simulation is not None and found.status is Status.OPTIMAL:
+        assert found.simulation.overhead_j <= least + TOLERANCE
+
+
+@pytest.mark.parametrize("dma", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_deadlines(seed: int, dma: bool) -> None:
+    """Among the makespans of plans as they come, and with DMA as early as their transfers can be over."""
+    rng, problem, ram_bytes = next(small(seed, dma=dma))
+    tried = every(problem, ram_bytes)
+    ends = [(early(plan, ram_bytes) if dma else simulation.makespan_s, simulation) for _, plan, simulation in tried]
+    if not ends:
+        return
+    chosen = sorted({end for end, _ in ends})
+    deadline_s = chosen[min(int(rng.random() ** 2 * len(chosen)), len(chosen) - 1)]
+    kept = [simulation.overhead_j for end, simulation in ends if end <= deadline_s * (1 + 1e-12)]
+    held(solved(problem, ram_bytes, deadline_s=deadline_s), min(kept), exact=not dma)
+    if not dma:
+        least_s = chosen[0] * (1 - 1e-6)
+        held(solved(problem, ram_bytes, deadline_s=least_s), None, exact=True)
+
+
+def early(plan: Plan, ram_bytes: int) -> float:
+    """When the plan is over with its transfers queued as early as is found."""
+    return simulate(plan_transfers(plan, ram_bytes), ram_bytes=ram_bytes).makespan_s
+
+
+@pytest.mark.parametrize("dma", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wakes(seed: int, dma: bool) -> None:
+    rng, problem, ram_bytes = next(small(seed, dma=dma))
+    problem = replace(problem, wake_j=rng.choice((0.5, 1.0, 3.0)))
+    known = best(formulation("retention"), every(problem, ram_bytes), ram_bytes)
+    held(solved(problem, ram_bytes), None if known is None else known[0], exact=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wear(seed: int) -> None:
+    rng, problem, ram_bytes = next(small(seed))
+    tried = every(problem, ram_bytes)
+    written = sorted({written_bytes(plan) for _, plan, _ in tried})
+    limit = rng.choice(written) if written else 0
+    chosen = formulation("retention").with_block(flash_wear(limit))
+    known = best(chosen, tried, ram_bytes)
+    found = solved(problem, ram_bytes, formulation=chosen)
+    held(found, None if known is None else known[0], exact=True)
+
+
+def written_bytes(plan: Plan) -> int:
+    """What a step writes to storage."""
+    return plan.problem.nbytes([step.target for step in plan.instructions if step.action is Action.PAGE_OUT])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_small_storage(seed: int) -> None:
+    rng, problem, ram_bytes = next(small(seed))
+    least = sum(held.nbytes for held in problem.tensors if held.stored and not held.updated)
+    most = problem.nbytes(range(len(problem.tensors)))
+    problem = replace(problem, storage_bytes=rng.randint(least, most))
+    known = best(formulation("retention"), every(problem, ram_bytes), ram_bytes)
+    held(solved(problem, ram_bytes), None if known is None else known[0], exact=True)
