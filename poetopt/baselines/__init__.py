@@ -14,7 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from poetopt import plugins
-from poetopt.errors import OptionError
+from poetopt.errors import OptionError, ProblemError
+from poetopt.problem import COMPUTES, Feature
 
 if TYPE_CHECKING:
     from poetopt.baselines.acceptance import Settings
@@ -61,6 +62,8 @@ class Baseline:
         used.
     source
         Who it is by.
+    supports
+        What a problem may hold beside plain tensors, computed or in RAM.
     """
 
     name: str
@@ -69,15 +72,24 @@ class Baseline:
     features: Features
     module: str
     function: str = "schedule"
+    supports: frozenset[Feature] = frozenset()
 
     def schedule(self, problem: Problem, ram_bytes: int, settings: Settings | None = None) -> Plan:
         """The method's plan. Raises NoScheduleError or InfeasibleError where it has none at this budget."""
         from poetopt.baselines.acceptance import DEFAULTS
         from poetopt.problem import check_supported
 
-        check_supported(problem, f"baseline '{self.name}'")
+        if unable := self.unable(problem):
+            raise ProblemError(f"{unable}; leave out parameters='paged'")
+        check_supported(problem, f"baseline '{self.name}'", self.supports)
         function = cast("Callable[[Problem, int, Settings], Plan]", self._load(self.function))
         return function(problem, ram_bytes, settings or DEFAULTS)
+
+    def unable(self, problem: Problem) -> str | None:
+        """That the method can't page parameters, in words, where the problem's are paged."""
+        if Feature.STORED in self.supports or Feature.STORED not in problem.features:
+            return None
+        return f"baseline '{self.name}' can't page parameters, and {problem.features[Feature.STORED]} {Feature.STORED}"
 
     @property
     def solve(self) -> Solve | None:
@@ -95,6 +107,9 @@ _CHEN = "Chen et al. 2016"
 _DTR = "Kirisame et al. 2021"
 _CHECKMATE = "Jain et al. 2020"
 _POET = "Patil et al. 2022"
+_NNTRAINER = "Moon et al. 2024"
+_PAGED = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
+"""Of methods that schedule parameters with their home on storage."""
 _ONLINE = Features(general_graphs=True, compute_aware=True, memory_aware=True)
 _CHAIN = Features(compute_aware=True, memory_aware=True, power_aware=True)
 """Their recurrences weigh segments in joules, and states in bytes as well as in slots."""
@@ -185,6 +200,14 @@ _REST = (
         "schedule_paging_first",
     ),
     Baseline(
+        "nntrainer",
+        "swap everything, back a fixed number of operators ahead",
+        _NNTRAINER,
+        Features(general_graphs=True, paging=True, remat=False),
+        "nntrainer",
+        supports=_PAGED,
+    ),
+    Baseline(
         "pofo",
         "rematerialization and offloading of a chain",
         "Beaumont et al. 2021",
@@ -206,6 +229,7 @@ _REST = (
         ),
         "poet",
         "schedule_paging_only",
+        supports=_PAGED,
     ),
     Baseline(
         "poet-remat-only",
@@ -214,6 +238,7 @@ _REST = (
         Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, proof=True),
         "poet",
         "schedule_remat_only",
+        supports=_PAGED,
     ),
     Baseline(
         "poet",
@@ -221,6 +246,7 @@ _REST = (
         _POET,
         Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, paging=True, proof=True),
         "poet",
+        supports=_PAGED,
     ),
 )
 

@@ -139,8 +139,10 @@ class _Run:
 
     def one(self, found: Baseline, ram_bytes: int) -> None:
         self.told(found.name, ram_bytes)
-        refusal = self._refusal(found, ram_bytes)
-        if refusal is not None:
+        refusal, unable = self._refusal(found, ram_bytes), found.unable(self.problem)
+        if unable is not None:
+            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status=FAILED, reason=unable)
+        elif refusal is not None:
             row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
         elif found.solve is None:
             row = self._heuristic(found, ram_bytes)

@@ -51,6 +51,7 @@ STYLES: dict[str, tuple[str, str, LineStyle]] = {
     "dtr": ("#c4762f", "P", "-."),
     "capuchin": ("#5b2c6f", "X", "-."),
     "capuchin-paging-first": ("#b07cc6", "x", (0, (8, 2))),
+    "nntrainer": ("#2b3f8c", "4", (0, (1, 1))),
     "pofo": ("#2e7d32", "h", (0, (7, 2, 1, 2))),
     "poet-paging-only": ("#8e2a20", ">", "--"),
     "poet-remat-only": ("#e0806f", "p", (0, (2, 1))),

@@ -1,4 +1,4 @@
-"""The methods that page: H-Revolve, POFO, Capuchin."""
+"""The methods that page: H-Revolve, POFO, Capuchin, NNTrainer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import random
 
 import pytest
 
+import poetopt as po
 from poetopt.baselines import method
+from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.chain import chain_of
 from poetopt.baselines.h_revolve import TwoLevels
+from poetopt.baselines.nntrainer import look_aheads, swapped
 from poetopt.baselines.prefetch import with_prefetch
 from poetopt.baselines.revolve import Hold
-from poetopt.errors import NoScheduleError
+from poetopt.errors import NoScheduleError, ProblemError
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 from tests.baselines.chains import chain
+from tests.plan.three_steps import run_thrice
+from tests.seeds import some
+from tests.stored import tight_with_parameters
 
 
 def least_cost(lengths: list[float], slots: int, write: list[float], read: list[float]) -> float:
@@ -135,3 +141,41 @@ def test_prefetch_saves_time_and_no_energy() -> None:
 def test_no_storage() -> None:
     with pytest.raises(NoScheduleError, match="no storage"):
         method("h-revolve").schedule(chain(3), 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), some([("lenet", "paged"), ("resnet18-cifar", "paged"), ("resnet18-cifar", "resident")], 1)
+)
+def test_ours_takes_no_more_than_nntrainer(name: str, parameters: str) -> None:
+    """At little more than its leanest plan takes, and at half as much again."""
+    step = po.load(name, batch=1).differentiate()
+    problem = step.cost("m4", parameters=parameters)
+    plans = [plan_of(problem, swapped(problem, ahead)) for ahead in look_aheads(problem)]
+    leanest = min(simulate(plan).peak_bytes for plan in plans)
+    for ram_bytes in (leanest * 11 // 10, leanest * 3 // 2):
+        theirs = simulate(method("nntrainer").schedule(problem, ram_bytes), ram_bytes=ram_bytes)
+        settings = Settings(scope="depth:1", gap=0.05, threads=1)
+        ours = simulate(method("poet").schedule(problem, ram_bytes, settings), ram_bytes=ram_bytes)
+        assert ours.overhead_j <= theirs.overhead_j
+        assert theirs.recomputes == 0
+
+
+def test_nntrainer_pages_all_that_is_not_read_at_once() -> None:
+    problem = chain(8, paging=True, input_bytes=1)
+    found = [simulate(plan_of(problem, swapped(problem, ahead))) for ahead in range(len(problem.operators))]
+    assert [one.recomputes for one in found] == [0] * len(found)
+    assert found[0].page_ins == max(one.page_ins for one in found) > found[-1].page_ins == 0
+    assert found[0].peak_bytes == min(one.peak_bytes for one in found)
+    for i, readers in enumerate(problem.readers):
+        for stage in (stage for stage, j in swapped(problem, 2).page_ins if j == i):
+            assert stage + 2 in readers
+
+
+def test_nntrainer_keeps_no_parameter_from_step_to_step() -> None:
+    problem, _ = tight_with_parameters(random.Random(5), forward=4)
+    for ahead in range(4):
+        plan = plan_of(problem, swapped(problem, ahead))
+        assert plan.problem is problem
+        run_thrice(plan)
+    with pytest.raises(ProblemError, match=r"baseline 'dtr' can't page parameters, and tensor '.*' lies on storage"):
+        method("dtr").schedule(problem, 100)
