@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         train,
     )
     from poetopt.api.inspection import inspect
-    from poetopt.api.on_device import emit, execute_on
+    from poetopt.api.on_device import emit, execute_on, train_on
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
     from poetopt.api.verification import verify
@@ -99,6 +99,7 @@ __all__ = [
     "sweep",
     "testing",
     "train",
+    "train_on",
     "verify",
     "zoo",
 ]
@@ -132,6 +133,7 @@ _HOMES = {
     "execute": "poetopt.api",
     "emit": "poetopt.api.on_device",
     "execute_on": "poetopt.api.on_device",
+    "train_on": "poetopt.api.on_device",
     "device": "poetopt.api",
     "import_solution": "poetopt.api",
     "inspect": "poetopt.api.inspection",

@@ -13,6 +13,7 @@ from poetopt.telling import telling
 
 if TYPE_CHECKING:
     from poetopt.backends.c.execution import DeviceExecution
+    from poetopt.backends.c.trained import DeviceTraining
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
@@ -137,3 +138,54 @@ def execute_on(
     if dump is not None:
         save_arrays({**execution.batch, **execution.results}, dump)
     return execution
+
+
+def train_on(
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    on: str,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float | None = None,
+    data: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    told: Told | None = None,
+    progress: bool = False,
+) -> DeviceTraining:
+    """Take steps with a plan in C, one after another, by the emitted example, and the same on onnxruntime.
+
+    Losses and parameters are those of the unscheduled steps on the same kernels, bit for bit, and no further from
+    onnxruntime's than 5 times what one ulp of the inputs moves them by.
+
+    on
+        As for `execute_on`.
+    lr, momentum, data
+        As for `train`; the plan's step must have an optimizer.
+    dump
+        Where to write `losses`, and parameters after the last step, as `.npz`.
+    seed, told, progress
+        As for `execute`.
+
+    Raises OptionError for a step without an optimizer; else as `execute_on`.
+    """
+    import numpy as np
+
+    from poetopt.backends.c.training import train_on as run
+    from poetopt.backends.ort.execution import save_arrays
+
+    found = read_plan(plan)
+    ended = run(
+        plan_in(found),
+        on,
+        steps,
+        lr,
+        momentum=momentum,
+        ram_bytes=budget_of(found),
+        data=data,
+        seed=seed,
+        told=told or telling(progress),
+    )
+    if dump is not None:
+        save_arrays({"losses": np.array(ended.losses), **ended.values}, dump)
+    return ended

@@ -56,7 +56,8 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
 
-    With --on it is executed in C, and compared with the unscheduled step on the same kernels and with onnxruntime.
+    With --on it is executed in C, and compared with the unscheduled step on the same kernels and with onnxruntime;
+    with --on and --steps, that many steps are.
     """
     import poetopt as po
     from poetopt.report.execution import execution_document, execution_text, training_document, training_text
@@ -66,10 +67,12 @@ def run(
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     if on is not None:
         check_on(on)
-        if steps is not None or workdir is not None:
-            raise OptionError("--on: one step is run, and paged to a file of its own; leave out --steps and --workdir")
+        if workdir is not None:
+            raise OptionError("--on: a step is paged to a file of its own; leave out --workdir")
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    if on is not None and steps is not None and lr is not None:
+        return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
     if on is not None:
         return _run_on(loaded, on, data, dump, seed, json)
     if steps is not None and lr is not None:
@@ -108,6 +111,29 @@ def _run_on(loaded: PlanFile, on: str, data: str | None, dump: str | None, seed:
     say(device_text(loaded.plan, execution), unless=[json])
     if not execution.ok:
         raise ExecutionError(execution.message)
+    return 0
+
+
+def _train_on(
+    loaded: PlanFile,
+    on: str,
+    steps: int,
+    lr: float,
+    momentum: float | None,
+    data: str | None,
+    dump: str | None,
+    seed: int,
+    json: str | None,
+) -> int:
+    from poetopt.api.on_device import train_on
+    from poetopt.report.on_device import device_training_document, device_training_text
+
+    with doing(f"compiling {steps:,} steps for {on} and running them") as told:
+        ended = train_on(loaded, on, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, told=told)
+    write_json(device_training_document(loaded.plan, ended), json)
+    say(device_training_text(loaded.plan, ended), unless=[json])
+    if not ended.ok:
+        raise ExecutionError(ended.message)
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from poetopt import notes
 from poetopt.backends.c.execution import TOLERANCE, DeviceExecution
+from poetopt.backends.c.trained import DeviceTraining
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table
 from poetopt.units import show_bytes, show_seconds
@@ -45,6 +46,41 @@ def device_text(plan: Plan, execution: DeviceExecution) -> str:
     return table(f"{name}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
 
 
+def device_training_document(plan: Plan, ended: DeviceTraining) -> dict[str, object]:
+    """The object of `run --on --steps --json`."""
+    graph = plan.problem.graph
+    return {**ended.to_dict(), "important": notes.document(graph.notes if graph else ())}
+
+
+def device_training_text(plan: Plan, ended: DeviceTraining) -> str:
+    """The summary of `poetopt run --on --steps`."""
+    same = (
+        "bit for bit those of the unscheduled steps on the same kernels"
+        if ended.bit_identical
+        else "they differ from the unscheduled steps'"
+    )
+    rows = [
+        ("loss", f"{ended.losses[0]:.6g} in the first step, {ended.losses[-1]:.6g} in the last"),
+        (
+            "check",
+            f"losses and {len(ended.values)} parameters: {same}; from onnxruntime's (relative) the parameters' way is "
+            f"{ended.distance:.2g} and the losses are {ended.loss_distance:.2g}, where {TOLERANCE:g} times "
+            f"{ended.sensitivity:.2g} is allowed, which one ulp of the inputs moves them by",
+        ),
+        ("memory", _memory(ended)),
+    ]
+    if ended.instructions is not None:
+        each = ended.instructions // ended.steps
+        rows.append(("time", f"{ended.instructions:,} instructions, {each:,} a step"))
+    if ended.bytes_paged:
+        rows.append(("paged", f"{show_bytes(ended.bytes_paged)} to and from a file in each step"))
+    graph = plan.problem.graph
+    rows += notes.rows(graph.notes if graph else ())
+    name = plan.problem.model_ref or plan.problem.name
+    how = ", ".join([ended.optimizer, *(f"{word} {value:g}" for word, value in ended.hyperparameters.items())])
+    return table(f"{name}: {ended.steps} steps of training in C on {ended.on}, {how}", rows)
+
+
 def emitted_text(plan: Plan, emitted: Emitted) -> str:
     """The summary of `poetopt emit`."""
     total = emitted.arena_bytes + emitted.resident_bytes
@@ -75,11 +111,13 @@ def _sameness(execution: DeviceExecution) -> str:
     )
 
 
-def _memory(execution: DeviceExecution) -> str:
+def _memory(execution: DeviceExecution | DeviceTraining) -> str:
     text = f"arena {execution.arena_bytes:,} B + resident {execution.resident_bytes:,} B"
     if execution.linked_ram_bytes is not None:
         text += f"; the linker has {execution.linked_ram_bytes:,} B"
-    return f"{text}; stack {execution.stack_bytes:,} B; budget of the arena {execution.budget_bytes:,} B"
+    if execution.stack_bytes is not None:
+        text += f"; stack {execution.stack_bytes:,} B"
+    return f"{text}; budget of the arena {execution.budget_bytes:,} B"
 
 
 def _dearest(execution: DeviceExecution) -> str:

@@ -61,6 +61,7 @@ def build(
     stack_bytes: int | None = None,
     ram: Board | None = None,
     warnings: tuple[str, ...] = (),
+    measuring: bool = True,
 ) -> Built:
     """Compile the files of `folder`: on the host with a main that measures, else with the one that was emitted.
 
@@ -68,6 +69,8 @@ def build(
         What to link a bare board's program for; by default exactly what it takes, with `stack_bytes` of stack.
     warnings
         Flags beside ours.
+    measuring
+        On the host: False for the main that was emitted.
 
     Raises `ExecutionError` where the compiler or the linker refuses, `BackendUnavailableError` where there is none.
     """
@@ -89,9 +92,11 @@ def build(
         found.run((*FLAGS, *warnings, *flags, *sources, *libraries, "-o", "po.elf"), folder)
         executable = folder / "po.elf"
         return Built(program, target, found, folder, executable, elf.sizes([executable], weights), ram)
-    (folder / "po_measure.c").write_text(fixed("po_measure.c"), encoding="utf-8")
+    main = "po_measure.c" if measuring else "main.c"
+    if measuring:
+        (folder / main).write_text(fixed(main), encoding="utf-8")
     objects: list[Path] = []
-    for source in (*STEP, "po_measure.c"):
+    for source in (*STEP, main):
         objects.append(folder / source.replace(".c", ".o"))
         found.run((*FLAGS, *(() if source == "po_measure.c" else warnings), "-c", source, "-o", objects[-1]), folder)
     executable = folder / "po"

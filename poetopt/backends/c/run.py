@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import numpy as np
 from poetopt.backends.c.build import Built
 from poetopt.backends.c.emulator import emulate
 from poetopt.backends.c.linking import Board
-from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.errors import ExecutionError
 from poetopt.step.memory import numpy_dtype
@@ -51,6 +51,26 @@ class Ran:
     executed: Mapping[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class RanSteps:
+    """What steps one after another gave.
+
+    losses
+        Of each step.
+    results
+        As in `Ran`, after the last step.
+    stack_bytes
+        The most that they took of the stack; None on this machine.
+    instructions
+        As in `Ran`, of all steps.
+    """
+
+    losses: Array
+    results: Mapping[str, Array]
+    stack_bytes: int | None
+    instructions: int | None
+
+
 def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -> Ran:
     """One step on `batch`, from the weights that were emitted.
 
@@ -60,7 +80,7 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
-    fed = b"".join(np.ascontiguousarray(batch[row.name]).tobytes() for row in program.inputs)
+    fed = _laid_out(program.inputs, batch)
     if built.board is not None:
         ended = emulate(built, {"batches.bin": fed, "pages.bin": _pages(built)}, ram=ram)
         results = _arrays(program, ended.files["results.bin"])
@@ -85,6 +105,47 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -
         None,
         {},
     )
+
+
+def run_steps(
+    built: Built, batches: Sequence[Mapping[str, Array]], hyperparameters: Sequence[Mapping[str, Array]]
+) -> RanSteps:
+    """A step on each of `batches`, by the emitted example, from the weights that were emitted.
+
+    built
+        On this machine: not `measuring`.
+    hyperparameters
+        Of each step, by what the optimizer calls them.
+
+    Raises `ExecutionError` as `run` does.
+    """
+    program = built.program
+    files = {
+        "batches.bin": b"".join(_laid_out(program.inputs, batch) for batch in batches),
+        "hyperparameters.bin": b"".join(_laid_out(program.hyperparameters, said) for said in hyperparameters),
+        "pages.bin": _pages(built),
+    }
+    stack = instructions = None
+    if built.board is not None:
+        ended = emulate(built, files)
+        written, stack, instructions = ended.files, ended.stack_bytes, ended.instructions
+    else:
+        for name, content in files.items():
+            (built.folder / name).write_bytes(content)
+        process = subprocess.run([built.executable], cwd=built.folder, capture_output=True, text=True, check=False)
+        if process.returncode:
+            why = process.stderr.strip() or f"code {process.returncode}"
+            raise ExecutionError(f"the compiled steps of {program.shown} failed: {why}")
+        written = {name: (built.folder / name).read_bytes() for name in ("losses.bin", "results.bin")}
+    losses = np.frombuffer(written["losses.bin"], numpy_dtype(program.results[0].tensor.dtype))
+    if len(losses) != len(batches):
+        raise ExecutionError(f"{program.shown} took {len(losses):,} steps, and should take {len(batches):,}")
+    return RanSteps(losses, _arrays(program, written["results.bin"]), stack, instructions)
+
+
+def _laid_out(rows: Sequence[Row], arrays: Mapping[str, Array]) -> bytes:
+    """What a table's tensors get, in its order."""
+    return b"".join(np.ascontiguousarray(arrays[row.name]).tobytes() for row in rows)
 
 
 def _pages(built: Built) -> bytes:

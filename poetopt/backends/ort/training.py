@@ -297,12 +297,12 @@ def train(
     storage fails.
     """
     chosen = graph_of(plan, graph)
-    momentum = _momentum(chosen, momentum)
-    _check_options(steps, lr, momentum)
+    momentum = momentum_of(chosen, momentum)
+    check_options(steps, lr, momentum)
     check_belongs(chosen, plan.problem, Sessions.runtime, plan.problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - plan.problem.reserve_bytes)
-    batches = _batches(chosen, data, seed)
+    batches = batches_of(chosen, data, seed)
     names = chosen.results
     times: list[float] = []
     reference_times: list[float] = []
@@ -379,7 +379,7 @@ def save_training(ended: TrainingRun, path: str | os.PathLike[str]) -> None:
     save_arrays({ended.losses_name: np.array(ended.losses), **ended.values}, path)
 
 
-def _momentum(graph: TrainingGraph, momentum: float | None) -> float:
+def momentum_of(graph: TrainingGraph, momentum: float | None) -> float:
     """The momentum to train with. Raises OptionError where the step's own optimizer has none."""
     if "momentum" in graph.hyperparameters:
         return graph.values[graph.hyperparameters["momentum"]].item() if momentum is None else momentum
@@ -388,7 +388,8 @@ def _momentum(graph: TrainingGraph, momentum: float | None) -> float:
     return momentum or 0.0
 
 
-def _check_options(steps: int, lr: float, momentum: float) -> None:
+def check_options(steps: int, lr: float, momentum: float) -> None:
+    """Raise OptionError for numbers that make no sense."""
     if steps < 1:
         raise OptionError(f"--steps {steps}: must be at least 1")
     if not 0 < lr < math.inf:
@@ -397,7 +398,8 @@ def _check_options(steps: int, lr: float, momentum: float) -> None:
         raise OptionError(f"--momentum {momentum:g}: must be at least 0 and less than 1, as in 0.9")
 
 
-def _batches(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batches:
+def batches_of(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batches:
+    """What `data` gives for each step; where it is None, the same random batch."""
     if data is None:
         return Batches(graph, random_batch(graph, seed))
     return Batches(graph, data if isinstance(data, Mapping) else load_batch(data, graph, sets=True))

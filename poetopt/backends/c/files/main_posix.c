@@ -1,8 +1,11 @@
 /* Example for Linux and its kin: reads batches, trains, and writes what came of it. Files stand for sensor and SD card.
 
    batches.bin   the inputs of each step, in the order of po_inputs, one step after another
+   hyperparameters.bin   po_hyperparameters of each step, in their order, one step after another; where it ends, or isn't
+                 there, they stay
    pages.bin     the storage that po_read and po_write use: a copy of po_storage.bin, with room behind; where it isn't
                  there, it is made of that
+   losses.bin    is written: the loss of each step
    results.bin   is written: after the last step, po_results and then po_parameters, in their order
 
    It takes as many steps as batches.bin has batches. */
@@ -29,11 +32,11 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return seek(block) != 0 || fwrite(address, 1, bytes, pages) != bytes;
 }
 
-/* 1: there is another batch, and it is in its place. */
-static int next_batch(FILE *file)
+/* 1: the file has these tensors for another step, and they are in their places. */
+static int next(FILE *file, const po_tensor *tensors, uint32_t count)
 {
-    for (uint32_t k = 0; k < PO_INPUTS; k++) {
-        if (fread(po_inputs[k].address, 1, po_inputs[k].bytes, file) != po_inputs[k].bytes) {
+    for (uint32_t k = 0; k < count; k++) {
+        if (fread(tensors[k].address, 1, tensors[k].bytes, file) != tensors[k].bytes) {
             return 0;
         }
     }
@@ -82,22 +85,25 @@ static FILE *made(void)
     return storage;
 }
 
-static int train(FILE *batches)
+static int train(FILE *batches, FILE *numbers, FILE *losses)
 {
     uint32_t steps = 0;
     if (po_load() != 0) {
         (void)fprintf(stderr, "the weights could not be loaded\n");
         return 1;
     }
-    while (next_batch(batches)) {
+    while (next(batches, po_inputs, PO_INPUTS)) {
         if (steps != 0) {
             po_carry();
         }
-        if (po_step() != 0) {
+        if (numbers != NULL) {
+            (void)next(numbers, po_hyperparameters, PO_HYPERPARAMETERS);
+        }
+        steps++;
+        if (po_step() != 0 || save(losses, po_results, 1) != 0) {
             (void)fprintf(stderr, "step %lu: the storage failed\n", (unsigned long)steps);
             return 1;
         }
-        steps++;
         (void)printf("step %lu: loss %g\n", (unsigned long)steps, (double)*(const float *)po_results[0].address);
     }
     return 0;
@@ -106,21 +112,27 @@ static int train(FILE *batches)
 int main(void)
 {
     FILE *batches = fopen("batches.bin", "rb");
+    FILE *numbers = fopen("hyperparameters.bin", "rb");
+    FILE *losses = fopen("losses.bin", "wb");
     FILE *results = NULL;
-    int failed = batches == NULL;
+    int failed = batches == NULL || losses == NULL;
     pages = fopen("pages.bin", "r+b");
     if (pages == NULL) {
         pages = made();
     }
     if (failed || pages == NULL) {
-        (void)fprintf(stderr, "batches.bin or pages.bin can't be opened\n");
+        (void)fprintf(stderr, "batches.bin, losses.bin or pages.bin can't be opened\n");
         return 1;
     }
-    failed = train(batches);
+    failed = train(batches, numbers, losses);
     results = failed ? NULL : fopen("results.bin", "wb");
     if (results != NULL) {
         failed = save(results, po_results, PO_RESULTS) || save(results, po_parameters, PO_PARAMETERS);
         failed = fclose(results) != 0 || failed;
+    }
+    failed = fclose(losses) != 0 || failed;
+    if (numbers != NULL) {
+        (void)fclose(numbers);
     }
     (void)fclose(batches);
     (void)fclose(pages);

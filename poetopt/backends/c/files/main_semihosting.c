@@ -1,7 +1,10 @@
 /* Example for a board with a debugger, or an emulator: files of the host by semihosting stand for sensor and SD card.
 
    batches.bin   the inputs of each step, in the order of po_inputs, one step after another
+   hyperparameters.bin   po_hyperparameters of each step, in their order, one step after another; where it ends, or isn't
+                 there, they stay
    pages.bin     the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
+   losses.bin    is written: the loss of each step
    results.bin   is written: after the last step, po_results and then po_parameters, in their order
 
    It takes as many steps as batches.bin has batches. Nothing but the stack is used beside po_ram. */
@@ -67,11 +70,11 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return page(SYS_WRITE, block, address, bytes);
 }
 
-/* 1: there is another batch, and it is in its place. */
-static int next_batch(int32_t file)
+/* 1: the file has these tensors for another step, and they are in their places. */
+static int next(int32_t file, const po_tensor *tensors, uint32_t count)
 {
-    for (uint32_t k = 0; k < PO_INPUTS; k++) {
-        if (file_move(SYS_READ, file, po_inputs[k].address, po_inputs[k].bytes) != 0) {
+    for (uint32_t k = 0; k < count; k++) {
+        if (file_move(SYS_READ, file, tensors[k].address, tensors[k].bytes) != 0) {
             return 0;
         }
     }
@@ -102,13 +105,25 @@ static void save(int32_t file, const po_tensor *tensors, uint32_t count)
 static int train(void)
 {
     const int32_t batches = file_open("batches.bin", 11u, READ);
+    const int32_t numbers = file_open("hyperparameters.bin", 19u, READ);
+    const int32_t losses = file_open("losses.bin", 10u, CREATE);
     int32_t results;
-    int failed = batches < 0 || po_load() != 0;
-    for (int steps = 0; !failed && next_batch(batches); steps = 1) {
+    int failed = batches < 0 || losses < 0 || po_load() != 0;
+    for (int steps = 0; !failed && next(batches, po_inputs, PO_INPUTS); steps = 1) {
         if (steps) {
             po_carry();
         }
+        if (numbers >= 0) {
+            (void)next(numbers, po_hyperparameters, PO_HYPERPARAMETERS);
+        }
         failed = po_step();
+        save(losses, po_results, 1u);
+    }
+    if (numbers >= 0) {
+        file_close(numbers);
+    }
+    if (losses >= 0) {
+        file_close(losses);
     }
     if (batches >= 0) {
         file_close(batches);

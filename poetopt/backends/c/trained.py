@@ -1,0 +1,125 @@
+"""What steps in C, one after another, showed beside onnxruntime's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from poetopt.backends.c.execution import TOLERANCE
+from poetopt.backends.ort.checks import Checks
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTraining(Checks):
+    """Scheduled steps in C, as many that compute everything once on the same kernels, and onnxruntime's.
+
+    on, compiler
+        Where they ran, and what compiled them.
+    steps, optimizer, hyperparameters
+        How many, and how the parameters were updated.
+    losses, reference_losses
+        Of each step, scheduled and on onnxruntime.
+    bit_identical, different, first_difference
+        Whether scheduled and unscheduled steps gave the same losses, parameters, statistics; which tensors differ, and
+        the first step (from 1) whose losses do, or 0.
+    distance
+        Of all parameters' way in all steps from onnxruntime's, relative, in the norm.
+    sensitivity
+        How far one ulp of the inputs moves onnxruntime's, likewise; of the losses, if these are moved further.
+    loss_distance
+        Of the losses from onnxruntime's, likewise.
+    budget_bytes, arena_bytes, resident_bytes, measured_peak_bytes, linked_ram_bytes, code_bytes
+        As in `DeviceExecution`.
+    stack_bytes, instructions
+        As there, of all steps; None on this machine.
+    bytes_paged
+        In one step.
+    values
+        Parameters after the last step, by name.
+    """
+
+    on: str
+    compiler: str
+    steps: int
+    optimizer: str
+    hyperparameters: Mapping[str, float]
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...]
+    bit_identical: bool
+    different: tuple[str, ...]
+    first_difference: int
+    distance: float
+    sensitivity: float
+    loss_distance: float
+    budget_bytes: int
+    arena_bytes: int
+    resident_bytes: int
+    measured_peak_bytes: int
+    linked_ram_bytes: int | None
+    code_bytes: int | None
+    stack_bytes: int | None
+    instructions: int | None
+    bytes_paged: int
+    values: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def planned_ram_bytes(self) -> int:
+        """Arena and resident region, as the plan has them."""
+        return self.arena_bytes + self.resident_bytes
+
+    @property
+    def close(self) -> bool:
+        """Whether losses and parameters are onnxruntime's, to rounding."""
+        return max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
+
+    @property
+    def linked_as_planned(self) -> bool:
+        """Whether the linker gave the steps just the plan's bytes; true where that can't be told."""
+        return self.linked_ram_bytes in (None, self.planned_ram_bytes)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run passed all checks."""
+        return super().ok and self.close and self.linked_as_planned
+
+    @property
+    def message(self) -> str:
+        """What failed, in one sentence; empty where nothing did."""
+        if not self.bit_identical:
+            where = f"the loss of step {self.first_difference}" if self.first_difference else ", ".join(self.different)
+            return f"on {self.on}, training with the schedule and without it differ: {where}; please report it"
+        if not all(map(math.isfinite, self.losses)):
+            return f"on {self.on}, the loss is no finite number any more; take a smaller --lr, or look at the data"
+        if not self.close:
+            return (
+                f"on {self.on}, after {self.steps:,} steps the parameters' way is {self.distance:.3g} away from "
+                f"onnxruntime's (relative) and the losses {self.loss_distance:.3g}, more than {TOLERANCE:g} times the "
+                f"{self.sensitivity:.3g} by which one ulp of the inputs moves them; please report it with the plan file"
+            )
+        if not self.linked_as_planned:
+            return (
+                f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, and the plan "
+                f"{self.planned_ram_bytes:,}; please report it with the plan file"
+            )
+        if not self.within_budget:
+            return (
+                f"the arena takes {self.arena_bytes:,} B, more than the budget of {self.budget_bytes:,} B; solve with "
+                "a larger --ram"
+            )
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `run --on --steps --json`: plain values only; a number that JSON has no word for is null."""
+        document: dict[str, object] = {}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                value = [None if isinstance(item, float) and not math.isfinite(item) else item for item in value]
+            document[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        del document["values"]
+        return {**document, "hyperparameters": dict(self.hyperparameters), "planned_ram_bytes": self.planned_ram_bytes}

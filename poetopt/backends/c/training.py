@@ -1,0 +1,186 @@
+"""Train in C for many steps, scheduled and not, and compare both, and with onnxruntime's steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.backends.c.build import build, write
+from poetopt.backends.c.compiler import compiler
+from poetopt.backends.c.emulator import check_present
+from poetopt.backends.c.program import device_program
+from poetopt.backends.c.run import run_steps
+from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, nudged
+from poetopt.backends.c.targets import target
+from poetopt.backends.c.trained import DeviceTraining
+from poetopt.backends.ort.batch import Batch
+from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.executor import graph_of
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.ort.training import batches_of, check_options, momentum_of
+from poetopt.errors import OptionError
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, check_layout, lay_out
+from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all
+from poetopt.scratch import scratch_folder
+from poetopt.telling import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+LOSSES = "losses"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where steps went.
+
+    losses
+        Of each.
+    moved
+        By how much each parameter, from the first step to the last; in float64.
+    """
+
+    losses: Array
+    moved: Mapping[str, Array]
+
+
+def train_on(
+    plan: Plan,
+    on: str,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float | None = None,
+    graph: TrainingGraph | None = None,
+    ram_bytes: int | None = None,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    told: Told = silent,
+) -> DeviceTraining:
+    """Take `steps` steps with `plan` in C by the emitted example, and compare losses and parameters.
+
+    on, ram_bytes
+        As for `execute_on`.
+    lr, momentum, data, seed
+        As for `train` on onnxruntime.
+
+    Raises `OptionError` for a step without an optimizer, or numbers that make no sense; else what `execute_on` does.
+    """
+    chosen_target = target(on, "--on")
+    chosen = graph_of(plan, graph)
+    momentum = momentum_of(chosen, momentum)
+    check_options(steps, lr, momentum)
+    if not chosen.updaters:
+        raise OptionError(
+            "--on, --steps: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
+            "solve with --optimizer sgd"
+        )
+    program = device_program(plan, chosen)
+    simulation = simulate(plan, ram_bytes=ram_bytes)
+    check_layout(plan, ram_bytes)
+    if chosen_target.bare:
+        check_present()
+    data_sets = batches_of(chosen, data, seed)
+    batches = [data_sets.get(step) for step in range(steps)]
+    said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
+    compiler(chosen_target)  # nothing is written where there is none
+    with scratch_folder("c") as folder:
+        whole = device_program(lay_out(store_all(plan.problem)), chosen)
+        ran = []
+        for name, one in (("scheduled", program), ("whole", whole)):
+            told(f"{steps:,} steps on {on}, {'as planned' if one is program else 'everything computed once'}")
+            write(one, chosen_target, Path(folder, name))
+            built = build(one, chosen_target, Path(folder, name), measuring=False)
+            ran.append((built, run_steps(built, batches, said)))
+    (scheduled, mine), (_, theirs) = ran
+    told("the same steps on onnxruntime, and how far one ulp of the inputs moves them")
+    here = Way(mine.losses, moved_by(chosen, chosen.values, mine.results))
+    exact, near = reference_ways(chosen, batches, said)
+    differing = [k for k in range(steps) if mine.losses[k].tobytes() != theirs.losses[k].tobytes()]
+    different = compare(mine.results, theirs.results, tuple(mine.results)).different
+    arena = arena_bytes(plan)
+    return DeviceTraining(
+        on=on,
+        compiler=scheduled.compiler.name,
+        steps=steps,
+        optimizer=chosen.optimizer,
+        hyperparameters={name: value.item() for name, value in said[0].items() if name != "step"},
+        losses=tuple(map(float, mine.losses)),
+        reference_losses=tuple(map(float, exact.losses)),
+        bit_identical=not differing and not different,
+        different=different,
+        first_difference=differing[0] + 1 if differing else 0,
+        distance=apart(here, exact),
+        sensitivity=max(max(apart(way, exact), _losses_apart(way, exact)) for way in near),
+        loss_distance=_losses_apart(here, exact),
+        budget_bytes=arena if ram_bytes is None else ram_bytes,
+        arena_bytes=arena,
+        resident_bytes=program.resident.nbytes,
+        measured_peak_bytes=arena,
+        linked_ram_bytes=scheduled.sizes.ram_bytes if scheduled.sizes else None,
+        code_bytes=scheduled.sizes.code_bytes if scheduled.sizes else None,
+        stack_bytes=mine.stack_bytes,
+        instructions=mine.instructions,
+        bytes_paged=simulation.bytes_paged,
+        values={row.name: mine.results[row.name] for row in program.parameters},
+    )
+
+
+def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapping[str, Array]:
+    """The hyperparameters of a step, from 0, by what the optimizer calls them: `given`, else the step's own."""
+    found = {name: graph.values[tensor].copy() for name, tensor in graph.hyperparameters.items()}
+    for name, value in {**given, "step": step + 1}.items():
+        if name in found:
+            found[name][...] = value
+    return found
+
+
+def reference_ways(
+    graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
+) -> tuple[Way, Sequence[Way]]:
+    """Where the steps go on onnxruntime, node by node, and where with inputs that are an ulp off."""
+    sessions = Sessions(graph, 1)
+    names = tuple(dict.fromkeys((graph.loss, *graph.carried.values())))
+    trained = {name: graph.values[name] for name in graph.trained}
+
+    def way(batches: Sequence[Batch], start: Mapping[str, Array]) -> Way:
+        given = dict(start)
+        step = NodeByNode(graph, sessions, given, names)
+        losses = []
+        for batch, hyperparameters in zip(batches, said, strict=True):
+            given.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
+            found = step.run(batch)
+            losses.append(found[graph.loss].reshape(-1)[0])
+            given.update({old: found[new].copy() for old, new in graph.carried.items()})
+        return Way(np.array(losses), moved_by(graph, start, given))
+
+    near = []
+    for trial in range(TRIALS):
+        if all(map(has_floats, batches)):
+            near.append(way([nudged(batch, trial) for batch in batches], graph.values))
+        else:  # tokens have no neighbours
+            near.append(way(batches, {**graph.values, **nudged(trained, trial)}))
+    return way(batches, graph.values), near
+
+
+def moved_by(graph: TrainingGraph, before: Mapping[str, Array], after: Mapping[str, Array]) -> Mapping[str, Array]:
+    """How far parameters went, in float64."""
+    return {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in graph.trained}
+
+
+def apart(a: Way, b: Way) -> float:
+    """How far apart the parameters' ways are, relative to that of `b`, in the norm."""
+    return distance(a.moved, b.moved, tuple(b.moved))
+
+
+def _losses_apart(a: Way, b: Way) -> float:
+    return distance({LOSSES: a.losses}, {LOSSES: b.losses}, (LOSSES,))
