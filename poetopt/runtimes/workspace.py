@@ -3,7 +3,8 @@
 Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
 each lives from the node that writes it to the last that reads it, and they are packed like any other
 buffers. Where the runtime allows it (`Runtime.in_place`), a node writes over an operand that nobody reads after it: a
-chain of element-wise nodes needs one buffer, the operator's output where it ends in one. What a node's kernel
+chain of element-wise nodes needs one buffer, the operator's output where it ends in one. Until an output is written,
+its bytes hold temporaries that are done with by then. What a node's kernel
 allocates itself (`Runtime.kernel_bytes`), while that node runs, comes beside the arena (`Problem.reserve_bytes` is the
 most that any operator's kernels do); the layout says also where in a larger workspace it would fit, for a runtime that
 can be told.
@@ -130,6 +131,8 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
     The result maps a tensor to the one that names its storage: an output or an input of the operator where the
     group has one, else a temporary. Inputs are never written over, but for what the operator updates: there the new
     value lies, and so what shares its storage is written only once all nodes have read the old one.
+
+    Last, a temporary that nobody reads from the first write to an output on lies in that output's bytes.
     """
     link = dict(inner_storage(operator))
 
@@ -177,7 +180,44 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
                 link[root] = written
                 first[written] = first[root]
                 break
+    temporaries = [name for name in first if root_of(name) == name and name not in outside]
+    idle = [name for name in operator.outputs if _idle_at_first(name, operator, tensors) and root_of(name) == name]
+    link.update(_lodgers(temporaries, idle, first, last, tensors))
     return {name: root_of(name) for name in link}
+
+
+def _idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an output's bytes are in the arena, and nobody's until it is written."""
+    lies_on_old = operator.over or output in (new for _, new in operator.updates)
+    return not (operator.view or lies_on_old or tensors[output].resident)
+
+
+def _lodgers(
+    temporaries: Sequence[str],
+    outputs: Sequence[str],
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    tensors: Mapping[str, Tensor],
+) -> Mapping[str, str]:
+    """Temporaries that lie in an output until it is written, and in which.
+
+    first, last
+        Of each storage, the nodes that use it first and last.
+
+    The largest come first, each into the smallest output that has room; no two of one output are alive together.
+    """
+    found: dict[str, str] = {}
+    busy: dict[str, list[tuple[int, int]]] = {name: [] for name in outputs if name in first}
+    rooms = sorted(busy, key=lambda name: tensors[name].nbytes)
+    for name in sorted(temporaries, key=lambda name: -tensors[name].nbytes):
+        start, end = first[name], last[name]
+        for output in rooms:
+            fits = tensors[name].nbytes <= tensors[output].nbytes and end < first[output]
+            if fits and all(end < begin or stop < start for begin, stop in busy[output]):
+                busy[output].append((start, end))
+                found[name] = output
+                break
+    return found
 
 
 def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -35,13 +36,40 @@ def test_one_plain_node_needs_nothing() -> None:
 
 
 def test_temporaries_live_from_writer_to_last_reader() -> None:
-    """a and c never live together, so they share bytes; b lives with both."""
+    """a and c never live together, so they share bytes; b lives with both. None fits into the output."""
     chain = operator(
         [node("Gelu", "x", "a"), node("Gelu", "a", "b"), node("Sign", "b", "c"), node("Mod", "b c", "y")], "x", "y"
     )
-    layout = runtime.workspace(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
+    layout = runtime.workspace(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(32,)))
     assert layout.total_bytes == layout.temporaries_bytes == 2 * 256
     assert layout.offsets["a"] == layout.offsets["c"] != layout.offsets["b"]
+
+
+def test_temporaries_lie_in_an_output_until_it_is_written() -> None:
+    """a is read before y is written, and lies in it; c is smaller, and too early for a; b is read as y is written."""
+    chain = operator(
+        [
+            node("Gelu", "x", "c"), node("Gelu", "c", "a"), node("Gelu", "a", "b"), node("Mod", "b x", "y"),
+            node("Gelu", "y", "z"),
+        ],
+        "x", "y z",
+    )  # fmt: skip
+    found = tensors(x=(64,), a=(64,), b=(64,), c=(32,), y=(64,), z=(16,))
+    layout = runtime.workspace(chain, found)
+    assert dict(layout.storage) == {"a": "y"}
+    assert layout.offsets["b"] == layout.offsets["c"] == 0
+    assert layout.temporaries_bytes == 256
+
+
+def test_no_temporary_lies_in_an_output_whose_bytes_somebody_needs() -> None:
+    """Not in what is written over an old value, nor in the resident region, nor where a view's source is."""
+    chain = operator([node("Gelu", "x", "a"), node("ReduceSum", "a", "s"), node("Mod", "x s", "y")], "x", "y")
+    found = tensors(x=(64,), a=(64,), s=(1,), y=(64,))
+    assert runtime.workspace(chain, found).temporaries_bytes == 4
+    assert runtime.workspace(replace(chain, updates=(("x", "y"),)), found).temporaries_bytes == 256 + 4
+    assert runtime.workspace(replace(chain, over="x"), found).temporaries_bytes == 256 + 4
+    kept = {**found, "y": replace(found["y"], role=Role.PARAMETER_GRADIENT)}
+    assert runtime.workspace(chain, kept).temporaries_bytes == 256 + 4
 
 
 def test_views_share_their_temporary() -> None:

@@ -34,7 +34,7 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     """Per channel, with x' = (x - mean) / sqrt(var + epsilon) and m elements: dScale = sum(dY x'), dB = sum(dY).
 
     In training mode dX = scale / sqrt(var + epsilon) (dY - (dB + x' dScale) / m), in two operators: what reads X
-    and dY gives the sums and the bracket, and the last factor waits, so that at most four tensors of X's
+    and dY gives the sums and the bracket, and the last factor waits, so that at most three tensors of X's
     size are alive at once. In inference mode dX is dY times a number for each channel.
     """
     dy, x, scale = op.only(cotangents), op.x, op.input(1)
