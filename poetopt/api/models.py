@@ -40,6 +40,7 @@ class Model:
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
+        maxima: bool = True,
     ) -> Training:
         """Attach a loss and derive the backward operators.
 
@@ -61,6 +62,9 @@ class Model:
             `none`, the step ends with the gradients.
         fuse
             Whether an update is one operator with the gradient that it alone reads.
+        maxima
+            Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
+            without.
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
@@ -69,16 +73,23 @@ class Model:
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
         derived = self.training_graph(
-            loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=fuse
+            loss=loss,
+            output=output,
+            straight_through=straight_through,
+            optimizer=optimizer,
+            fuse=fuse,
+            maxima=maxima,
         )
         recipe = {**self.recipe, "loss": loss, "output": output}
+        if maxima:
+            recipe["maxima"] = True
         if straight_through:
             recipe["straight_through"] = True
         if granularity == "block":
             recipe["granularity"] = granularity
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
-        asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse}
+        asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "maxima": maxima}
         by_rows = partial(self.training_graph, **asked, rows=True)  # type: ignore[arg-type]
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
@@ -91,6 +102,7 @@ class Model:
         optimizer: str = "none",
         fuse: bool = True,
         rows: bool = False,
+        maxima: bool = True,
     ) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
@@ -106,7 +118,7 @@ class Model:
         try:
             with building():
                 graph = by_rows(self.graph) if rows else self.graph
-                step = differentiate(graph, loss=loss, output=output, straight_through=straight_through)
+                step = differentiate(graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima)
                 return replace(with_updates(step, optimizer, fuse=fuse), rows=graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
@@ -182,6 +194,7 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
         straight_through=recipe.get("straight_through") is True,
         optimizer=optimizer if isinstance(optimizer, str) else "none",
         fuse=recipe.get("fuse") is not False,
+        maxima=recipe.get("maxima") is True,
     )
 
 

@@ -23,14 +23,32 @@ OLDEST_OPSET = 16
 """Emitted nodes need it: ScatterElements can add since then."""
 
 
+@dataclass(frozen=True)
+class Spread:
+    """How the gradient of what maxima were taken of comes from theirs.
+
+    maxima, gradient
+        The maxima, and their gradient.
+    kind
+        Of the operator that puts it there.
+    put
+        Puts a tensor like them where the maxima were found, and adds up what meets there; 0 elsewhere.
+    """
+
+    maxima: Tensor
+    gradient: Tensor
+    kind: str
+    put: Callable[[OperatorBuilder, Tensor], Tensor]
+
+
 class GraphBuilder:
     """Tensors, values and operators of a graph that is being extended.
 
     Constants are shared by content: two rules that need the same shape vector read one tensor.
 
     floor_bytes
-        What the backward pass needs at its largest tensor whatever a rule does: an element-wise gradient reads
-        two tensors of that size, writes one, and keeps one. Constructions below that are free to be fast.
+        What the step needs whatever a rule with several constructions does: those below it are free to be fast. By
+        default four tensors of the largest size.
     needed
         Storages that backward operators read whatever the rules with a choice choose, known from a first pass, and
         what has been chosen since. Whether any rule asked is in `asked`.
@@ -38,13 +56,18 @@ class GraphBuilder:
         Whose bytes a forward view shares.
     adders
         For gradients that are mostly zeros, by name: how to add one to another tensor without its zeros.
+    spreads
+        For gradients whose elements are those of a smaller one, put where a maximum was found: by name.
+    maxima
+        Whether rules may make use of them.
     distinct
         Numbers that no two nodes have in common, for those that must not look alike.
     """
 
     def __init__(
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int,
-        roots: Mapping[str, str] | None = None, needed: Set[str] = frozenset(),
+        roots: Mapping[str, str] | None = None, needed: Set[str] = frozenset(), floor_bytes: int | None = None, *,
+        maxima: bool = True,
     ) -> None:  # fmt: skip
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.values: dict[str, Array] = dict(values)
@@ -53,7 +76,8 @@ class GraphBuilder:
         self.roots = roots or {}
         self.needed = set(needed)
         self.asked = False
-        self.floor_bytes = 4 * max((t.nbytes for t in tensors.values() if not t.resident), default=0)
+        largest = max((t.nbytes for t in tensors.values() if not t.resident), default=0)
+        self.floor_bytes = 4 * largest if floor_bytes is None else floor_bytes
         self._constants: dict[tuple[np.dtype[np.generic], tuple[int, ...], bytes], Tensor] = {}
         self._vectors: dict[tuple[int, ...], Tensor] = {}
         self._made: set[str] = set()
@@ -61,6 +85,8 @@ class GraphBuilder:
         self._numbers: dict[str, int] = {}
         self._writers: dict[str, OperatorBuilder] = {}
         self.adders: dict[str, Callable[[OperatorBuilder, Tensor], Tensor]] = {}
+        self.spreads: dict[str, Spread] = {}
+        self.maxima = maxima
         self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:

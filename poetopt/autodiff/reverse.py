@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from poetopt.autodiff import one_value, quantization
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
+from poetopt.autodiff.floor import floor_bytes
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.regions import compose
@@ -33,7 +35,12 @@ from poetopt.passes.order import low_memory_order
 
 
 def differentiate(
-    graph: Graph, *, loss: str = "auto", output: str | None = None, straight_through: bool = False
+    graph: Graph,
+    *,
+    loss: str = "auto",
+    output: str | None = None,
+    straight_through: bool = False,
+    maxima: bool = True,
 ) -> TrainingGraph:
     """One training step of `graph`: forward, loss and backward operators, without the update.
 
@@ -44,6 +51,8 @@ def differentiate(
         Name of the output that the loss is on; needed where several could have it.
     straight_through
         Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
+    maxima
+        Whether an activation that a MaxPool alone reads has its gradient taken of the maxima.
 
     The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
     are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one
@@ -58,9 +67,20 @@ def differentiate(
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(quantization.straight_through(graph) if straight_through else graph)
-    builder, forward, states, attached, totals = _swept(graph, loss, output, frozenset())
+    step = partial(_step, graph, loss, output, straight_through=straight_through, maxima=maxima)
+    first = step(floor=None)
+    floor = floor_bytes(first)
+    return first if floor is None else step(floor=floor)
+
+
+def _step(
+    graph: Graph, loss: str, output: str | None, *, straight_through: bool, maxima: bool, floor: int | None
+) -> TrainingGraph:
+    """The step, whose constructions may be as large as `floor`, in bytes."""
+    swept = partial(_swept, graph, loss, output, maxima=maxima, floor=floor)
+    builder, forward, states, attached, totals = swept(frozenset())
     if builder.asked:
-        builder, forward, states, attached, totals = _swept(graph, loss, output, builder.required())
+        builder, forward, states, attached, totals = swept(builder.required())
     gradients = {name: totals[name] for name in graph.trained if name in totals}
     stopped = quantization.stopped(
         graph, {n for o in attached.operators for n in o.inputs} or {attached.loss.name}, gradients
@@ -107,10 +127,10 @@ def differentiate(
 
 
 def _swept(
-    graph: Graph, loss: str, output: str | None, needed: frozenset[str]
+    graph: Graph, loss: str, output: str | None, needed: frozenset[str], *, maxima: bool, floor: int | None
 ) -> tuple[GraphBuilder, tuple[Operator, ...], Mapping[str, str], Attached, dict[str, Tensor]]:
     """The reverse loop over `graph`, whose rules know that the backward pass reads the storages `needed` anyway."""
-    builder = GraphBuilder(graph.tensors, graph.values, graph.opset, graph.storage, needed)
+    builder = GraphBuilder(graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima)
     for name in graph.trained:
         if builder.unique(f"{name}.grad") != f"{name}.grad":
             raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")

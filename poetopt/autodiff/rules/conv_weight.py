@@ -1,14 +1,15 @@
-"""dW of a convolution: six constructions, and the choice between them by shape.
+"""dW of a convolution: seven constructions, and the choice between them by shape.
 
 With L output positions, K = taps C/group columns and N images:
 
 | construction | how | workspace beside the kernels' |
 |---|---|---|
 | images | unfold each image to [K, L] (convolution with one-hot kernels), Gemm with dY, add | its columns, two dW |
-| rows | the same along all axes but the first; along that one dY moves instead | a third of that for 3x3, a dY |
+| rows | the same along all axes but the first; along that one dY moves instead | a third of that for 3x3, two dY |
 | taps | images innermost; for each tap what it reads, Gemm with dY there, add | x and dY twice, two dW |
 | batch | unfold all images, transpose, one Gemm | twice the columns of all images |
 | swap | x convolved with dY: images for channels, strides for dilations; transposed | x and dY if N > 1, dW |
+| apart | the same with a group for each image, then summed; dY stays as it lies | x if C > 1, N dW |
 | flip | dY convolved with x, both reversed in space: dW comes out in its own order | x and dY |
 
 `images` and `rows` can go through the channels in parts, which divides the columns and costs a dW for putting the parts
@@ -27,6 +28,7 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, choose, steps_ns
 from poetopt.autodiff.rules.conv_weight_forms import (
     Problem,
+    apart,
     by_taps,
     flip,
     images,
@@ -96,7 +98,7 @@ def _by_images(problem: Problem) -> Iterator[Candidate]:
 
 
 def _by_rows(problem: Problem) -> Iterator[Candidate]:
-    x, w, n, window = problem.x, problem.w, problem.batch, problem.window
+    w, n, window = problem.w, problem.batch, problem.window
     if window.kernel[0] == 1 or window.strides[0] != 1 or window.after[0] < 0:
         return
     tall, taps = window.kernel[0], window.taps // window.kernel[0]
@@ -113,13 +115,21 @@ def _by_rows(problem: Problem) -> Iterator[Candidate]:
             + 0.14 * n * moved * parts
             + 3.9 * w.size
             + steps_ns(n * parts),
-            max(
-                (columns // parts + moved) * problem.item
-                + max(x.nbytes // n // parts, w.nbytes + w.nbytes // parts // 3),
-                2 * w.nbytes,
-            ),
+            max(_rows_bytes(problem, columns, moved, parts), 2 * w.nbytes),
             partial(rows, problem=problem, parts=parts),
         )
+
+
+def _rows_bytes(problem: Problem, columns: int, moved: int, parts: int) -> int:
+    """What lives with the columns of one part: all moved dY of an image, or of a single part one and dY itself."""
+    x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
+    if parts > 1:
+        return (columns // parts + moved) * problem.item + max(
+            x.nbytes // n // parts, w.nbytes + w.nbytes // parts // 3
+        )
+    tall = problem.window.kernel[0]
+    products = moved * problem.item // tall + w.nbytes + w.nbytes // tall
+    return columns * problem.item + (dy.nbytes // n if n > 1 else 0) + max(x.nbytes // n, products)
 
 
 def _by_taps(problem: Problem) -> Iterator[Candidate]:
@@ -172,6 +182,7 @@ def _whole(problem: Problem) -> Iterator[Candidate]:
             partial(flip, problem=problem),
         )
     if n > 1:
+        yield _apart(problem)
         columns = n * problem.columns_bytes
         yield Candidate(
             "batch",
@@ -198,6 +209,22 @@ def _swapped(problem: Problem) -> Candidate:
         + 2 * steps_ns(1),
         (_both(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
         partial(swap, problem=problem),
+    )
+
+
+def _apart(problem: Problem) -> Candidate:
+    x, w, n, taps = problem.x, problem.w, problem.batch, problem.window.taps
+    unfolded = problem.positions * taps * problem.item if w.shape[0] > taps else 0
+    turned = x.nbytes if w.shape[1] > 1 else 0
+    return Candidate(
+        "apart",
+        _product(problem) / _lane(taps, w.shape[0])
+        + 0.4 * w.shape[1] * taps * n * problem.positions
+        + turned / problem.item
+        + 1.5 * n * w.size
+        + 2 * steps_ns(1),
+        turned + n * w.nbytes + max(unfolded, w.nbytes),
+        partial(apart, problem=problem),
     )
 
 

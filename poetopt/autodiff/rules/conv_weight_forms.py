@@ -98,10 +98,8 @@ def rows(k: OperatorBuilder, problem: Problem, parts: int = 1) -> Tensor:
     sums: dict[tuple[int, int], Tensor] = {}
     for n in range(problem.batch):
         grads = k.reshape(k.slice(dy, [n], [n + 1], [0]), (w.shape[0], window.out[0] * row))
-        moved = []
-        for tap in range(tall):
-            above = tap * window.dilations[0] * row
-            moved.append(k.pad(grads, [0, above], [0, height * row - grads.shape[1] - above]))
+        # made for one part alone, each is there only while its product is taken
+        moved = [_moved_down(k, grads, tap, problem) for tap in range(tall)] if parts > 1 else None
         for part in range(parts):
             piece = k.slice(x, [n, part * width], [n + 1, (part + 1) * width], [0, 1])
             columns = k.conv(
@@ -111,10 +109,19 @@ def rows(k: OperatorBuilder, problem: Problem, parts: int = 1) -> Tensor:
             )  # fmt: skip
             columns = k.reshape(columns, (width * taps, height * row))
             for tap in range(tall):
-                sums[part, tap] = k.gemm(columns, moved[tap], sums.get((part, tap)), trans_b=True)
+                right = _moved_down(k, grads, tap, problem) if moved is None else moved[tap]
+                sums[part, tap] = k.gemm(columns, right, sums.get((part, tap)), trans_b=True)
     joined = k.concat([k.concat([sums[part, tap] for tap in range(tall)], 1) for part in range(parts)], 0)
     spread = k.reshape(joined, (w.shape[1], *others, tall, w.shape[0]))
     return k.transpose(spread, [1 + window.rank, 0, window.rank, *range(1, window.rank)])
+
+
+def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: Problem) -> Tensor:
+    """dY of one image, [M, L], as the rows of x that `tap` of the first axis reads it: [M, L'] with rows of 0."""
+    window = problem.window
+    row, height = math.prod(window.out[1:]), window.size[0] + window.before[0] + window.after[0]
+    above = tap * window.dilations[0] * row
+    return k.pad(grads, [0, above], [0, height * row - grads.shape[1] - above])
 
 
 def by_taps(k: OperatorBuilder, problem: Problem, chunk: int) -> Tensor:
@@ -173,6 +180,21 @@ def swap(k: OperatorBuilder, problem: Problem) -> Tensor:
     )  # fmt: skip
     result = k.slice(result, [0] * window.rank, window.kernel, [2 + a for a in axes])
     return k.reshape(k.transpose(result, [1, 0, *(2 + a for a in axes)]), w.shape)
+
+
+def apart(k: OperatorBuilder, problem: Problem) -> Tensor:
+    """Roles swapped, with a group for each image: dY is read as it lies, and the images' dW are summed. No groups."""
+    x, dy, w, window, n = problem.x, problem.dy, problem.w, problem.window, problem.batch
+    outputs, inputs = w.shape[:2]
+    planes = k.reshape(k.transpose(x, [1, 0, *range(2, 2 + window.rank)]), (inputs, n, *window.size))
+    kernels = k.reshape(dy, (n * outputs, 1, *window.out))
+    result = k.conv(
+        planes, kernels, strides=window.dilations, dilations=window.strides,
+        pads=[*window.before, *(max(a, 0) for a in window.after)], group=n,
+    )  # fmt: skip
+    result = k.slice(result, [0] * window.rank, window.kernel, [2 + a for a in range(window.rank)])
+    summed = k.reduce_sum(k.reshape(result, (inputs, n, outputs, *window.kernel)), [1], keepdims=False)
+    return k.transpose(summed, [1, 0, *range(2, 2 + window.rank)])
 
 
 def flip(k: OperatorBuilder, problem: Problem) -> Tensor:

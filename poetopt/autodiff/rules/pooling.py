@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 
-from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.geometry import Window, transposed, window
 from poetopt.autodiff.rules.pieces import sign
@@ -19,12 +20,19 @@ def max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     """Each maximum's place in X, which the forward operator wrote, gets its gradient added."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
+    dx = _put(k, dy, op)
+    op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_put, op=op))
+    return (dx,)
+
+
+def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
+    """`dy` added up where the maxima of the MaxPool `op` were found."""
     indices = k.reshape(_row_major(k, op), (dy.size,))
     flat = k.scatter_add(k.zeros((op.x.size,), op.x.dtype), indices, k.reshape(dy, (dy.size,)), 0)
     dx = k.reshape(flat, op.x.shape)
     if len(op.outputs) > 1 and op.outputs[1] is not None and not op.attr_int("storage_order", 0):
         k.amounts_to("MaxPool.grad_input", [dy, op.output(1)], [dx])
-    return (dx,)
+    return dx
 
 
 def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
