@@ -108,7 +108,7 @@ def lexicographic(
     """The least of the first goal, then of the second among schedules with that much of the first, and so on.
 
     goals
-        `energy`, `time`, `written`, or `Goal`s to which blocks of the formulation contribute.
+        `energy`, `time`, `written`, or a `Goal` each, to which blocks of the formulation contribute.
     ram
         Bytes, a size or a share of the store-all peak.
     formulation

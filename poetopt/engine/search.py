@@ -23,6 +23,8 @@ from poetopt.schedule import Schedule
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
 """Features of problems that schedules are searched for."""
 
+_NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
+
 
 def search(
     problem: Problem,
@@ -87,6 +89,7 @@ def search(
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
+    chosen = run.chosen
     run.enter(proof.scope, proof.bound)
     begin = time.monotonic()
     try:
@@ -102,7 +105,7 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
         if not proof.infeasible:
             reason = f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
         elif proof.scope == "full":
-            reason = "no schedule exists"
+            reason = "no schedule exists" if chosen.plans_count else _NONE_OF_ITS_OWN.format(chosen.name)
         else:
             kind = kind_words(proof.scope)
             reason = f"no schedule of the kind searched exists, by proof; kind: {kind}; a wider --scope may have one"

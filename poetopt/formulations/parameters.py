@@ -30,6 +30,8 @@ from poetopt.formulations.rows import Row
 from poetopt.problem import Problem
 
 J, S, BYTE = pyo.units.J, pyo.units.s, pyo.units.byte
+PARAM: Mapping[str, Any] = {"within": pyo.NonNegativeReals, "mutable": True}
+"""Of every Param: no figure is negative, or no number."""
 
 
 def attach(model: Any, decisions: Priced, reserved_bytes: int) -> None:
@@ -93,12 +95,12 @@ def _declare(model: Any, problem: Problem, ram_bytes: int) -> None:
 
     def figures(name: str, index: Any, things: Iterable[Any], key: str, unit: Any, doc: str) -> None:
         values = {place: getattr(thing, key) for place, thing in zip(index, things, strict=True)}
-        model.add_component(name, pyo.Param(index, initialize=values, mutable=True, units=unit, doc=doc))
+        model.add_component(name, pyo.Param(index, initialize=values, **PARAM, units=unit, doc=doc))
 
-    model.ram_bytes = pyo.Param(initialize=ram_bytes, mutable=True, units=BYTE, doc="the budget")
+    model.ram_bytes = pyo.Param(initialize=ram_bytes, **PARAM, units=BYTE, doc="the budget")
     deadline = limits.compute_s if limits.compute_s is not None else limits.makespan_s
     if deadline is not None:
-        model.deadline_s = pyo.Param(initialize=deadline, mutable=True, units=S, doc="the step ends by then")
+        model.deadline_s = pyo.Param(initialize=deadline, **PARAM, units=S, doc="the step ends by then")
     figures("compute_j", model.operators, problem.operators, "energy_j", J, "one compute of each operator")
     figures("compute_s", model.operators, problem.operators, "time_s", S, "one compute of each operator")
     for key, unit in TRANSFERS.items():

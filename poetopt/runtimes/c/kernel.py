@@ -1,8 +1,8 @@
 """A kernel of the `c` runtime: what it needs of RAM, and how it is called in C99. What the code generator builds on.
 
 One kernel is for one op: of ONNX (`Conv`), or one that a run of an operator's nodes amounts to, in `OWN_DOMAIN`
-(`Conv.grad_weight`; see `poetopt.graph.Whole`). `poetopt.runtimes.c.steps.steps` turns an operator into `Step`s: what
-to call, in order, with which kernel, and where its scratch lies. Views are no steps: they move no bytes.
+(`Conv.grad_weight`; see `poetopt.graph.Whole`). `poetopt.runtimes.c.steps.steps` says of an operator, `Step` by
+`Step`, what to call, in order, with which kernel, and where its scratch lies. Views are no steps: they move no bytes.
 
 | whose | what | when it is asked |
 |---|---|---|
