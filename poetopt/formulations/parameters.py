@@ -18,7 +18,7 @@ Rows and prices of other blocks keep the numbers that they were built with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
