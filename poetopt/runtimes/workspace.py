@@ -180,8 +180,10 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
                 link[root] = written
                 first[written] = first[root]
                 break
-    temporaries = [name for name in first if root_of(name) == name and name not in outside]
-    idle = [name for name in operator.outputs if _idle_at_first(name, operator, tensors) and root_of(name) == name]
+    # what the graph lacks is told where its size is asked for
+    known = [name for name in first if root_of(name) == name and name in tensors]
+    temporaries = [name for name in known if name not in outside]
+    idle = [name for name in known if name in operator.outputs and _idle_at_first(name, operator, tensors)]
     link.update(_lodgers(temporaries, idle, first, last, tensors))
     return {name: root_of(name) for name in link}
 
