@@ -1,0 +1,176 @@
+"""Whole SGD steps in C: RAM planned and linked, stack, code, instructions, distance from onnxruntime, bits.
+
+.venv/bin/python -m benchmarks.device [--only NAME] [--output FILE.md]
+
+Batch 1 (where not said otherwise), kernels of the runtime `c`, all weights trained by the step. A step is planned for
+the 256 KB of an m4, or, where it takes more, for the least RAM in all that a schedule is known for, with parameters on
+storage. It runs on an emulated Cortex-M4 that has just that RAM, or on this machine where the emulator would take too
+long. Two networks take 20 steps in a row there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import poetopt as po
+from benchmarks.output import put
+from poetopt.backends.c.execution import DeviceExecution
+from poetopt.backends.c.trained import DeviceTraining
+from poetopt.errors import InfeasibleError
+from poetopt.plan.instructions import Plan
+from poetopt.problem import Home, Problem
+from poetopt.report.needs import needs
+
+RAM_BYTES = 256_000
+HEADING = (
+    "| network | RAM in all, planned | parameters | least in all: known, bound | runs on | linked + stack "
+    "| stack taken | code | instructions | from onnxruntime | 5 x one ulp | same bits | bytes paged |"
+)
+
+STEPS_HEADING = (
+    "| 20 steps in a row on an emulated Cortex-M4 | first loss | last loss | linked | stack taken | instructions "
+    "| parameters' way from onnxruntime | losses | 5 x one ulp | same bits |"
+)
+TRAINED = ("lenet", "ds-cnn")
+"""What takes many steps in the RAM of an m4."""
+STEPS, LR = 20, 0.002
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, where its step runs, where its parameters are, how many seconds the solver may search, the batch."""
+
+    name: str
+    on: str = "cortex-m4"
+    parameters: str = "auto"
+    time_limit: float = 20.0
+    batch: int = 1
+
+
+CASES = (
+    Case("lenet"),
+    Case("ds-cnn"),
+    Case("resnet8"),
+    Case("autoencoder", batch=2),  # BatchNormalization of one row is its bias: nothing would be trained
+    Case("mobilenetv1-025"),
+    Case("bert-tiny", "host", "resident"),  # rows of a table on storage are not written in C
+    Case("resnet18-cifar", "host"),
+    Case("mobilenetv2", "host"),
+)
+
+
+def measure(case: Case) -> str:
+    """The row of one network."""
+    model = po.load(case.name, batch=case.batch)
+    assert isinstance(model, po.Model)
+    step = model.differentiate(optimizer="sgd")
+    least, bound = least_of(step.cost("m4", runtime="c", parameters="paged"))
+    if case.parameters == "resident":
+        plan = solved(case, least_of(step.cost("m4", runtime="c"))[0])
+    else:
+        try:
+            plan = solved(case, RAM_BYTES)
+        except InfeasibleError:
+            plan = solved(case, least)
+    return row(case, plan, least, bound, po.execute_on(plan, case.on))
+
+
+def least_of(problem: Problem) -> tuple[int, int]:
+    """The least RAM in all that a schedule is known for, and what none can do with less than."""
+    found = needs(problem)
+    assert found.least_ram_bytes is not None
+    return found.least_ram_bytes + problem.beside_bytes, found.ram_bound_bytes + problem.beside_bytes
+
+
+def solved(case: Case, total_ram: int) -> Plan:
+    """A plan for so much RAM in all. Raises InfeasibleError where that is too little."""
+    report = po.solve(
+        case.name,
+        batch=case.batch,
+        device="m4",
+        runtime="c",
+        optimizer="sgd",
+        parameters=case.parameters,
+        total_ram=total_ram,
+        time_limit=case.time_limit,
+    )
+    assert report.plan is not None, report
+    return report.plan
+
+
+def row(case: Case, plan: Plan, least: int, bound: int, ran: DeviceExecution) -> str:
+    """What is said of it."""
+    stack = plan.problem.stack_bytes
+    linked = "?" if ran.linked_ram_bytes is None else f"{ran.linked_ram_bytes:,} + {stack:,}"
+    paged = any(tensor.carried and tensor.home is Home.STORAGE for tensor in plan.problem.tensors)
+    cells = (
+        case.name if case.batch == 1 else f"{case.name}, batch {case.batch}",
+        f"{ran.planned_ram_bytes + stack:,}",
+        "paged" if paged else "resident",
+        f"{least:,}, {bound:,}",
+        ran.on,
+        linked,
+        f"{ran.stack_bytes:,}",
+        "?" if ran.code_bytes is None else f"{ran.code_bytes:,}",
+        "" if ran.instructions is None else f"{ran.instructions:,}",
+        f"{ran.distance:.1e}",
+        f"{5 * ran.sensitivity:.1e}",
+        "yes" if ran.bit_identical else f"{len(ran.different)} DIFFER",
+        f"{ran.bytes_paged:,}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def trained_row(case: Case, ran: DeviceTraining) -> str:
+    """What is said of many steps."""
+    cells = (
+        f"{case.name}: {ran.steps} steps of {ran.optimizer}, lr {ran.hyperparameters['lr']:g}",
+        f"{ran.losses[0]:.6g}",
+        f"{ran.losses[-1]:.6g}",
+        f"{ran.linked_ram_bytes:,}",
+        f"{ran.stack_bytes:,}",
+        f"{ran.instructions:,}",
+        f"{ran.distance:.1e}",
+        f"{ran.loss_distance:.1e}",
+        f"{5 * ran.sensitivity:.1e}",
+        "yes" if ran.bit_identical else f"{len(ran.different)} DIFFER",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def table(heading: str, rows: Sequence[str]) -> list[str]:
+    """A table in Markdown."""
+    return ["", heading, f"|{'---|' * heading.count(' | ')}---|", *rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="one network")
+    parser.add_argument("--output", type=Path, help="a Markdown file to write")
+    asked = parser.parse_args()
+    rows, trained = [], []
+    for case in CASES:
+        if asked.only in (None, case.name):
+            rows.append(measure(case))
+            print(rows[-1], flush=True)
+        if asked.only in (None, case.name) and case.name in TRAINED:
+            trained.append(trained_row(case, po.train_on(solved(case, RAM_BYTES), case.on, STEPS, LR)))
+            print(trained[-1], flush=True)
+    said = (
+        "Whole SGD steps in C of batch 1, all weights trained, kernels of the runtime `c`: planned for the 256,000 B",
+        "of an m4, or, where a step takes more, for the least RAM in all that a schedule is known for, with parameters",
+        "on storage (bert-tiny: resident; rows of a table on storage are not in C yet). Bytes. The linker gives",
+        "a step its arena and resident region, and what the device sets aside for the stack; code (gcc -O2) is without",
+        "weights, for this machine where it runs on the host. Distances are of how far all parameters move, relative,",
+        "in the norm. *Same bits*: scheduled and unscheduled on the same kernels. Steps in a row have plans of their",
+        "own, of the same RAM.",
+        "`python -m benchmarks.device --output benchmarks/results/device.md`.",
+    )
+    put([*said, *table(HEADING, rows), *table(STEPS_HEADING, trained)], asked.output)
+
+
+if __name__ == "__main__":
+    main()
