@@ -124,9 +124,9 @@ def test_poet_is_algorithm_1_over_steps(seed: int) -> None:
         assert found.status is Status.INFEASIBLE
         return
     assert found.overhead_bound_j == pytest.approx(known.overhead_j, abs=TOLERANCE)
-    assert found.plan is not None
-    run_thrice(found.plan, ram_bytes)
-    if found.status is not Status.FEASIBLE:  # a layout that doesn't fit is left out
+    if found.plan is not None:
+        run_thrice(found.plan, ram_bytes)
+    if found.status is Status.OPTIMAL:  # else its schedules of least energy have no layout in the budget
         assert overhead(found) == pytest.approx(known.overhead_j, abs=TOLERANCE)
     if plain is not None:
         assert plain.overhead_j <= known.overhead_j + TOLERANCE
