@@ -160,7 +160,7 @@ def solve(
 
             write_atomically(options.log, "")
         if options.ram_bytes <= 0 and ram is None:
-            report = Report(problem=made, solution=_no_room(made, options))
+            report = Report(problem=made, solution=_no_room(made, options, total))
         elif searching:
             from poetopt.orders.solve import solve_ordered
 
@@ -178,7 +178,8 @@ def solve(
     interrupts.hold()
     if report.plan is None:
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
-        raise failure(failure_words(made, report.solution), report=report.to_dict())
+        whole = total is not None or (made.parameters == "paged" and ram is None)
+        raise failure(failure_words(made, report.solution, whole=whole), report=report.to_dict())
     return report
 
 
@@ -204,20 +205,28 @@ def _of_ours(formulation: str | Formulation) -> bool:
     return any(formulation is formulation_of(name) for name in NAMES)
 
 
-def _no_room(problem: Problem, options: Options) -> Solution:
-    """The answer where no `--ram` was given and the resident region alone fills the device."""
+def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:
+    """The answer where no `--ram` was given and what lies beside the schedule fills the device, or `--total-ram`."""
     from poetopt.engine.solution import Solution, Status
 
+    what = "bytes of parameters, gradients, constants and stack that lie beside the schedule"
+    bound = problem.least_ram_bytes
+    if total is not None:
+        reason = (
+            f"{total:,} bytes in all don't hold the {problem.beside_bytes:,} {what}, and the {bound:,} bytes that any "
+            f"schedule needs: {problem.beside_bytes + bound:,} together"
+        )
+    else:
+        reason = (
+            f"the device's {problem.device_ram_bytes:,} bytes of RAM don't hold the {problem.beside_bytes:,} {what}, "
+            f"and the {bound:,} bytes that any schedule needs. Train fewer parameters (--train), take a smaller model "
+            "or another device, or give --ram for the schedule alone"
+        )
     return Solution(
         status=Status.INFEASIBLE,
         scope="full",
         options=options,
         store_all_peak_bytes=store_all_peak_bytes(problem),
         ram_bound_bytes=problem.least_ram_bytes,
-        reason=(
-            f"its resident region (parameters, their gradients and constants) takes {problem.resident_bytes:,} bytes, "
-            f"and the device has {problem.device_ram_bytes:,} bytes of RAM in all; a schedule needs at least "
-            f"{problem.least_ram_bytes:,} bytes beside the region. Train fewer parameters (--train), take a smaller "
-            "model or another device, or give --ram for the schedule alone"
-        ),
+        reason=reason,
     )

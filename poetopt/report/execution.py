@@ -157,8 +157,9 @@ def _training_memory(ended: TrainingRun) -> str:
     if ended.measured_peak_bytes is not None and ended.kernel_workspace_bytes is not None:
         text += f" + {ended.kernel_workspace_bytes:,} B that kernels took = {ended.measured_peak_bytes:,} B"
     text += f"; budget {ended.budget_bytes:,} B"
-    what = "momentum" if ended.optimizer == "none" else ended.optimizer
-    return text + (f"; {what} {ended.optimizer_bytes:,} B, resident" if ended.optimizer_bytes else "")
+    # states of an optimizer that is part of the step lie where the plan has them
+    what, where = ("momentum", ", resident") if ended.optimizer == "none" else (ended.optimizer, "")
+    return text + (f"; {what} {ended.optimizer_bytes:,} B{where}" if ended.optimizer_bytes else "")
 
 
 def _sameness(execution: Execution) -> str:

@@ -43,7 +43,10 @@ def memory_words(problem: Problem, plan: Plan, taken: int) -> str:
     if problem.parameters == "paged":
         kept = plan.problem.nbytes(plan.problem.lasting)
         paged = sum(held.nbytes for held in problem.tensors if held.carried) - kept
-        text += f": of parameters and states {show_bytes(kept)} stay in RAM, {show_bytes(paged)} come from storage"
+        text += (
+            f": of parameters and states {show_bytes(kept)} begin the step in RAM, {show_bytes(paged)} on storage; "
+            f"updated by {problem.recipe.get('optimizer', 'none')}"
+        )
     elif problem.resident_bytes:
         text += f": {show_bytes(problem.resident_bytes)} of parameters, gradients and constants beside the schedule"
     if problem.flash_bytes:

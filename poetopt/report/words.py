@@ -41,16 +41,19 @@ def order_fields(order: OrderFound | None) -> dict[str, object]:
     }
 
 
-def failure_words(problem: Problem, solution: Solution) -> str:
-    """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4."""
+def failure_words(problem: Problem, solution: Solution, *, whole: bool = False) -> str:
+    """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4.
+
+    whole: whether what was asked for is the RAM of all of the step, so that its figures are those of `--total-ram`.
+    """
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
-    beside = problem.beside_bytes if paged else 0
+    beside = problem.beside_bytes if whole else 0
     return "; ".join(
         [
             f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}{reason}",
             *solution.why,
-            *_remedies(solution, " ".join([reason, *solution.why]), "--total-ram" if paged else "--ram", beside),
+            *_remedies(solution, " ".join([reason, *solution.why]), "--total-ram" if whole else "--ram", beside),
         ]
     )
 
@@ -71,7 +74,8 @@ def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int) ->
     if least is not None and least == bound and f"{bound:,}" in said:
         known.append(f"a schedule with just that is known ({option_of_ram} {least + beside})")
     elif least is not None and f"{least:,}" not in said:
-        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)})")
+        total = f", {option_of_ram} {least + beside}" if beside else ""
+        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}{total})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no schedule has less than {bound:,} bytes")
     if deadline is not None:

@@ -29,7 +29,7 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
         if needed > costed.workspace_bytes:
             raise PlanError(
                 f"{shown}: the plan gives {operator.name!r} {costed.workspace_bytes} B of workspace, it needs "
-                f"{needed}; solve the model again"
+                f"{needed} with the runtime {runtime.name!r}; solve the model again{_kernels_of(problem, runtime)}"
             )
     # How much kernels allocate is known by measurement only, during the step; that they may is known.
     if problem.reserve_bytes < runtime.reserve_bytes(0):
@@ -37,3 +37,9 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
             f"{shown}: the plan sets {problem.reserve_bytes} B aside for what kernels allocate, and none may set less "
             f"than {runtime.reserve_bytes(0)}; solve the model again"
         )
+
+
+def _kernels_of(problem: Problem, runtime: Runtime) -> str:
+    """What to say where the plan is of another runtime's kernels."""
+    same = problem.runtime in ("", runtime.name)
+    return "" if same else f", or run it where its kernels of {problem.runtime!r} do (--on)"
