@@ -1,6 +1,6 @@
 r"""Block `tariff`: joules whose price depends on how many there are, piecewise linear.
 
-From $B_k$ joules of a step on, each joule counts $f_k$ times ($0 = B_0 < B_1 < \dots$). With $\Phi$ the joules of one
+From $B_k$ joules of a step on, each joule counts $f_k$ times ($0 = B_0 < B_1 < \ldots$). With $\Phi$ the joules of one
 pass, $E$ those above it and $x_k$ the part of E between $B_k$ and $B_{k+1}$:
 
 $$ \begin{aligned}
