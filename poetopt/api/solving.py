@@ -209,18 +209,19 @@ def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:
     """The answer where no `--ram` was given and what lies beside the schedule fills the device, or `--total-ram`."""
     from poetopt.engine.solution import Solution, Status
 
-    what = "bytes of parameters, gradients, constants and stack that lie beside the schedule"
+    stack = f" and {problem.stack_bytes:,} of stack" if problem.stack_bytes else ""
+    what = f"{problem.resident_bytes:,} resident bytes of parameters, gradients and constants{stack}"
     bound = problem.least_ram_bytes
     if total is not None:
         reason = (
-            f"{total:,} bytes in all don't hold the {problem.beside_bytes:,} {what}, and the {bound:,} bytes that any "
-            f"schedule needs: {problem.beside_bytes + bound:,} together"
+            f"{total:,} bytes in all don't hold the {what}, and the {bound:,} bytes that any schedule needs: "
+            f"{problem.beside_bytes + bound:,} together"
         )
     else:
         reason = (
-            f"the device's {problem.device_ram_bytes:,} bytes of RAM don't hold the {problem.beside_bytes:,} {what}, "
-            f"and the {bound:,} bytes that any schedule needs. Train fewer parameters (--train), take a smaller model "
-            "or another device, or give --ram for the schedule alone"
+            f"the device's {problem.device_ram_bytes:,} bytes of RAM don't hold the {what}, and the {bound:,} bytes "
+            "that any schedule needs. Train fewer parameters (--train), take a smaller model or another device, or "
+            "give --ram for the schedule alone"
         )
     return Solution(
         status=Status.INFEASIBLE,

@@ -79,7 +79,7 @@ def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path:
     installed("cbc")
     code = "import sys; from poetopt.cli import invoke; sys.exit(invoke(sys.argv[1:]))"
     log = tmp_path / "cbc.log"
-    command = "solve resnet18-cifar --device m4 --ram 40% --scope depth:8 --gap 0 --backend cbc --json -"
+    command = "solve resnet18-cifar --device m4 --ram 30% --scope depth:8 --gap 0 --backend cbc --json -"
     with subprocess.Popen(
         [sys.executable, "-c", code, *command.split(), "--log", str(log)],
         stdout=subprocess.PIPE,
