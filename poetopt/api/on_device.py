@@ -163,16 +163,15 @@ def train_on(
     lr, momentum, data
         As for `train`; the plan's step must have an optimizer.
     dump
-        Where to write `losses`, and parameters after the last step, as `.npz`.
+        Where to write `losses` (`losses.2` where a parameter is called so), and parameters after the last step, as
+        `.npz`.
     seed, told, progress
         As for `execute`.
 
     Raises OptionError for a step without an optimizer; else as `execute_on`.
     """
-    import numpy as np
-
     from poetopt.backends.c.training import train_on as run
-    from poetopt.backends.ort.execution import save_arrays
+    from poetopt.backends.ort.training import save_training
 
     found = read_plan(plan)
     ended = run(
@@ -187,5 +186,5 @@ def train_on(
         told=told or telling(progress),
     )
     if dump is not None:
-        save_arrays({"losses": np.array(ended.losses), **ended.values}, dump)
+        save_training(ended.losses, ended.values, dump)
     return ended

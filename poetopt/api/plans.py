@@ -183,7 +183,7 @@ def train(
         told=told or telling(progress),
     )
     if dump is not None:
-        save_training(ended, dump)
+        save_training(ended.losses, ended.values, dump)
     return ended
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetopt import notes
-from poetopt.backends.c.execution import TOLERANCE, DeviceExecution
+from poetopt.backends.c.checks import TOLERANCE
+from poetopt.backends.c.execution import DeviceExecution
 from poetopt.backends.c.trained import DeviceTraining
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table

@@ -166,7 +166,7 @@ def test_updates_in_slices_are_the_update() -> None:
 
 def test_what_was_learned_is_saved(tmp_path: Path) -> None:
     ended = train(store_all(problem("residual")), 2, 0.1)
-    save_training(ended, tmp_path / "t.npz")
+    save_training(ended.losses, ended.values, tmp_path / "t.npz")
     with np.load(tmp_path / "t.npz") as saved:
         assert set(saved.files) == {"losses", *graph_of("residual").gradients, *graph_of("residual").states}
         assert tuple(saved["losses"]) == ended.losses

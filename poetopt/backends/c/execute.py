@@ -17,7 +17,7 @@ from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
-from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, nudged
+from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_by, nudged
 from poetopt.backends.c.targets import Target, target
 from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
 from poetopt.backends.ort.compare import compare
@@ -137,7 +137,7 @@ def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Ar
     """What a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
     if graph.gradients:
         return {name: results[f"{name}.grad"] for name in graph.gradients}
-    return {name: results[name].astype(np.float64) - graph.values[name].astype(np.float64) for name in graph.trained}
+    return moved_by(graph, graph.values, results)
 
 
 def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poetopt.backends.ort.checks import Checks
+from poetopt.backends.c.checks import TOLERANCE, DeviceChecks
+from poetopt.backends.ort.checks import plain
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-TOLERANCE = 5.0
-"""How many times as far from onnxruntime's as one ulp of the input moves them gradients may be."""
 LEFT_OUT = ("results", "batch", "different", "executed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceExecution(Checks):
+class DeviceExecution(DeviceChecks):
     """A scheduled step in C, the step that computes everything once on the same kernels, and onnxruntime's.
 
     on, compiler
@@ -82,24 +80,9 @@ class DeviceExecution(Checks):
     batch: Mapping[str, Array] = field(repr=False, compare=False)
 
     @property
-    def planned_ram_bytes(self) -> int:
-        """Arena and resident region, as the plan has them."""
-        return self.arena_bytes + self.resident_bytes
-
-    @property
     def close(self) -> bool:
         """Whether the gradients are onnxruntime's, to rounding."""
         return self.distance <= TOLERANCE * self.sensitivity
-
-    @property
-    def linked_as_planned(self) -> bool:
-        """Whether the linker gave the step just the plan's bytes; true where that can't be told."""
-        return self.linked_ram_bytes in (None, self.planned_ram_bytes)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the run passed all checks."""
-        return super().ok and self.close and self.linked_as_planned
 
     @property
     def message(self) -> str:
@@ -117,25 +100,12 @@ class DeviceExecution(Checks):
                 f"{TOLERANCE:g} times the {self.sensitivity:.3g} by which one ulp of the input moves them; please "
                 "report it with the plan file"
             )
-        if not self.linked_as_planned:
-            return (
-                f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, and the plan "
-                f"{self.planned_ram_bytes:,}; please report it with the plan file"
-            )
-        if not self.within_budget:
-            return (
-                f"the arena takes {self.arena_bytes:,} B, more than the budget of {self.budget_bytes:,} B; solve with "
-                "a larger --ram"
-            )
-        return ""
+        return self.memory_message
 
     def to_dict(self) -> dict[str, object]:
         """The object of `run --on --json`: plain values only; a number that JSON has no word for is null."""
-        document: dict[str, object] = {}
-        for name in self.__dataclass_fields__:
-            if name not in LEFT_OUT:
-                value = getattr(self, name)
-                document[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        names = [name for name in self.__dataclass_fields__ if name not in LEFT_OUT]
+        document = {name: plain(getattr(self, name)) for name in names}
         return {
             **document,
             "different": list(self.different),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from poetopt.graph import Array
+    from poetopt.graph import Array, TrainingGraph
 
 TRIALS = 3
 """Random moves; the one that moves the gradients most counts."""
@@ -28,6 +28,11 @@ def distance(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequ
     if not np.isfinite(apart) or not np.isfinite(size):
         return float("inf")
     return float(np.sqrt(apart / size)) if size else float(apart > 0)
+
+
+def moved_by(graph: TrainingGraph, before: Mapping[str, Array], after: Mapping[str, Array]) -> Mapping[str, Array]:
+    """How far parameters went, in float64."""
+    return {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in graph.trained}
 
 
 def nudged(arrays: Mapping[str, Array], seed: int) -> Mapping[str, Array]:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from poetopt.backends.c.execution import TOLERANCE
-from poetopt.backends.ort.checks import Checks
+from poetopt.backends.c.checks import TOLERANCE, DeviceChecks
+from poetopt.backends.ort.checks import plain
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceTraining(Checks):
+class DeviceTraining(DeviceChecks):
     """Scheduled steps in C, as many that compute everything once on the same kernels, and onnxruntime's.
 
     on, compiler
@@ -68,24 +68,9 @@ class DeviceTraining(Checks):
     values: Mapping[str, Array] = field(repr=False, compare=False)
 
     @property
-    def planned_ram_bytes(self) -> int:
-        """Arena and resident region, as the plan has them."""
-        return self.arena_bytes + self.resident_bytes
-
-    @property
     def close(self) -> bool:
         """Whether losses and parameters are onnxruntime's, to rounding."""
         return max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
-
-    @property
-    def linked_as_planned(self) -> bool:
-        """Whether the linker gave the steps just the plan's bytes; true where that can't be told."""
-        return self.linked_ram_bytes in (None, self.planned_ram_bytes)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the run passed all checks."""
-        return super().ok and self.close and self.linked_as_planned
 
     @property
     def message(self) -> str:
@@ -101,25 +86,9 @@ class DeviceTraining(Checks):
                 f"onnxruntime's (relative) and the losses {self.loss_distance:.3g}, more than {TOLERANCE:g} times the "
                 f"{self.sensitivity:.3g} by which one ulp of the inputs moves them; please report it with the plan file"
             )
-        if not self.linked_as_planned:
-            return (
-                f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, and the plan "
-                f"{self.planned_ram_bytes:,}; please report it with the plan file"
-            )
-        if not self.within_budget:
-            return (
-                f"the arena takes {self.arena_bytes:,} B, more than the budget of {self.budget_bytes:,} B; solve with "
-                "a larger --ram"
-            )
-        return ""
+        return self.memory_message
 
     def to_dict(self) -> dict[str, object]:
         """The object of `run --on --steps --json`: plain values only; a number that JSON has no word for is null."""
-        document: dict[str, object] = {}
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, tuple):
-                value = [None if isinstance(item, float) and not math.isfinite(item) else item for item in value]
-            document[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-        del document["values"]
-        return {**document, "hyperparameters": dict(self.hyperparameters), "planned_ram_bytes": self.planned_ram_bytes}
+        document = {name: plain(getattr(self, name)) for name in self.__dataclass_fields__ if name != "values"}
+        return {**document, "planned_ram_bytes": self.planned_ram_bytes}

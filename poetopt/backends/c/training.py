@@ -15,7 +15,7 @@ from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run_steps
-from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, nudged
+from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_by, nudged
 from poetopt.backends.c.targets import target
 from poetopt.backends.c.trained import DeviceTraining
 from poetopt.backends.ort.batch import Batch
@@ -170,11 +170,6 @@ def reference_ways(
         else:  # tokens have no neighbours
             near.append(way(batches, {**graph.values, **nudged(trained, trial)}))
     return way(batches, graph.values), near
-
-
-def moved_by(graph: TrainingGraph, before: Mapping[str, Array], after: Mapping[str, Array]) -> Mapping[str, Array]:
-    """How far parameters went, in float64."""
-    return {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in graph.trained}
 
 
 def apart(a: Way, b: Way) -> float:

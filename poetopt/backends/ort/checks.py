@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 
 class Checks:
     """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
@@ -27,3 +30,12 @@ class Checks:
     def ok(self) -> bool:
         """Whether the run passed all checks."""
         return self.bit_identical and self.within_budget
+
+
+def plain(value: object) -> object:
+    """A field of such a dataclass as JSON has it; a number that it has no word for is null."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zipfile
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.ort.checks import Checks
+from poetopt.backends.ort.checks import Checks, plain
 from poetopt.files import replacing
 
 if TYPE_CHECKING:
@@ -117,16 +116,8 @@ class Execution(Checks):
         names = [
             name for name in self.__dataclass_fields__ if name not in ("results", "batch", "different", "versions")
         ]
-        document: dict[str, object] = {name: _plain(getattr(self, name)) for name in names}
+        document: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
         return {**document, "different": list(self.different), "versions": dict(self.versions)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:

@@ -103,9 +103,8 @@ class TrainingRun(Checks):
 
     @property
     def losses_name(self) -> str:
-        """What the losses are called beside `values` in a file: `losses`, or `losses.2`, ... where that is a weight."""
-        names = ("losses", *(f"losses.{number}" for number in range(2, len(self.values) + 3)))
-        return next(name for name in names if name not in self.values)
+        """What the losses are called in a file, beside `values`."""
+        return losses_beside(self.values)
 
     @property
     def message(self) -> str:
@@ -371,12 +370,18 @@ def train(
     )
 
 
-def save_training(ended: TrainingRun, path: str | os.PathLike[str]) -> None:
+def losses_beside(values: Mapping[str, Array]) -> str:
+    """What losses are called in a file beside `values`: `losses`, or `losses.2`, ... where a weight is called so."""
+    names = ("losses", *(f"losses.{number}" for number in range(2, len(values) + 3)))
+    return next(name for name in names if name not in values)
+
+
+def save_training(losses: Sequence[float], values: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
     """Write the losses, and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
 
-    The losses are called `ended.losses_name`. Raises `OutputError` where that can't be done.
+    The losses are called `losses_beside(values)`. Raises `OutputError` where that can't be done.
     """
-    save_arrays({ended.losses_name: np.array(ended.losses), **ended.values}, path)
+    save_arrays({losses_beside(values): np.array(losses), **values}, path)
 
 
 def momentum_of(graph: TrainingGraph, momentum: float | None) -> float:

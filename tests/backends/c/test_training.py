@@ -9,11 +9,11 @@ import pytest
 
 from poetopt.backends.c import training
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.execution import TOLERANCE
+from poetopt.backends.c.checks import TOLERANCE
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import RanSteps, run_steps
-from poetopt.backends.c.sensitivity import distance
-from poetopt.backends.c.training import moved_by, numbers, train_on
+from poetopt.backends.c.sensitivity import distance, moved_by
+from poetopt.backends.c.training import numbers, train_on
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.training import train
 from poetopt.errors import OptionError
