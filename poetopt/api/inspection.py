@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.models import Model, load
 from poetopt.api.problems import LoadOptions
-from poetopt.api.training import SAME_BYTES, TrainingFile
+from poetopt.api.training import SAME_BYTES, TrainingFile, running
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
 from poetopt.devices.homes import homes
-from poetopt.errors import DeviceError, ModelError, OptionError
+from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.summary import summary
 from poetopt.garbage import building
 from poetopt.notes import document
@@ -21,7 +20,6 @@ from poetopt.problem import Problem
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import Needs, needs
 from poetopt.runtimes import runtime as runtime_of
-from poetopt.runtimes import unknown
 
 if TYPE_CHECKING:
     import onnx
@@ -68,11 +66,7 @@ def inspect(
             needs=_needs(problem),
             device=device,
         )
-    found = device_of(device or SAME_BYTES)
-    if runtime is not None:
-        if wrong := unknown(runtime):
-            raise DeviceError(wrong)
-        found = replace(found, runtime=runtime)
+    found = running(device_of(device or SAME_BYTES), runtime)
     contents = summary(model.graph)
     missing = tuple(unsupported(model.graph, straight_through=straight_through))
     try:

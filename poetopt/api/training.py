@@ -55,8 +55,12 @@ class Training:
         """The step as it is scheduled for another runtime: what works in place there. Raises DeviceError."""
         if self.derived is None or runtime == self.runtime:
             return self
-        granularity = str(self.recipe.get("granularity", "operator"))
-        return replace(self, graph=scheduled(self.derived, granularity, runtime), runtime=runtime)
+        return replace(self, runtime=runtime)._scheduled(self.derived)
+
+    def _scheduled(self, derived: TrainingGraph, **recipe: object) -> Training:
+        """The step that is scheduled of `derived`, with `recipe` beside its own."""
+        graph = scheduled(derived, str(self.recipe.get("granularity", "operator")), self.runtime)
+        return replace(self, graph=graph, recipe={**self.recipe, **recipe}, derived=derived)
 
     def with_optimizer(self, optimizer: str, *, fuse: bool = True) -> Training:
         """The step with the updates of an optimizer, where it has none yet. Raises OptionError where it has."""
@@ -64,10 +68,8 @@ class Training:
 
         if self.derived is None or self.graph.optimizer != "none":
             raise OptionError(f"--optimizer {optimizer}: the step is made already; give its model with that option")
-        derived = with_updates(self.derived, optimizer, fuse=fuse)
-        recipe = {**self.recipe, "optimizer": optimizer, **({} if fuse else {"fuse": False})}
-        granularity = str(self.recipe.get("granularity", "operator"))
-        return replace(self, graph=scheduled(derived, granularity, self.runtime), recipe=recipe, derived=derived)
+        recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
+        return self._scheduled(with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
     def _to_page(self) -> Training:
         """The step for paged parameters: with updates, and tables by rows where the others stay as they are."""
@@ -75,12 +77,10 @@ class Training:
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         derived = self.by_rows(optimizer=optimizer) if self.by_rows is not None and optimizer in OPTIMIZERS else None
+        plain = replace(self, by_rows=None)
         if derived is None or not derived.rows:
-            plain = replace(self, by_rows=None)
             return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
-        granularity = str(self.recipe.get("granularity", "operator"))
-        graph = scheduled(derived, granularity, self.runtime)
-        return replace(self, graph=graph, derived=derived, recipe={**self.recipe, "optimizer": optimizer}, by_rows=None)
+        return plain._scheduled(derived, optimizer=optimizer)
 
     def cost(
         self,
@@ -108,10 +108,7 @@ class Training:
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
         check_usable(found)
-        if runtime is not None:
-            if wrong := unknown(runtime):
-                raise DeviceError(wrong)
-            found = replace(found, runtime=runtime)
+        found = running(found, runtime)
         if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
             return self._to_page().cost(device, profile=profile, runtime=runtime, parameters=parameters)
         graph = self.on(found.runtime).graph
@@ -207,6 +204,15 @@ def bytes_alone(recipe: Mapping[str, object]) -> Device:
 
     flash = recipe.get(FLASH)
     return replace(device(SAME_BYTES), flash_bytes=flash if isinstance(flash, int) and flash > 0 else None)
+
+
+def running(device: Device, runtime: str | None) -> Device:
+    """The device with another runtime, where one is named. Raises DeviceError where there is none of that name."""
+    if runtime is None:
+        return device
+    if wrong := unknown(runtime):
+        raise DeviceError(wrong)
+    return replace(device, runtime=runtime)
 
 
 def parameters_of(recipe: Mapping[str, object]) -> str:
