@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.models import differentiated, read
 from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of
 from poetopt.errors import PoetError
+from poetopt.report.training_run import batch_of
 
 if TYPE_CHECKING:
     from poetopt.engine.solution import Options
@@ -27,7 +28,7 @@ def fitting_batch(problem: Problem, ask: Callable[[Problem], Options]) -> int | 
     ask
         What is asked of a problem: shares and multiples are of that problem's own figures.
     """
-    batch = _batch(problem)
+    batch = batch_of(problem)
     if batch is None or batch < 2 or PROFILE in problem.recipe or len(problem.operators) > MOST_OPERATORS:
         return None
     try:
@@ -52,13 +53,6 @@ def _fitting(problem: Problem, size: int, ask: Callable[[Problem], Options]) -> 
     return smaller is not None and _fits(smaller, ask(smaller))
 
 
-def _batch(problem: Problem) -> int | None:
-    """The size of the first input's first axis."""
-    graph = problem.graph
-    shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
-    return shape[0] if shape else None
-
-
 def _with_batch(problem: Problem, batch: int) -> Problem | None:
     """The same model with another batch; None where that isn't to be had. Raises PoetError."""
     from poetopt.frontends.reading import from_recipe
@@ -74,7 +68,7 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
     step, parameters = differentiated(loaded, recipe), parameters_of(recipe)
     made = step.cost(device, runtime=problem.runtime or None, parameters=parameters)
     alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
-    return made if alike and _batch(made) == batch else None
+    return made if alike and batch_of(made) == batch else None
 
 
 def _fits(problem: Problem, options: Options) -> bool:

@@ -35,6 +35,7 @@ def asked(
     total: int | None = None,
     deadline: str | float | Factor | None = None,
     steps: int = 1,
+    counted: bool = False,
     deadline_model: str = "makespan",
     formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
@@ -48,7 +49,11 @@ def asked(
     solver_options: Mapping[str, str] | None = None,
     log: str | os.PathLike[str] | None = None,
 ) -> Options:
-    """The engine's `Options` of what `solve` takes: every text is read and checked. Raises OptionError, TypeError."""
+    """The engine's `Options` of what `solve` takes: every text is read and checked. Raises OptionError, TypeError.
+
+    counted
+        Whether the steps are there for more than what they divide.
+    """
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options
@@ -63,7 +68,9 @@ def asked(
         chosen = with_options(formulation_of(chosen), blocks, problem, steps)
     return Options(
         ram_bytes=_ram_bytes(problem, ram, total),
-        deadline_s=_deadline_s(problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks)),
+        deadline_s=_deadline_s(
+            problem, None if deadline is None else parse_deadline(deadline), steps, bool(blocks) or counted
+        ),
         deadline_model=DeadlineModel(deadline_model),
         formulation=chosen,
         backend=backend,

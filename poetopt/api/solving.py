@@ -15,7 +15,7 @@ from poetopt.api.memory import problems, total_bytes
 from poetopt.api.options import asked, store_all_peak_bytes
 from poetopt.api.problems import TrainingOptions, step_of
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
-from poetopt.units import Factor, Share
+from poetopt.units import Factor, Share, parse_battery
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
@@ -40,6 +40,9 @@ def solve(
     parameters: str = "auto",
     deadline: str | float | Factor | None = None,
     steps: int = 1,
+    epochs: int | None = None,
+    samples: int | None = None,
+    battery: str | float | None = None,
     deadline_model: str = "makespan",
     formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
@@ -80,6 +83,10 @@ def solve(
         Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
     steps
         How many training steps an absolute deadline is for, and totals that blocks are given (joules, bytes).
+    epochs, samples
+        The same in epochs (1 by default) of so many samples, divided by the batch.
+    battery
+        What the battery holds (`"3000mAh@3.7V"`, `"11.1Wh"`, joules): the report says which share of it is used.
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
     formulation
@@ -123,6 +130,7 @@ def solve(
     from poetopt.engine.solution import Status
     from poetopt.report.progress import listening
     from poetopt.report.report import Report
+    from poetopt.report.training_run import training_run
     from poetopt.report.words import failure_words
     from poetopt.telling import telling
 
@@ -132,12 +140,14 @@ def solve(
     if begin is None and step is not given:
         begin = now
     listener = listening(telling(progress), listener)
-    ask = partial(
+    battery_j = None if battery is None else parse_battery(battery)
+    run_of = partial(training_run, steps=steps, epochs=epochs, samples=samples, battery_j=battery_j)
+    options_of = partial(
         asked,
         ram=ram,
         total=total,
         deadline=deadline,
-        steps=steps,
+        counted=samples is not None,
         deadline_model=deadline_model,
         formulation=formulation,
         blocks=blocks,
@@ -151,6 +161,11 @@ def solve(
         solver_options=solver_options,
         log=log,
     )
+
+    def ask(problem: Problem) -> Options:
+        run = run_of(problem)
+        return options_of(problem, steps=1 if run is None else run.steps)
+
     tried = problems(step, device=device, profile=profile, runtime=runtime, parameters=parameters, total=total, ram=ram)
     for made in tried:
         options = ask(made)
@@ -175,11 +190,13 @@ def solve(
     if report.status is Status.INFEASIBLE and not report.solution.interrupted:
         smaller = fitting_batch(made, ask)
         report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
+    report = replace(report, run=run_of(made))
     interrupts.hold()
     if report.plan is None:
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
         whole = total is not None or (made.parameters == "paged" and ram is None)
-        raise failure(failure_words(made, report.solution, whole=whole), report=report.to_dict())
+        steps = 1 if report.run is None else report.run.steps
+        raise failure(failure_words(made, report.solution, whole=whole, steps=steps), report=report.to_dict())
     return report
 
 

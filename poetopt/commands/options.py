@@ -165,6 +165,25 @@ StepsOption = Annotated[
     int,
     typer.Option("--steps", metavar="N", help="How many training steps an absolute deadline or limit is for.", min=1),
 ]
+EpochsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--epochs", metavar="E", help="With --samples: the deadline is for so many epochs; default: 1.", min=1
+    ),
+]
+SamplesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        metavar="N",
+        help="Samples of an epoch: deadline and answer are for all of the training, in steps of a batch.",
+        min=1,
+    ),
+]
+BatteryOption = Annotated[
+    str | None,
+    typer.Option("--battery", metavar="CHARGE", help="Which share of a battery it takes: 3000mAh@3.7V, 11.1Wh, 40kJ."),
+]
 DeadlineModelOption = Annotated[
     str,
     typer.Option(

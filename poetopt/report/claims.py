@@ -24,7 +24,7 @@ from poetopt.plan.text import LARGEST_NUMBER
 from poetopt.plan.transfers import overlap
 from poetopt.printable import shortened, shown
 from poetopt.report.entries import Entry
-from poetopt.report.memory import memory_fields, taken_bytes
+from poetopt.report.memory import memory_fields, taken_bytes, written_bytes
 from poetopt.report.told import check_told
 
 SOLVED = (
@@ -54,7 +54,7 @@ TOLD = (
     "backend", "method", "reason", "why", "build_s", "solve_s", "total_s", "timing", "process_peak_bytes",
     "interrupted", "order", "order_moves", "order_given_overhead_j", "order_given_bound_j", "order_given_scope",
     "order_gain_proven_j", "order_judged", "order_drawn", "order_finished", "paging", "remat", "time_limit_s",
-    "gap_tolerance", "asked_scope", "threads", "solver_options", "version", "versions",
+    "gap_tolerance", "asked_scope", "threads", "solver_options", "training", "version", "versions",
 )  # fmt: skip
 """What a search says of itself and of how it was asked, which no plan gives again."""
 
@@ -78,6 +78,7 @@ def check_claims(file: PlanFile, simulation: Simulation) -> None:
     _network(report, file)
     check_told(report, simulation)
     _moves(report, file, simulation)
+    _training(report, file, simulation)
     gap = _bound(report, file, simulation)
     _status(report, gap)
 
@@ -204,6 +205,23 @@ def _moves(report: Entry, file: PlanFile, simulation: Simulation) -> None:
         _refuse(report, "paging", "the device in the file has no storage")
     if report.data.get("scope") == "store-all" and simulation.recomputes + simulation.page_outs + simulation.page_ins:
         _refuse(report, "scope", "the plan doesn't keep everything")
+
+
+def _training(report: Entry, file: PlanFile, simulation: Simulation) -> None:
+    """What is said of many steps is what one takes, times as many. Idle joules are the file's."""
+    if report.data.get("training") is None:
+        return
+    said = Entry(report.data["training"], '"report": "training"')
+    steps = said.whole("steps")
+    _same(said, "time_s", steps * simulation.makespan_s, "the simulation gives")
+    limit = report.optional("deadline_s", report.number)
+    _same(said, "deadline_s", None if limit is None else steps * limit, "the deadline of a step gives")
+    _same(said, "bytes_written", steps * written_bytes(file.plan), "the plan gives")
+    energy_j = said.number("energy_j")
+    if energy_j < steps * simulation.energy_j * (1 - RELATIVE_TOLERANCE):
+        _refuse(said, "energy_j", f"the simulation gives {steps * simulation.energy_j}")
+    held = said.optional("battery_j", said.number)
+    _same(said, "battery_share", None if held is None else energy_j / held, "joules and battery give")
 
 
 def _bound(report: Entry, file: PlanFile, simulation: Simulation) -> float | None:

@@ -22,7 +22,7 @@ def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) 
         "stack_bytes": problem.stack_bytes,
         "parameters": problem.parameters,
         "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
-        "bytes_written": None if plan is None else _written(plan),
+        "bytes_written": None if plan is None else written_bytes(plan),
         "flash_bytes": problem.flash_bytes,
         "optimizer": str(problem.recipe.get("optimizer", "none")),
         "micro_batches": 1,
@@ -67,7 +67,7 @@ def _resident(problem: Problem) -> int | None:
     return sum(graph.tensors[name].nbytes for name in names)
 
 
-def _written(plan: Plan) -> int:
+def written_bytes(plan: Plan) -> int:
     """Bytes that a step writes to storage."""
     outs = [step.target for step in plan.instructions if step.action is Action.PAGE_OUT]
     return plan.problem.nbytes(outs)

@@ -22,6 +22,7 @@ from poetopt.report.layout import table
 from poetopt.report.memory import memory_fields, memory_words, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
+from poetopt.report.training_run import TrainingRun, run_fields, run_rows
 from poetopt.report.words import order_fields, order_words, overlap_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.version import __version__
@@ -39,6 +40,8 @@ class Report:
 
     problem: Problem
     solution: Solution
+    run: TrainingRun | None = None
+    """The training that was asked about, where it is more than a step."""
 
     @property
     def plan(self) -> Plan | None:
@@ -196,6 +199,7 @@ class Report:
             "important": told.document(self._said()),
             "version": __version__,
             "versions": _versions(),
+            "training": run_fields(self.run, solution),
             **memory_fields(problem, self.plan, self.taken_bytes),
         }
 
@@ -269,6 +273,7 @@ class Report:
             ]
             if self.problem.dma and self.overlap and self.overlap.transfer_s:
                 rows.append(("transfers", overlap_words(self.overlap)))
+        rows += run_rows(self.run, self.solution)
         rows += [("asked", text) for text in self.solution.options.asks]
         if self.solution.objective is not None:
             rows.append(("minimised", objective_words(self.solution.objective)))

@@ -41,21 +41,33 @@ def order_fields(order: OrderFound | None) -> dict[str, object]:
     }
 
 
-def failure_words(problem: Problem, solution: Solution, *, whole: bool = False) -> str:
+def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, steps: int = 1) -> str:
     """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4.
 
-    whole: whether what was asked for is the RAM of all of the step, so that its figures are those of `--total-ram`.
+    whole
+        Whether what was asked for is the RAM of all of the step, so that its figures are those of `--total-ram`.
+    steps
+        How many steps `--deadline` is for.
     """
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
     beside = problem.beside_bytes if whole else 0
     return "; ".join(
         [
-            f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}{reason}",
+            f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}"
+            f"{_each(solution, steps)}{reason}",
             *solution.why,
-            *_remedies(solution, " ".join([reason, *solution.why]), "--total-ram" if whole else "--ram", beside),
+            *_remedies(solution, " ".join([reason, *solution.why]), "--total-ram" if whole else "--ram", beside, steps),
         ]
     )
+
+
+def _each(solution: Solution, steps: int) -> str:
+    """What a deadline for many steps leaves each of them."""
+    deadline = solution.options.deadline_s
+    if deadline is None or steps == 1:
+        return ""
+    return f"{steps:,} steps in {show_seconds(steps * deadline)} have {show_seconds(deadline)} each: "
 
 
 def _with_paged(problem: Problem) -> str:
@@ -65,7 +77,7 @@ def _with_paged(problem: Problem) -> str:
     return f"with parameters on storage and updated by {optimizer}, {beside}, "
 
 
-def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int) -> list[str]:
+def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int, steps: int) -> list[str]:
     """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = []
@@ -80,7 +92,8 @@ def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int) ->
         known.append(f"no schedule has less than {bound:,} bytes")
     if deadline is not None:
         shortest = show_limit(deadline, "s")
-        option = f"(--deadline {shortest.replace(' ', '')})"
+        all_steps = f", for {steps:,} steps" if steps > 1 else ""
+        option = f"(--deadline {show_limit(steps * deadline, 's').replace(' ', '')}{all_steps})"
         told = (
             "that long is enough" if shortest in said else f"the shortest deadline known to be feasible is {shortest}"
         )

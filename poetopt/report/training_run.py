@@ -1,0 +1,135 @@
+"""All of a training, where a solve was asked about more than one step: steps, hours, joules, share of a battery."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from poetopt.engine.solution import DeadlineModel, Solution
+from poetopt.errors import OptionError
+from poetopt.formulations import formulation
+from poetopt.formulations.goal import Trial
+from poetopt.problem import Problem
+from poetopt.report.memory import written_bytes
+from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+
+IDLE = "static_power"
+"""The block whose joules are drawn like the simulator's. A tariff's are a weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What is trained with one schedule.
+
+    steps
+        How many steps there are; the last batch of an epoch counts as a whole one.
+    epochs, samples, batch
+        What they come from: samples of an epoch, and of a step. None where the steps were given.
+    battery_j
+        What the battery holds, or None.
+    """
+
+    steps: int = 1
+    epochs: int | None = None
+    samples: int | None = None
+    batch: int | None = None
+    battery_j: float | None = None
+
+
+def training_run(
+    problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None, battery_j: float | None
+) -> TrainingRun | None:
+    """The training that was asked about; None for a step alone. Raises OptionError."""
+    if epochs is None and samples is None:
+        if steps < 1:
+            raise OptionError(f"--steps {steps}: must be at least 1")
+        return TrainingRun(steps=steps, battery_j=battery_j) if steps > 1 or battery_j is not None else None
+    if steps != 1:
+        raise OptionError(
+            f"--steps {steps}: --epochs and --samples say how many steps there are; leave out one of both"
+        )
+    if samples is None:
+        raise OptionError(f"--epochs {epochs}: how many samples has an epoch? Say it with --samples N")
+    epochs = 1 if epochs is None else epochs
+    for option, value in (("--epochs", epochs), ("--samples", samples)):
+        if value < 1:
+            raise OptionError(f"{option} {value}: must be at least 1")
+    batch = batch_of(problem)
+    if batch is None:
+        raise OptionError(f"--samples {samples}: {problem.name} has no batch to divide them by; give --steps instead")
+    steps = epochs * -(-samples // batch)
+    return TrainingRun(steps=steps, epochs=epochs, samples=samples, batch=batch, battery_j=battery_j)
+
+
+def batch_of(problem: Problem) -> int | None:
+    """Samples of a step: the size of the first input's first axis; None without a network, or without such an axis."""
+    graph = problem.graph
+    shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
+    return shape[0] if shape else None
+
+
+def run_fields(run: TrainingRun | None, solution: Solution) -> dict[str, object] | None:
+    """The object `training` of `solve --json`."""
+    if run is None:
+        return None
+    plan, simulation, options = solution.plan, solution.simulation, solution.options
+    time_s = None if simulation is None else run.steps * simulation.makespan_s
+    energy_j = None if simulation is None else run.steps * step_energy_j(solution)
+    held = run.battery_j
+    return {
+        "steps": run.steps,
+        "epochs": run.epochs,
+        "samples": run.samples,
+        "batch": run.batch,
+        "time_s": time_s,
+        "deadline_s": None if options.deadline_s is None else run.steps * options.deadline_s,
+        "energy_j": energy_j,
+        "bytes_written": None if plan is None else run.steps * written_bytes(plan),
+        "battery_j": held,
+        "battery_share": None if held is None or energy_j is None else energy_j / held,
+        "battery_steps": None if held is None or not energy_j else math.floor(held * run.steps / energy_j),
+    }
+
+
+def step_energy_j(solution: Solution) -> float:
+    """Joules of a step: the simulator's, and idle power's where that was asked for."""
+    plan, simulation, chosen = solution.plan, solution.simulation, formulation(solution.options.formulation)
+    assert plan is not None
+    assert simulation is not None
+    joules, baseline_j = simulation.energy_j, plan.problem.baseline_energy_j
+    for block in chosen.blocks:
+        if block.name == IDLE and block.base_j is not None and block.adds_j is not None:
+            joules += block.base_j(plan.problem, baseline_j)
+            joules += block.adds_j(Trial(plan, simulation, baseline_j, simulation.overhead_j))
+    return joules
+
+
+def run_rows(run: TrainingRun | None, solution: Solution) -> list[tuple[str, str]]:
+    """The same for people: label and text."""
+    said = run_fields(run, solution)
+    if said is None:
+        return []
+    idle = any(block.name == IDLE for block in formulation(solution.options.formulation).blocks)
+    steps, seconds, joules, deadline = (said[key] for key in ("steps", "time_s", "energy_j", "deadline_s"))
+    text = f"{steps:,} step{'' if steps == 1 else 's'}"
+    if said["samples"] is not None:
+        text += f" ({said['epochs']:,} x {said['samples']:,} samples in batches of {said['batch']:,})"
+    if not isinstance(seconds, float) or not isinstance(joules, float):
+        return [("training", text)]
+    text += f": {show_seconds(seconds)}"
+    if isinstance(deadline, float):
+        by = (
+            "" if solution.options.deadline_model is DeadlineModel.MAKESPAN else ", counted as the sum of compute times"
+        )
+        text += f" of {show_seconds(deadline)}{by}"
+    text += f", {show_joules(joules)}"
+    written = said["bytes_written"]
+    if isinstance(written, int) and written:
+        text += f", {show_bytes(written)} written to storage"
+    rows = [("training", text)]
+    share, held, lasts = said["battery_share"], said["battery_j"], said["battery_steps"]
+    if isinstance(share, float) and isinstance(held, float):
+        ends = "IT ENDS BEFORE, after" if share > 1 else "enough for"
+        told = f"{show_share(share)} of the {show_joules(held)} that it holds, {ends} {lasts:,} steps"
+        rows.append(("battery", told if idle else f"{told}; what is drawn in idle isn't counted (--static-power)"))
+    return rows

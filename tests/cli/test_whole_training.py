@@ -1,0 +1,98 @@
+"""`solve --epochs --samples --battery`: the answer for all of the training, which is a step's times as many."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.errors import OptionError, PlanError
+from tests.cli.support import Runner, chain, write_problem
+
+LENET = ("solve", "lenet", "--device", "a72", "--ram", "100%", "--batch", "8")
+
+
+def test_steps_hours_joules_and_share_of_the_battery(run: Runner) -> None:
+    told = run(
+        *LENET, "--epochs", 3, "--samples", 1001, "--deadline", "1min", "--battery", "3000mAh@3.7V", "--json", "-"
+    )
+    document = told.document
+    found = document["training"]
+    steps = 3 * 126  # 1001 samples are 125 batches of 8 and a rest
+    assert (found["steps"], found["epochs"], found["samples"], found["batch"]) == (steps, 3, 1001, 8)
+    assert found["time_s"] == pytest.approx(steps * document["makespan_s"])
+    assert found["energy_j"] == pytest.approx(steps * document["energy_j"])
+    assert found["deadline_s"] == pytest.approx(60)
+    assert document["deadline_s"] == pytest.approx(60 / steps)
+    assert found["battery_j"] == pytest.approx(3 * 3.7 * 3600)
+    assert found["battery_share"] == pytest.approx(steps * document["energy_j"] / 39960)
+    assert found["battery_steps"] == int(39960 / document["energy_j"])
+    report = po.solve("lenet", device="a72", ram="100%", batch=8, epochs=3, samples=1001, deadline=60, battery="11.1Wh")
+    assert report.to_dict()["training"] == pytest.approx(found)
+    assert "378 steps (3 x 1,001 samples in batches of 8)" in str(report)
+
+
+def test_a_step_alone_has_no_training(run: Runner) -> None:
+    assert run(*LENET, "--json", "-").document["training"] is None
+
+
+def test_a_battery_that_ends_before_is_told(run: Runner) -> None:
+    ended = run(*LENET, "--samples", 1000, "--battery", "1J")
+    assert ended.code == 0
+    assert "IT ENDS BEFORE, after 54 steps" in ended.out  # 18.2 mJ each
+
+
+def test_idle_power_that_is_asked_for_counts(run: Runner) -> None:
+    without = run(*LENET, "--steps", 10, "--deadline", "1h", "--json", "-").document
+    document = run(*LENET, "--steps", 10, "--deadline", "1h", "--static-power", "2W", "--json", "-").document
+    idle_j = 2 * document["makespan_s"]
+    assert document["training"]["energy_j"] == pytest.approx(10 * (document["energy_j"] + idle_j))
+    assert without["training"]["energy_j"] == pytest.approx(10 * without["energy_j"])
+
+
+def test_the_deadline_of_a_refusal_is_for_all_steps(run: Runner) -> None:
+    step_s = run(*LENET, "--json", "-").document["baseline_time_s"]
+    refused = run(*LENET, "--samples", 80, "--deadline", 9 * step_s)
+    refused.assert_one_message("10 steps in", "each: ", "(--deadline ", "for 10 steps)", code=3)
+    hint = refused.err.split("(--deadline ")[1].split(",")[0]
+    assert float(hint.removesuffix("s")) == pytest.approx(10 * step_s, rel=1e-4)
+    assert run(*LENET, "--samples", 80, "--deadline", hint).code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"epochs": 2}, "--epochs 2: how many samples has an epoch?"),
+        ({"samples": 5, "steps": 3}, "--steps 3: --epochs and --samples say how many steps"),
+        ({"samples": 0}, "--samples 0: must be at least 1"),
+        ({"battery": "3000mAh"}, "--battery 3000mAh: at how many volts? Write 3000mAh@3.7V"),
+        ({"battery": "3000mAh@3.7W"}, "--battery 3000mAh@3.7W: not what a battery holds"),
+        ({"battery": "2x"}, "--battery 2x: not what a battery holds"),
+        ({"battery": "0J"}, "--battery 0J: not what a battery holds"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(says)):
+        po.solve("lenet", device="a72", ram="100%", **options)  # type: ignore[arg-type]
+
+
+def test_a_problem_file_has_no_batch(tmp_path: Path) -> None:
+    path = write_problem(tmp_path / "chain.json", chain())
+    with pytest.raises(OptionError, match="has no batch to divide them by; give --steps"):
+        po.solve(path, device="a72", samples=5)
+
+
+def test_a_plan_file_that_says_otherwise_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    po.solve("lenet", device="a72", ram="100%", samples=1000, battery="11.1Wh").save(path)
+    po.verify(path)
+    written = json.loads(path.read_text())
+    for key in ("time_s", "energy_j", "battery_share", "bytes_written"):
+        edited = json.loads(path.read_text())
+        edited["report"]["training"][key] = written["report"]["training"][key] / 2 - 1
+        (tmp_path / "edited.json").write_text(json.dumps(edited))
+        with pytest.raises(PlanError, match=key):
+            po.verify(tmp_path / "edited.json")
