@@ -28,6 +28,8 @@ class Carried:
 
     first
         Their values before the first step, by name. Read-only. Of tables by rows, only the shape counts.
+    in_ram
+        Where those that begin a step in RAM lie then, by name.
     used
         The rows that the batch uses of each table.
     """
@@ -39,7 +41,7 @@ class Carried:
             held.name: graph.values[held.name] for held in tensors if not held.computed and held.name in graph.values
         }
         offsets = input_offsets(plan)
-        self._in_ram: dict[str, Array] = {}
+        self.in_ram: dict[str, Array] = {}
         self._stored: list[str] = []
         self._updated = {held.name for held in tensors if held.updated}
         self.used: Mapping[str, tuple[int, ...]] = {}
@@ -47,21 +49,24 @@ class Carried:
             if held.name not in self.first:
                 continue
             if held.home is Home.RAM:
-                self._in_ram[held.name] = arena.view(offsets[i], graph.tensors[held.name])
+                self.in_ram[held.name] = arena.view(offsets[i], graph.tensors[held.name])
             if held.stored:
                 self._stored.append(held.name)
 
     def begin(self) -> None:
         """Put everything where the first step finds it. Raises ExecutionError where the storage fails."""
-        for name, array in self._in_ram.items():
-            np.copyto(array, self.first[name])
-        for name in self._stored:
+        for name, array in self.first.items():
             table = self._graph.rows.get(name)
-            if table is None:
-                self._pages.write(name, _bytes(self.first[name]))
-            else:
-                self._whole(name)
-                self._pages.write(name, _bytes(table.values))
+            self.put(name, array if table is None else table.values)
+
+    def put(self, name: str, array: Array) -> None:
+        """Put a value where a step finds it: of a table, all rows. Raises ExecutionError where the storage fails."""
+        if name in self._graph.rows:
+            self._whole(name)
+        elif name in self.in_ram:
+            np.copyto(self.in_ram[name], array)
+        if name in self._stored:
+            self._pages.write(name, _bytes(array))
 
     def take(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
         """A batch as the graph reads it; the rows that it uses of tables are those of their tensors from now on."""
@@ -97,8 +102,8 @@ class Carried:
 
     def value(self, name: str) -> Array:
         """What a step has left of one of them. Raises ExecutionError where the storage fails."""
-        if name in self._in_ram:
-            return self._in_ram[name]
+        if name in self.in_ram:
+            return self.in_ram[name]
         found = np.array(self.first[name], order="C")
         if name in self._updated:
             self._pages.read(name, _bytes(found))

@@ -7,7 +7,7 @@ themselves, and that goes back to the system as the step goes on (`GiveBack`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,12 +18,14 @@ from poetopt.errors import ExecutionError
 from poetopt.graph import Node, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
 from poetopt.step.carried import Carried
+from poetopt.step.drawing import WINDOW, reseeded
 from poetopt.step.kernels import Act, Kernels
 from poetopt.step.memory import POISON, Block
 from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
 from poetopt.step.places import Place, Places, input_offsets
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
+from poetopt.step.watched import Watched
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class Program:
         kernels: Kernels,
         pages: PageFile,
         told: Told = silent,
+        watched: Collection[str] = (),
     ) -> None:
         self.plan = plan
         self.graph = graph
@@ -76,6 +79,7 @@ class Program:
         self.pages = pages
         self.places = Places(graph, plan.problem, kernels.runtime)
         self.calls: list[Call] = []
+        self.watched = Watched(graph, watched)
         self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
         self._given_up: dict[int, tuple[tuple[int, int], ...]] = {}
         for found in instructed(plan, self.places):
@@ -93,13 +97,25 @@ class Program:
         if anew:
             self.region.reset()
             self.carried.begin()
+            self.redraw()
         self.carried.choose()
         for name, array in self._inputs.items():
             if array is not None:
                 np.copyto(array, batch[name])
-        for place, node, addresses in self._redraws if anew else ():
+
+    def redraw(self, steps: int = 0) -> None:
+        """Let random nodes draw as they do in the step behind so many (`poetopt.step.drawing`); for between steps."""
+        window, drawn = divmod(steps, WINDOW)
+        lying = self.carried.in_ram.values() if drawn and self._redraws else ()
+        kept = [(array, array.copy()) for array in lying]  # what they draw on the way is written over the arena
+        for place, node, addresses in self._redraws:
             call = self.calls[place]
-            self.calls[place] = Call(call.what, call.number, self.kernels.bound(node, addresses))
+            act = self.kernels.bound(reseeded(node, window), addresses)
+            for _ in range(drawn):
+                act()
+            self.calls[place] = Call(call.what, call.number, act)
+        for array, copy in kept:
+            np.copyto(array, copy)
 
     @property
     def acts(self) -> list[Act]:
@@ -163,6 +179,9 @@ class Program:
                     if self.kernels.draws(node):
                         self._redraws.append((len(self.calls), node, addresses))
                     self.calls.append(Call(what, found.number, self.kernels.bound(node, addresses)))
+                    for name, copy in self.watched.of(node):
+                        act = partial(np.copyto, copy, self._shown(places[name], name, copy))
+                        self.calls.append(Call(f"a copy of {name!r}", found.number, act))
                 case Transfer(action, tensor, offset):
                     move = self.pages.write if action is Action.PAGE_OUT else self.pages.read
                     what = f"{action.replace('_', ' ')} of {tensor.name!r}"
@@ -177,6 +196,12 @@ class Program:
 
     def _address(self, place: Place) -> int:
         return self.region.address(place.root) if place.root else self.arena.address + place.offset
+
+    def _shown(self, place: Place, name: str, like: Array) -> Array:
+        """A tensor at its place, in the shape of `like`, without a copy."""
+        if place.root:
+            return self.region.value(self.graph, place.root).reshape(like.shape)
+        return self.arena.view(place.offset, self.graph.tensors[name]).reshape(like.shape)
 
     def _failure(self, place: int, error: BaseException) -> ExecutionError:
         call = self.calls[place]

@@ -1,0 +1,256 @@
+"""One step of training after another by a plan, and nothing beside it.
+
+Parameters, optimizer states and running statistics are updated in place, wherever the plan has them: in the resident
+region, in the arena, on storage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from poetopt.backends.ort.batch import check_batch
+from poetopt.backends.ort.executor import graph_of
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.closest import closest
+from poetopt.errors import ModelError, OptionError
+from poetopt.graph import TableRows, TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, check_layout
+from poetopt.plan.simulate import simulate
+from poetopt.step.belongs import check_belongs
+from poetopt.step.carried import slots
+from poetopt.step.drawing import WINDOW
+from poetopt.step.memory import Block, writable_copy
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import PageFile
+from poetopt.telling import Told, paced, silent
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+STEP = "step"
+"""The hyperparameter that counts steps, from 1."""
+
+
+class ScheduledStep:
+    """Training by `plan`, step by step; a context manager.
+
+    plan
+        A plan with offsets, of a problem that was made of a training graph.
+    graph
+        That graph; by default the one in the plan's problem. Its values are those before the first step, and are not
+        kept: what changes is copied.
+    ram_bytes
+        The budget for arena and kernels; by default what the plan takes.
+    outputs
+        Tensors of the forward pass to hand out after each step (`outputs`), such as the network's outputs; each has a
+        copy beside the arena.
+    workdir, threads, told
+        As for `execute`.
+
+    taken
+        How many steps were taken. It is what the optimizer and random nodes count by.
+    names
+        What changes from step to step: parameters, optimizer states, running statistics.
+    outputs
+        What was asked for, in the last step. Views, until the next one.
+
+    Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ExecutionError` where a kernel
+    or the storage fails.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        graph: TrainingGraph | None = None,
+        ram_bytes: int | None = None,
+        outputs: Collection[str] = (),
+        workdir: str | os.PathLike[str] | None = None,
+        threads: int = 1,
+        told: Told = silent,
+    ) -> None:
+        if threads < 1:
+            raise OptionError(f"--threads {threads}: must be at least 1")
+        whole = graph_of(plan, graph)
+        problem = plan.problem
+        check_belongs(whole, problem, Sessions.runtime, problem.name)
+        simulate(plan, ram_bytes=ram_bytes)
+        check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
+        self.plan = plan
+        self.graph = without_values(whole)
+        self.names = tuple(dict.fromkeys((*whole.gradients, *whole.carried)))
+        self.taken = 0
+        with ExitStack() as stack:
+            pages = stack.enter_context(PageFile(slots(plan), None if workdir is None else Path(workdir)))
+            region = _region(whole, {tensor.name for tensor in problem.tensors})
+            self._given = region.given
+            self.program = Program(
+                plan, self.graph, Block(arena_bytes(plan)), region, Sessions(self.graph, threads), pages, paced(told),
+                watched=outputs,
+            )  # fmt: skip
+            self.outputs: Mapping[str, Array] = self.program.watched.copies
+            for name in self.program.carried.first:
+                self._put(name, whole.rows[name].values if name in whole.rows else whole.values[name])
+            self._stack = stack.pop_all()
+
+    def run(self, batch: Mapping[str, object], hyperparameters: Mapping[str, float] | None = None) -> float:
+        """Take one step; gives its loss.
+
+        batch
+            Arrays by the names of the graph's inputs (see `check_batch`).
+        hyperparameters
+            By name (`lr`, ...), for this step and those that follow. `step` is counted where it isn't given.
+
+        Raises ModelError for a batch that doesn't fit, OptionError for a hyperparameter that the step has not,
+        ExecutionError where a kernel or the storage fails.
+        """
+        checked = check_batch(self.graph, batch)
+        self._say(hyperparameters or {})
+        if self.taken and self.taken % WINDOW == 0:
+            self.program.redraw(self.taken)
+        self.program.load(self.program.carried.take(checked), anew=False)
+        self.program.run()
+        for old, new in self.graph.states.items():
+            if old not in self.graph.updaters:
+                np.copyto(self._given[old], self.program.result(new))
+        self.taken += 1
+        return float(self.program.result(self.graph.loss).reshape(-1)[0])
+
+    @property
+    def gradients(self) -> Mapping[str, Array]:
+        """By parameter, of the last step, where it has no optimizer. Views, until the next one."""
+        return {name: self.program.result(made) for name, made in self.graph.gradients.items()}
+
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """Those that have gradients, to be updated in place."""
+        return {name: self._given[name] for name in self.graph.gradients}
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Those of the last step, or of the first one, by name."""
+        return {name: self._given[tensor].item() for name, tensor in self.graph.hyperparameters.items()}
+
+    def values(self) -> Mapping[str, Array]:
+        """What changes from step to step, by `names`, as it is when it is asked for.
+
+        In RAM it is a read-only view, until the next step; on storage it is read into a copy, one by one. Of tables of
+        which a step has rows, all rows. Together with `taken` they are all that the next step depends on.
+        """
+        return _Values(self)
+
+    def load(self, values: Mapping[str, Array], taken: int | None = None) -> None:
+        """Go on from these values; what is not in them stays as it is.
+
+        taken
+            How many steps led to them; by default `taken` stays.
+
+        Raises ModelError for a name that doesn't change from step to step, or an array of another shape or type.
+        """
+        for name in values:
+            if name not in self.names:
+                raise ModelError(
+                    f"the step of {self.graph.name!r} has no parameter, optimizer state or running statistic "
+                    f"{name!r}{closest(name, self.names)}"
+                )
+        if taken is not None and taken != self.taken:
+            self.taken = taken
+            self.program.redraw(taken)
+        for name in values:
+            self._put(name, values[name])
+
+    def close(self) -> None:
+        """Give up the storage."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _say(self, hyperparameters: Mapping[str, float]) -> None:
+        said = self.graph.hyperparameters
+        for name, value in ({STEP: self.taken + 1} | dict(hyperparameters)).items():
+            if name in said:
+                self._given[said[name]][...] = value
+            elif name != STEP:
+                has = f"it has {', '.join(said)}" if said else "the plan has no optimizer: its step ends with gradients"
+                raise OptionError(f"hyperparameter {name!r}: the step has none of that name; {has}")
+
+    def _value(self, name: str) -> Array:
+        carried = self.program.carried
+        if name in self.graph.rows:
+            return carried.table(name)
+        found = carried.value(name) if name in carried.first else self._given[name]
+        shown = found.view()
+        shown.flags.writeable = False
+        return shown
+
+    def _put(self, name: str, array: Array) -> None:
+        carried, rows = self.program.carried, self.graph.rows
+        like = rows[name].values if name in rows else carried.first.get(name, self._given.get(name))
+        assert like is not None
+        if array.shape != like.shape or array.dtype != like.dtype:
+            raise ModelError(
+                f"{name!r} is {array.dtype} of shape {list(array.shape)}; the step of {self.graph.name!r} has it as "
+                f"{like.dtype} of shape {list(like.shape)}"
+            )
+        if name in carried.first:
+            carried.put(name, array)
+        else:
+            np.copyto(self._given[name], array)
+
+
+class _Values(Mapping[str, "Array"]):
+    """See `ScheduledStep.values`."""
+
+    def __init__(self, step: ScheduledStep) -> None:
+        self._step = step
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._step.names:
+            raise KeyError(name)
+        return self._step._value(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._step.names)
+
+    def __len__(self) -> int:
+        return len(self._step.names)
+
+
+def without_values(graph: TrainingGraph) -> TrainingGraph:
+    """`graph` with arrays that have shape and type alone, and no memory, but where sessions read their values."""
+    sessions = Sessions(graph)
+    return replace(
+        graph,
+        values={name: array if sessions.embeds(name) else _bare(array) for name, array in graph.values.items()},
+        rows={name: TableRows(_bare(table.values), table.ids, table.fixed) for name, table in graph.rows.items()},
+    )
+
+
+def _bare(array: Array) -> Array:
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def _region(graph: TrainingGraph, scheduled: Collection[str]) -> Region:
+    """The resident region of `graph`, with what changes in memory of its own."""
+    region = Region.of(graph, scheduled)
+    changing = {*graph.gradients, *graph.carried, *graph.hyperparameters.values()}
+    given = {
+        name: writable_copy(graph.values[name]) if name in changing else array for name, array in region.given.items()
+    }
+    return replace(region, given=given, first={})
