@@ -30,11 +30,15 @@ class Schedule:
         (stage, tensor) pairs: the tensor is written to storage as that stage begins, and stays in RAM until then; a
         stage after the last one is the step's end. A tensor that has none is written where it always may be
         (`Problem.written_in`), once, if it goes to storage at all.
+    variants
+        (stage, operator, variant): the operator's run in that stage is by one of its variants, numbered as in
+        `Instruction`. Its first run is in the stage of its own number; all other runs are plain.
     """
 
     recomputes: frozenset[tuple[int, int]] = frozenset()
     page_ins: frozenset[tuple[int, int]] = frozenset()
     page_outs: frozenset[tuple[int, int]] = frozenset()
+    variants: frozenset[tuple[int, int, int]] = frozenset()
 
     @classmethod
     def written(
@@ -43,13 +47,19 @@ class Schedule:
         recomputes: Iterable[tuple[int, int]],
         page_ins: Iterable[tuple[int, int]],
         page_outs: Iterable[tuple[int, int]],
+        variants: Iterable[tuple[int, int, int]] = (),
     ) -> Schedule:
         """A schedule without the page-outs that go without saying: so equal decisions make equal schedules."""
         stages: dict[int, set[int]] = {}
         for stage, i in page_outs:
             stages.setdefault(i, set()).add(stage)
         told = [(stage, i) for i, found in stages.items() if found != {problem.written_in(i)} for stage in found]
-        return cls(frozenset(recomputes), frozenset(page_ins), frozenset(told))
+        return cls(frozenset(recomputes), frozenset(page_ins), frozenset(told), frozenset(variants))
+
+    @cached_property
+    def variant_of(self) -> Mapping[tuple[int, int], int]:
+        """(stage, operator) -> the variant of that run, of those that aren't plain."""
+        return {(stage, operator): variant for stage, operator, variant in self.variants}
 
     @cached_property
     def first_page_ins(self) -> Mapping[int, int]:

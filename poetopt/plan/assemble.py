@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from poetopt.plan.effects import effects
+from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -28,16 +28,32 @@ def plan_of(problem: Problem, schedule: Schedule) -> Plan:
 def kept(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """The tensors with their home on storage that are read before they are paged in: they stay from the step before.
 
-    Ascending. A recompute never reads a tensor before its first reader does.
+    Ascending. A recompute never reads a tensor before its first reader does; what is streamed is read on storage.
     """
     first = schedule.first_page_ins
+    end = len(problem.operators)
+    reads = problem.first_reads if not schedule.variants else _first_whole_reads(problem, schedule)
     return tuple(
         i
         for i in problem.stored_at_start
-        if problem.tensors[i].may_stay
-        and problem.readers[i]
-        and first.get(i, len(problem.operators)) > problem.first_reads[i]
+        if problem.tensors[i].may_stay and problem.readers[i] and first.get(i, end) > reads[i]
     )
+
+
+def _first_whole_reads(problem: Problem, schedule: Schedule) -> list[int]:
+    """For each tensor, the first stage that reads it from RAM; the number of stages where none does."""
+    end = len(problem.operators)
+    found = [end] * len(problem.tensors)
+    for stage, operator in (*((t, t) for t in range(end)), *schedule.recomputes):
+        for i in _effect(problem, schedule, stage, operator).reads:
+            found[i] = min(found[i], stage)
+    return found
+
+
+def _effect(problem: Problem, schedule: Schedule, stage: int, operator: int) -> Effect:
+    """What a run of `schedule` does."""
+    table, variant = effects(problem), schedule.variant_of.get((stage, operator), 0)
+    return table.variants[operator, variant] if variant else table[Action.COMPUTE][operator]
 
 
 def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
@@ -50,12 +66,13 @@ def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
         events += [Instruction(Action.PAGE_OUT, i) for i in page_outs.get(stage, ())]
         arriving = set(page_ins.get(stage, ()))
         for operator in [*recomputes.get(stage, ()), stage]:
-            needed = sorted(arriving.intersection(problem.operators[operator].inputs))
+            effect = _effect(problem, schedule, stage, operator)
+            needed = sorted(arriving.intersection(effect.reads))
             arriving.difference_update(needed)
             if operator == stage:
                 needed = sorted({*needed, *arriving})
             events += [Instruction(Action.PAGE_IN, i) for i in needed]
-            events.append(Instruction(Action.COMPUTE, operator))
+            events.append(effect.step)
     return [*events, *(Instruction(Action.PAGE_OUT, i) for i in page_outs.get(len(problem.operators), ()))]
 
 
@@ -65,6 +82,8 @@ def _page_outs(problem: Problem, schedule: Schedule) -> set[tuple[int, int]]:
     # after its update, if it has one: the next step reads the new value
     again = {i for i in problem.stored_at_start if problem.tensors[i].carried}
     told = {i for _, i in schedule.page_outs}
+    if schedule.variants:
+        _stream_page_outs(problem, schedule, first, again)
     left = {
         (stage + 1, i)
         for stage in range(-1, len(problem.operators))
@@ -72,6 +91,18 @@ def _page_outs(problem: Problem, schedule: Schedule) -> set[tuple[int, int]]:
         if i not in told and i in (again if stage >= 0 and i in problem.updates[stage] else first)
     }
     return left | schedule.page_outs
+
+
+def _stream_page_outs(problem: Problem, schedule: Schedule, first: set[int], again: set[int]) -> None:
+    """Add to what is written out after its first run what is streamed in; take out what first runs stream out."""
+    table = effects(problem)
+    for _, operator, variant in schedule.variants:
+        first.update(i for i in table.variants[operator, variant].streams_in if problem.written_first(i))
+    for stage, operator, variant in schedule.variants:
+        if stage == operator:
+            streamed = table.variants[operator, variant].streams_out
+            first.difference_update(streamed)
+            again.difference_update(set(streamed).intersection(problem.updates[operator]))
 
 
 def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
@@ -111,12 +142,15 @@ def schedule_of(plan: Plan, *, page_outs: bool = False) -> Schedule:
     """
     stage, begins = 0, True
     recomputes: set[tuple[int, int]] = set()
+    variants: set[tuple[int, int, int]] = set()
     page_ins: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
     amid: set[int] = set()
     for instruction in plan.instructions:
         if instruction.action is Action.COMPUTE:
             begins = instruction.target == stage
+            if instruction.variant:
+                variants.add((stage, instruction.target, instruction.variant))
             if begins:
                 stage += 1
             else:
@@ -128,4 +162,4 @@ def schedule_of(plan: Plan, *, page_outs: bool = False) -> Schedule:
             if not begins:
                 amid.add(instruction.target)
     told = [(stage, i) for stage, i in written if page_outs and i not in amid]
-    return Schedule.written(plan.problem, recomputes, page_ins, told)
+    return Schedule.written(plan.problem, recomputes, page_ins, told, variants)

@@ -2,11 +2,12 @@
 
 Without DMA every instruction follows the one before. With DMA the CPU walks the list, and the channel works first in,
 first out: a transfer is queued when the CPU reaches it, which takes no CPU time. Everything else waits for the
-page-ins of what it reads, and for all transfers of what it overwrites or frees.
+page-ins of what it reads, and for all transfers of what it overwrites or frees. A compute that streams takes both, CPU
+and channel, for as long as it runs.
 
 Waking. Transfers that follow each other without a pause are one run: the storage is powered on before it and off after
 it, which takes `Problem.wake_j` joules each time. Any compute that takes time ends a run, unless a transfer goes on
-beside it.
+beside it, or it streams: then it is one of the run.
 """
 
 from __future__ import annotations
@@ -71,5 +72,11 @@ class Clock:
             for i in effect.settles:
                 if self.settled[i] > start:
                     start = self.settled[i]
+        if effect.streams:
+            if start > self.channel or not self.wakes:
+                self.wakes += 1
+            else:
+                start = self.channel
+            self.channel = start + effect.seconds
         self.cpu = start + effect.seconds
         return start

@@ -15,6 +15,7 @@ A plan file has, in this order:
                         where there are any
     inputs_at           byte offset of each graph input
     instructions        ["compute", operator, offset of each new output ..., offset of the workspace],
+                        ["stream", operator, number of the variant, offsets as of compute],
                         ["page_out", tensor], ["page_in", tensor, offset], ["free", tensor]
     report              what `solve --json` printed, where there is one
 
@@ -69,6 +70,8 @@ READ = (1, 2)
 
 MOST_INSTRUCTIONS = 1_000_000
 """Of a plan file: networks of 10,000 operators have plans of some 60,000, and these take some seconds."""
+STREAM = "stream"
+"""What a compute by a variant is called, so that a program that knows none takes it for nothing else."""
 _ACTIONS = {str(action): action for action in Action}
 _NOWHERE: list[int] = []
 """The offsets of an instruction that allocates nothing."""
@@ -113,8 +116,7 @@ def to_json(
         "operators": [table(ProblemOperator).row(operator) for operator in problem.operators],
         "inputs_at": places[0] if places else None,
         "instructions": [
-            [str(step.action), step.target, *(places[index + 1] if places else ())]
-            for index, step in enumerate(plan.instructions)
+            [*_named(step), *(places[index + 1] if places else ())] for index, step in enumerate(plan.instructions)
         ],
         "report": dict(report or {}),
     }
@@ -285,26 +287,38 @@ def _instructions(top: Any, problem: Problem) -> tuple[tuple[Instruction, ...], 
             "trained has as many; solve the model again"
         )
     steps: list[Instruction] = []
-    known: dict[tuple[str, int], Instruction] = {}  # few are different: they are made once
+    known: dict[tuple[str, int, int], Instruction] = {}  # few are different: they are made once
     counts = {Action.COMPUTE: len(problem.operators)}
     for index, row in enumerate(rows):
         if type(row) is not list or len(row) < 2 or type(row[0]) is not str or type(row[1]) is not int:
             raise PlanError(f"instructions[{index}] is not an action, a target and offsets; the file is damaged")
         name, target, *offsets = row
-        step = known.get((name, target))
+        variant = 0
+        if name == STREAM:
+            if not offsets or type(offsets[0]) is not int:
+                raise PlanError(f"instructions[{index}] has no number of a variant; the file is damaged")
+            name, variant = str(Action.COMPUTE), offsets.pop(0)
+            if not 0 <= target < len(problem.operators) or not 0 < variant <= len(problem.operators[target].variants):
+                raise _impossible(index)
+        step = known.get((name, target, variant))
         if step is None:
             action = _ACTIONS.get(name)
             if action is None:
                 raise PlanError(f"instructions[{index}] is not an action, a target and offsets; the file is damaged")
             if not 0 <= target < counts.get(action, len(problem.tensors)):
                 raise _impossible(index)
-            step = known[name, target] = Instruction(action, target)
+            step = known[name, target, variant] = Instruction(action, target, variant)
         for offset in offsets:
             if type(offset) is not int or not 0 <= offset <= LARGEST:
                 raise _impossible(index)
         steps.append(step)
         places.append(offsets or _NOWHERE)
     return tuple(steps), places if laid_out else None
+
+
+def _named(step: Instruction) -> list[Any]:
+    """What an instruction's row begins with."""
+    return [STREAM, step.target, step.variant] if step.variant else [str(step.action), step.target]
 
 
 def _impossible(index: int) -> PlanError:

@@ -5,16 +5,16 @@ The default is one compute of each operator in order, every buffer freed right a
 signed ones zigzag, none over 32 bits):
 
     version (1 byte), fingerprint of the problem (4 bytes)
-    number of events = recomputes, page-outs and page-ins
+    number of events = recomputes, page-outs, page-ins, and first computes by a variant
       each: 4 * (operators computed for the first time since the event before) + kind, then
-            target - prediction, signed
+            target - prediction, signed; of a compute by a variant, its number
     number of exceptions = places where other tensors are freed than by default
       each: instructions that are not frees since the exception before, how many frees, and the
             tensors, each less the one before, signed
     CRC-32 of all before (4 bytes, little-endian)
 
-The prediction is the recompute before for a recompute, the first output of the last operator for a page-out, and the
-first input of the next operator for a page-in.
+The prediction is the recompute before for a recompute, the first output of the last operator for a page-out, the
+first input of the next operator for a page-in, and the next operator for a compute by a variant.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import NoReturn
 from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import COMPUTES, Feature, Home, Problem, check_supported
+from poetopt.problem import Feature, Home, Problem, check_supported
 
 VERSION = 1
 FINGERPRINT_BYTES = 4
-SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED, *COMPUTES})
+SUPPORTS = frozenset(Feature) - {Feature.PACKED}
 """Features of problems whose plans are encoded."""
 PLAIN = (str(Home.RAM), False, False, -1, False)
 """Home, carried, result, updated by and backed of a graph input."""
@@ -39,6 +39,8 @@ LAST_SHIFT = 28
 """Numbers have at most 32 bits: the fifth byte holds four of them."""
 KINDS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN)
 """Each event's kind is its place here."""
+STREAMED = 3
+"""The kind of a compute by a variant."""
 
 
 def encode_compact(plan: Plan) -> bytes:
@@ -55,13 +57,19 @@ def encode_compact(plan: Plan) -> bytes:
     coded: list[int] = []
     count = ahead = gap = recomputed = 0
     for event in events:
-        if event.action is Action.COMPUTE and event.target == ahead:
+        first = event.action is Action.COMPUTE and event.target == ahead
+        if first and not event.variant:
             ahead += 1
             gap += 1
             continue
-        coded.append(4 * gap + KINDS.index(event.action))
-        coded.append(_zigzag(event.target - _prediction(problem, event.action, ahead, recomputed)))
-        if event.action is Action.COMPUTE:
+        if event.variant:
+            coded += [4 * gap + STREAMED, _zigzag(event.target - ahead), event.variant]
+        else:
+            coded.append(4 * gap + KINDS.index(event.action))
+            coded.append(_zigzag(event.target - _prediction(problem, event.action, ahead, recomputed)))
+        if first:
+            ahead += 1
+        elif event.action is Action.COMPUTE:
             recomputed = event.target
         count, gap = count + 1, 0
     data += _varints([count, *coded])
@@ -93,16 +101,22 @@ def decode_compact(problem: Problem, data: bytes) -> Plan:
     ahead = recomputed = 0
     for _ in range(reader.number()):
         gap, kind = divmod(reader.number(), 4)
-        if kind >= len(KINDS) or ahead + gap > operators:
+        if ahead + gap > operators:
             _nonsense()
         events += [Instruction(Action.COMPUTE, k) for k in range(ahead, ahead + gap)]
         ahead += gap
-        action = KINDS[kind]
-        target = _prediction(problem, action, ahead, recomputed) + _unzigzag(reader.number())
+        action = Action.COMPUTE if kind == STREAMED else KINDS[kind]
+        predicted = ahead if kind == STREAMED else _prediction(problem, action, ahead, recomputed)
+        target = predicted + _unzigzag(reader.number())
         if not 0 <= target < (operators if action is Action.COMPUTE else len(problem.tensors)):
             _nonsense()
-        events.append(Instruction(action, target))
-        if action is Action.COMPUTE:
+        variant = reader.number() if kind == STREAMED else 0
+        if kind == STREAMED and not 0 < variant <= len(problem.operators[target].variants):
+            _nonsense()
+        events.append(Instruction(action, target, variant))
+        if kind == STREAMED and target == ahead:
+            ahead += 1
+        elif action is Action.COMPUTE:
             recomputed = target
     events += [Instruction(Action.COMPUTE, k) for k in range(ahead, operators)]
 
@@ -187,6 +201,8 @@ def fingerprint(problem: Problem) -> bytes:
     digest = hashlib.sha256(f"{problem.model_hash} {problem.alignment} {kernels}".encode())
     for operator in problem.operators:
         digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
+        for way in operator.variants:
+            digest.update(repr((way.streamed_in, way.streamed_out, way.workspace_bytes)).encode())
     for tensor in problem.tensors:
         digest.update(repr((tensor.nbytes, tensor.producer)).encode())
         if not tensor.computed or tensor.result:

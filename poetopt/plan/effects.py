@@ -7,12 +7,12 @@ A new kind of instruction is an `Action`, a row of `Effects`, and where it asks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from poetopt.errors import PlanError
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,12 @@ class Effect:
         Their buffers are released as it ends.
     settles
         It waits for transfers of them that are under way: it overwrites or frees them.
+    streams_in
+        Read chunk by chunk from storage, where they must be; none of them takes room.
+    streams_out
+        Written chunk by chunk to storage, where they are from now on; they must not be in RAM.
+    streams
+        Whether it streams anything: CPU and storage are both busy with it.
     workspace_bytes
         What it takes of RAM beside them while it runs.
     """
@@ -56,6 +62,9 @@ class Effect:
     stores: tuple[int, ...] = ()
     frees: tuple[int, ...] = ()
     settles: tuple[int, ...] = ()
+    streams_in: tuple[int, ...] = ()
+    streams_out: tuple[int, ...] = ()
+    streams: bool = False
     workspace_bytes: int = 0
 
 
@@ -94,6 +103,26 @@ def _compute(index: int, run: _Run) -> Effect:
     )
 
 
+def _streamed(plain: Effect, variant: Variant, number: int) -> Effect:
+    """The same compute in another way: what is streamed is neither read from RAM nor made there."""
+    streamed = {*variant.streamed_in, *variant.streamed_out}
+    reads = tuple(i for i in plain.reads if i not in streamed)
+    makes = tuple(i for i in plain.makes if i not in streamed)
+    return replace(
+        plain,
+        step=replace(plain.step, variant=number),
+        seconds=variant.time_s,
+        joules=variant.energy_j,
+        reads=reads,
+        makes=makes,
+        settles=(*makes, *(i for i in plain.updates if i not in streamed)),
+        streams_in=variant.streamed_in,
+        streams_out=variant.streamed_out,
+        streams=variant.streams,
+        workspace_bytes=variant.workspace_bytes,
+    )
+
+
 def _page_out(i: int, tensor: ProblemTensor) -> Effect:
     here = (i,)
     return Effect(Instruction(Action.PAGE_OUT, i), tensor.page_out_s, tensor.page_out_j, reads=here, stores=here)
@@ -123,8 +152,27 @@ class _Row(dict[int, Effect]):
         return effect
 
 
+class _Variants(dict[tuple[int, int], Effect]):
+    """The effects of computes that aren't plain, by operator and variant. Raises PlanError for no such variant."""
+
+    def __init__(self, plain: _Row, variants: Sequence[tuple[Variant, ...]]) -> None:
+        super().__init__()
+        self.plain, self.variants = plain, variants
+
+    def __missing__(self, key: tuple[int, int]) -> Effect:
+        operator, number = key
+        plain = self.plain[operator]
+        if not 0 < number <= len(self.variants[operator]):
+            raise PlanError(f"it has no variant {number}")
+        effect = self[key] = _streamed(plain, self.variants[operator][number - 1], number)
+        return effect
+
+
 class Effects(dict[Action, _Row]):
-    """The table of a problem: `effects[action][target]`. It holds no reference to the problem, which holds it."""
+    """The table of a problem: `effects[action][target]`, and `variants` of computes that aren't plain.
+
+    It holds no reference to the problem, which holds it.
+    """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -132,10 +180,15 @@ class Effects(dict[Action, _Row]):
         self[Action.PAGE_OUT] = _Row(_page_out, problem.tensors)
         self[Action.PAGE_IN] = _Row(_page_in, problem.tensors)
         self[Action.FREE] = _Row(_free, problem.tensors)
+        self.variants = _Variants(self[Action.COMPUTE], [operator.variants for operator in problem.operators])
+
+    def of(self, step: Instruction) -> Effect:
+        """The effect of an instruction. Raises PlanError for a target or a variant that isn't there."""
+        return self.variants[step.target, step.variant] if step.variant else self[step.action][step.target]
 
     def each(self, steps: Iterable[Instruction]) -> Iterator[Effect]:
-        """The effects of a list of instructions. Raises PlanError for a target that isn't there."""
-        return (self[step.action][step.target] for step in steps)
+        """The effects of a list of instructions. Raises PlanError for a target or a variant that isn't there."""
+        return map(self.of, steps)
 
 
 def effects(problem: Problem) -> Effects:

@@ -77,8 +77,10 @@ class _Board:
                 operator = self.problem.operators[step.target]
                 for i in (*operator.inputs, *operator.outputs):
                     self.touches[i].append(place)
-                continue
-            self.touches[step.target].append(place)
+                if not operator.variant(step.variant).streams:
+                    continue
+            else:
+                self.touches[step.target].append(place)
             if not self.runs or simulation.start_s[k] > until:
                 self.runs.append([])
             self.runs[-1].append(place)
@@ -87,6 +89,8 @@ class _Board:
     def candidates(self) -> Iterator[list[Instruction]]:
         """The events with one run dissolved: a lone transfer in every way, the members of others in some."""
         for run in sorted(self.runs, key=len):
+            if any(self.events[k].action is Action.COMPUTE for k in run):
+                continue  # it streams, and stays where it is
             company = {place for other in self.runs if other is not run for k in other for place in (k, k + 1)}
             ways = [self._places(k, company) for k in run]
             if not all(ways):
@@ -111,11 +115,21 @@ class _Board:
         if self.events[k].action is Action.PAGE_IN:
             return (touches[at - 1] + 1 if at else 0), touches[at + 1] if at + 1 < len(touches) else len(self.events)
         tensor = self.problem.tensors[self.events[k].target]
-        update = Instruction(Action.COMPUTE, tensor.updated_by)
-        updated = [place for place in touches[:at] if self.events[place] == update]
+        updated = [
+            place
+            for place in touches[:at]
+            if self.events[place].action is Action.COMPUTE and self.events[place].target == tensor.updated_by
+        ]
         first = updated[-1] + 1 if updated else touches[0] + 1 if tensor.computed else 0
-        later = (place for place in touches[at + 1 :] if self.events[place].action is Action.PAGE_IN)
+        later = (place for place in touches[at + 1 :] if self._reads_back(place, self.events[k].target))
         return first, next(later, len(self.events))
+
+    def _reads_back(self, place: int, tensor: int) -> bool:
+        """Whether the event there needs the copy of `tensor` on storage."""
+        event = self.events[place]
+        if event.action is Action.COMPUTE:
+            return tensor in self.problem.operators[event.target].variant(event.variant).streamed_in
+        return event.action is Action.PAGE_IN
 
     def _moved(self, places: dict[int, int]) -> list[Instruction]:
         """The events with some transfers at other places."""

@@ -27,10 +27,17 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One step of a plan. `target` is an operator's index for COMPUTE, else a tensor's."""
+    """One step of a plan.
+
+    target
+        An operator's index for COMPUTE, else a tensor's.
+    variant
+        Of a COMPUTE, how it runs: 0 plain, v by `ProblemOperator.variants[v - 1]`.
+    """
 
     action: Action
     target: int
+    variant: int = 0
 
 
 @dataclass(frozen=True)

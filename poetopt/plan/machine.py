@@ -4,8 +4,9 @@ The simulator, the replays and the reports walk it, instruction by instruction; 
 frees is in `poetopt.plan.effects`, and the time that it takes in `poetopt.plan.clock`.
 
 Bytes. A buffer counts from the instruction that makes it to the FREE that releases it, both included; a workspace
-counts during its COMPUTE. A tensor takes its whole blocks of the storage from its first PAGE_OUT, or from the start
-where that is its home, to the end of the step; one written again takes the same place.
+counts during its COMPUTE. A tensor takes its whole blocks of the storage from its first PAGE_OUT, from the first
+COMPUTE that streams it out, or from the start where that is its home, to the end of the step; one written again takes
+the same place.
 """
 
 from __future__ import annotations
@@ -59,10 +60,9 @@ class Machine:
         """Run an instruction; the bytes that are live during it. Raises PlanError where it must not run now."""
         resident = self.resident
         operator = effect.operator
-        if operator >= 0:
-            if operator != self.ahead:
-                self._check_turn(effect)
-        elif (effect.stores or effect.fetches) and not self.problem.paging:
+        if operator >= 0 and operator != self.ahead:
+            self._check_turn(effect)
+        if (effect.stores or effect.fetches or effect.streams) and not self.problem.paging:
             raise PlanError(f"device {self.problem.device!r} has no storage to page to")
         for i in effect.reads:
             if i not in resident:
@@ -73,6 +73,8 @@ class Machine:
                 raise PlanError(self._not_stored(i))
             if i in resident:
                 raise PlanError("it is in RAM already")
+        if effect.streams:
+            self._stream(effect)
         for i in effect.stores:
             self.store(i)
         for i in effect.makes:
@@ -86,6 +88,8 @@ class Machine:
             self.ahead += 1
             if effect.updates:
                 old = self.stored.intersection(effect.updates)
+                if effect.streams:
+                    old = old.difference(effect.streams_out)  # written anew there, chunk by chunk
                 self.stored -= old
                 self.stale |= old
         return during
@@ -138,6 +142,19 @@ class Machine:
                     f"page it out after {self._updater(i)}"
                 )
 
+    def _stream(self, effect: Effect) -> None:
+        """What goes to storage and comes from there chunk by chunk. Raises PlanError where it can't."""
+        tensors = self.problem.tensors
+        for i in effect.streams_in:
+            if i not in self.stored:
+                raise PlanError(f"it streams {tensors[i].name!r} in, and {self._not_stored(i)}")
+        for i in effect.streams_out:
+            if i in self.resident:
+                raise PlanError(
+                    f"it streams {tensors[i].name!r} out, which is in RAM, where an old copy would stay; free it before"
+                )
+            self.store(i)
+
     def _check_turn(self, effect: Effect) -> None:
         """Raise PlanError where an operator that isn't the next one must not run."""
         if effect.operator > self.ahead:
@@ -146,7 +163,11 @@ class Machine:
             raise PlanError("it is computed a second time, and must not be")
         if self.ahead > effect.until:
             tensors = self.problem.tensors
-            what = [repr(tensors[i].name) for i in effect.reads if tensors[i].updated_by == effect.until]
+            what = [
+                repr(tensors[i].name)
+                for i in (*effect.reads, *effect.streams_in)
+                if tensors[i].updated_by == effect.until
+            ]
             updater = f"{self.problem.operators[effect.until].name!r}, which updates it"
             raise PlanError(f"it reads {(what or ['a resident tensor'])[0]} as it was before {updater}")
 

@@ -1,7 +1,7 @@
 """Cleaning a list of instructions: what has no effect goes, and buffers are released as early as that is free.
 
 One backward walk removes page-ins that nothing reads, page-outs that nothing reads back (and all but the
-first of the same tensor), and recomputes whose outputs are all unread or in RAM anyway; what they alone needed
+first of the same tensor), and recomputes whose outputs are all unread or where they were anyway; what they alone needed
 goes with them. A FREE moves to right after the last use. On a device with DMA one that waits for a page-out
 stays where it is, since it would wait longer earlier.
 
@@ -12,6 +12,7 @@ starts later.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -55,7 +56,7 @@ class _Walk:
     def cleaned(self) -> tuple[Instruction, ...]:
         """The instructions that stay, with frees where they belong."""
         problem = self.problem
-        first, held = self._forward()
+        first, held, stored = self._forward()
         # What a page-out must reach: the next page-in, or the next step.
         read_back = {i for i in problem.stored_at_start if problem.tensors[i].carried}
         kept = [False] * len(self.effects)
@@ -72,14 +73,16 @@ class _Walk:
                         self.written_out[i] = True
             else:
                 read_back.difference_update(effect.updates)
-                kept[index] = index in first or any(
-                    self.last_use[i] != NEVER and i not in held[index] for i in effect.makes
+                kept[index] = (
+                    index in first
+                    or any(self.last_use[i] != NEVER and i not in held[index] for i in effect.makes)
+                    or not read_back.isdisjoint(stored[index])
                 )
                 for i in effect.makes:
                     if kept[index] or i not in held[index]:
                         self._begin(i, index, kept[index])
                 if kept[index]:
-                    read_back.update(effect.fetches)
+                    read_back.update(effect.fetches, effect.streams_in)
                     for i in effect.reads:
                         self._use(i, index)
         for i in problem.at_start:
@@ -92,23 +95,30 @@ class _Walk:
             result += [free[i].step for i in sorted(self.frees[index])]
         return tuple(result)
 
-    def _forward(self) -> tuple[set[int], list[set[int]]]:
-        """The first runs of operators and first page-outs of tensors, and what each instruction overwrites in place."""
+    def _forward(self) -> tuple[set[int], list[set[int]], dict[int, set[int]]]:
+        """The first runs of operators and first page-outs of tensors, and what each instruction overwrites in place.
+
+        Last what a compute puts on storage that isn't there, of those that stream.
+        """
         ran: set[int] = set()
         stored = set(self.problem.stored_at_start)
         resident = set(self.problem.at_start)
         first: set[int] = set()
         held: list[set[int]] = []
+        streamed: defaultdict[int, set[int]] = defaultdict(set)
         for index, effect in enumerate(self.effects):
             if (effect.operator >= 0 and effect.operator not in ran) or not stored.issuperset(effect.stores):
                 first.add(index)
             ran.add(effect.operator)
             stored.difference_update(effect.updates)
+            if effect.streams:
+                streamed[index] = {*effect.streams_out} - stored
+                stored.update(effect.streams_out)
             stored.update(effect.stores)
             held.append(resident.intersection(effect.makes))
             resident.update(effect.makes)
             resident.difference_update(effect.frees)
-        return first, held
+        return first, held, streamed
 
     def _use(self, tensor: int, index: int) -> None:
         if self.last_use[tensor] == NEVER:

@@ -27,7 +27,8 @@ class Queueing:
     steps
         The instructions so far, where they are written down.
     waits
-        Each time that the CPU stood still for a transfer: seconds, the event that waited, the tensor under way.
+        Each time that the CPU stood still for a transfer: seconds, the event that waited, the tensor under way, or
+        `START` where a compute that streams waited for whatever was on the channel.
     """
 
     __slots__ = ("clock", "done", "held", "machine", "moves", "queued", "ram_bytes", "steps", "waiting", "waits")
@@ -72,6 +73,9 @@ class Queueing:
             if self.held[moves.stays[index].tensor] != START:
                 self._free(self.held[moves.stays[index].tensor], event)
         effect = moves.effects[event]
+        for i in effect.streams_out:
+            if self.held[i] != START:
+                self._free(self.held[i], event)
         need = machine.need(effect) if begins else effect.workspace_bytes
         while machine.live + need > self.ram_bytes:
             if not self.waiting:
@@ -90,9 +94,11 @@ class Queueing:
             return True
         if start > cpu:
             arrived, settled = self.clock.arrived, self.clock.settled
-            late = [i for i in effect.reads if arrived[i] == start] or [
-                i for i in effect.settles if settled[i] == start
-            ]
+            late = (
+                [i for i in effect.reads if arrived[i] == start]
+                or [i for i in effect.settles if settled[i] == start]
+                or [START]  # one that streams, and waits for the channel
+            )
             self.waits.append((start - cpu, event, late[0]))
         self.done = event + 1
         for index in moves.ends[event]:

@@ -18,9 +18,9 @@ from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
-from poetopt.problem import COMPUTES, Feature, Problem, check_supported
+from poetopt.problem import Feature, Problem, check_supported
 
-SUPPORTS = frozenset({Feature.STORED, Feature.MAPPED, Feature.CARRIED, Feature.RESULT, Feature.UPDATED, *COMPUTES})
+SUPPORTS = frozenset(Feature) - {Feature.PACKED}
 """Features of problems that the machine runs."""
 
 RELATIVE_TOLERANCE = 1e-9
@@ -34,9 +34,9 @@ class Simulation:
     peak_bytes
         The highest sum of live bytes, the graph inputs before the first instruction included.
     energy_j, overhead_j
-        Joules of all computes and transfers; the same less one compute of each operator.
+        Joules of all computes and transfers; the same less one plain compute of each operator.
     compute_s, transfer_s
-        Sums of the seconds of all computes and of all transfers.
+        Sums of the seconds of all computes, streamed ones with their transfers, and of all transfers beside them.
     waits_s
         Seconds that the CPU stood still for a transfer.
     makespan_s
@@ -46,7 +46,11 @@ class Simulation:
     wakes
         How often the storage is powered on: runs of transfers without a pause.
     bytes_paged
-        Bytes moved to and from storage.
+        Bytes moved to and from storage by page-outs and page-ins.
+    streamed_runs
+        How many computes stream an operand or an output.
+    bytes_streamed, bytes_streamed_out
+        Bytes of all their chunks, and of those that they write.
     stored_bytes
         What all tensors written out take on storage, in whole blocks.
     live_bytes
@@ -67,6 +71,9 @@ class Simulation:
     page_outs: int
     wakes: int
     bytes_paged: int
+    streamed_runs: int
+    bytes_streamed: int
+    bytes_streamed_out: int
     stored_bytes: int
     live_bytes: tuple[int, ...] = field(repr=False)
     start_s: tuple[float, ...] = field(repr=False)
@@ -88,9 +95,9 @@ def simulate(
         The budgets that the peak and the makespan must keep, where there are any.
 
     Raises PlanError, naming the instruction, for a plan that is not valid: it reads or frees what is not
-    in RAM, pages in what was never written out, pages on a device without storage or more than it holds, computes an
-    operator too early, never, or again though it can't be recomputed, reads what an update has replaced, ends without
-    what the next step needs, or exceeds a budget.
+    in RAM, pages or streams in what was never written out, streams out what is in RAM, pages on a device without
+    storage or more than it holds, computes an operator too early, never, or again though it can't be recomputed, reads
+    what an update has replaced, ends without what the next step needs, or exceeds a budget.
     """
     if isinstance(plan, Problem):
         if instructions is None:
@@ -135,16 +142,16 @@ def _timed(
     starts: list[float] = []
     ends: list[float] = []
     waits = compute_s = transfer_s = overhead_j = 0.0
-    ahead = recomputes = page_ins = page_outs = wakes = moved = 0
+    ahead = recomputes = page_ins = page_outs = wakes = moved = streamed_runs = streamed = streamed_out = 0
     for effect in done:
         cpu = clock.cpu
         start = clock.advance(effect)
         starts.append(start)
         ends.append(start + effect.seconds)
+        if clock.wakes > wakes:
+            wakes = clock.wakes
+            overhead_j += problem.wake_j
         if effect.fetches or effect.stores:
-            if clock.wakes > wakes:
-                wakes = clock.wakes
-                overhead_j += problem.wake_j
             transfer_s += effect.seconds
             overhead_j += effect.joules
             page_ins += len(effect.fetches)
@@ -153,11 +160,19 @@ def _timed(
             continue
         waits += start - cpu
         compute_s += effect.seconds
-        if effect.operator == ahead:
-            ahead += 1
-        elif effect.operator >= 0:
-            recomputes += 1
-            overhead_j += effect.joules
+        if effect.operator >= 0:
+            if effect.operator == ahead:
+                ahead += 1
+                if effect.step.variant:
+                    overhead_j += effect.joules - problem.operators[effect.operator].energy_j
+            else:
+                recomputes += 1
+                overhead_j += effect.joules
+            if effect.streams:
+                variant = problem.operators[effect.operator].variant(effect.step.variant)
+                streamed_runs += 1
+                streamed += variant.read_bytes + variant.written_bytes
+                streamed_out += variant.written_bytes
     makespan = clock.makespan_s
     if deadline_s is not None and makespan > deadline_s * (1 + RELATIVE_TOLERANCE):
         raise PlanError(
@@ -177,6 +192,9 @@ def _timed(
         page_outs=page_outs,
         wakes=wakes,
         bytes_paged=moved,
+        streamed_runs=streamed_runs,
+        bytes_streamed=streamed,
+        bytes_streamed_out=streamed_out,
         stored_bytes=machine.blocks * problem.storage_block_bytes,
         live_bytes=tuple(live),
         start_s=tuple(starts),
@@ -189,4 +207,5 @@ def _named(problem: Problem, steps: Sequence[Instruction], index: int) -> str:
     step = steps[index]
     entries = problem.operators if step.action is Action.COMPUTE else problem.tensors
     name = repr(entries[step.target].name) if 0 <= step.target < len(entries) else f"number {step.target}"
-    return f"instruction {index} ({step.action} {name})"
+    way = f", variant {step.variant}" if step.variant else ""
+    return f"instruction {index} ({step.action} {name}{way})"

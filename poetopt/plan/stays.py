@@ -71,9 +71,9 @@ class Moves:
     def __init__(self, problem: Problem, steps: Sequence[Instruction]) -> None:
         self.problem = problem
         table = effects(problem)
-        self.computes = [step.target for step in steps if step.action is Action.COMPUTE]
+        self.effects = [table.of(step) for step in steps if step.action is Action.COMPUTE]
+        self.computes = [effect.operator for effect in self.effects]
         self.count = len(self.computes)
-        self.effects = [table[Action.COMPUTE][operator] for operator in self.computes]
         self.frees = table[Action.FREE]
         self.stays: list[Stay] = []
         self.transfers: list[Transfer] = []
@@ -83,6 +83,7 @@ class Moves:
         self._latest: dict[int, int] = {}
         self._page_outs: dict[int, int] = {}
         self._updated: dict[int, int] = {}
+        self._streamed: dict[int, int] = {}
         self._place = -1
         for i in problem.at_start:
             self._begin(i, START)
@@ -98,7 +99,7 @@ class Moves:
                     self.transfers[stay.made_by - self.count].before.append(stay.touched[0])
         self.tail_s = [0.0] * (self.count + 1)
         for place in range(self.count - 1, -1, -1):
-            self.tail_s[place] = self.tail_s[place + 1] + problem.operators[self.computes[place]].time_s
+            self.tail_s[place] = self.tail_s[place + 1] + self.effects[place].seconds
 
     def transfer(self, event: int) -> Transfer | None:
         """The transfer that an event is, or None for a compute."""
@@ -139,8 +140,15 @@ class Moves:
             for i in (*effect.reads, *effect.makes):
                 stay = self.stays[self._current[i]]
                 stay.touched = (stay.touched[0] if stay.touched else place, place)
+            for i in effect.streams_in:
+                if i in self._page_outs:  # its copy has to be whole
+                    self.transfers[self._page_outs[i] - self.count].before.append(place)
+            for i in effect.streams_out:
+                self._streamed[i] = place
             for i in effect.updates:
                 self._updated[i] = place
+                if i in effect.streams_out:
+                    continue
                 page_out = self.stays[self._current[i]].page_out
                 if page_out is not None:  # of what it was before
                     self.transfers[page_out - self.count].before.append(place)
@@ -169,6 +177,8 @@ class Moves:
         if tensor in self._page_outs:  # else it lies on storage from the start
             after.append(self._page_outs[tensor])
             self.transfers[self._page_outs[tensor] - self.count].before.append(event)
+        if tensor in self._streamed:
+            after.append(self._streamed[tensor])
         if tensor in self._latest:
             touched = self.stays[self._latest[tensor]].touched
             after += touched[1:] if touched else ()

@@ -229,9 +229,9 @@ class _Search:
                 change[moves.count if stay.lasts else stay.touched[1] + 1] -= problem.tensors[stay.tensor].nbytes
         live = problem.reserve_bytes
         room = []
-        for place, operator in enumerate(moves.computes):
+        for place in range(moves.count):
             live += change[place]
-            room.append(self.ram_bytes - live - problem.operators[operator].workspace_bytes)
+            room.append(self.ram_bytes - live - moves.effects[place].workspace_bytes)
         return room
 
     def improve(self) -> None:

@@ -86,6 +86,14 @@ def _check_variants(k: int, operator: ProblemOperator, tensors: Sequence[Problem
                     f'operators[{k}] ({operator.name!r}): "{key}" of a variant must be ascending places among the '
                     "operator's own"
                 )
+        for i in variant.streamed_in:
+            if tensors[i].home is Home.FLASH:
+                _refuse(i, tensors[i], f"it is read in flash, and a variant of {operator.name!r} streams it")
+        for i in written:
+            if tensors[i].updated_by == k and (i in variant.streamed_in) is not (i in variant.streamed_out):
+                _refuse(
+                    i, tensors[i], f"{operator.name!r} updates it: a variant streams it both in and out, or neither"
+                )
 
 
 def _refuse(i: int, tensor: ProblemTensor, what: str) -> NoReturn:

@@ -11,7 +11,8 @@ class Variant:
     """One way to run an operator: some operands go to or come from storage chunk by chunk, never whole in RAM.
 
     streamed_in, streamed_out
-        Indices of the operator's inputs and outputs that are streamed, ascending.
+        Indices of the operator's inputs and outputs that are streamed, ascending. What it updates is both or neither:
+        its old chunks are read, and the new ones written over them.
     workspace_bytes
         Its arena bytes while it runs, chunks included.
     time_s, energy_j
@@ -27,6 +28,11 @@ class Variant:
     energy_j: float = 0.0
     read_bytes: int = 0
     written_bytes: int = 0
+
+    @property
+    def streams(self) -> bool:
+        """Whether anything goes to storage or comes from there while it runs."""
+        return bool(self.streamed_in or self.streamed_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,10 @@ class ProblemOperator:
             ),
             updaters=tuple(sorted(operators[k] for k in self.updaters)),
         )
+
+    def variant(self, number: int) -> Variant:
+        """The way to run it that an `Instruction` numbers so: 0 is the plain one."""
+        return self.variants[number - 1] if number else self.plain
 
     @property
     def plain(self) -> Variant:

@@ -293,15 +293,24 @@ class Problem:
         """How many whole blocks the storage holds, or None where that is not known."""
         return None if self.storage_bytes is None else self.storage_bytes // self.storage_block_bytes
 
-    def working_set_bytes(self, operator: int) -> int:
-        """What must be in RAM while `operator` runs: inputs, outputs and workspace."""
+    def working_set_bytes(self, operator: int, variant: int = 0) -> int:
+        """What must be in RAM while `operator` runs: inputs, outputs and workspace, less what the variant streams."""
         op = self.operators[operator]
+        if variant:
+            way = op.variant(variant)
+            whole = ({*op.inputs} - {*way.streamed_in}, {*op.outputs} - {*way.streamed_out})
+            return sum(self.tensors[i].nbytes for operands in whole for i in operands) + way.workspace_bytes
         return self.nbytes(op.inputs) + self.nbytes(op.outputs) + op.workspace_bytes
+
+    def least_working_set_bytes(self, operator: int) -> int:
+        """What must be in RAM while `operator` runs in the way that takes the least."""
+        ways = [v for v, way in enumerate(self.operators[operator].variants, 1) if self.paging or not way.streams]
+        return min(self.working_set_bytes(operator, variant) for variant in (0, *ways))
 
     @cached_property
     def least_ram_bytes(self) -> int:
         """A lower bound on the RAM of any schedule: the largest working set or all that is there first, the reserve."""
-        sets = (self.working_set_bytes(i) + self.reserve_bytes for i in range(len(self.operators)))
+        sets = (self.least_working_set_bytes(i) + self.reserve_bytes for i in range(len(self.operators)))
         return max(max(sets, default=0), self.start_bytes)
 
 

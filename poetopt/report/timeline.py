@@ -78,9 +78,11 @@ def _slices(view: View) -> Iterator[Slice]:
                 yield Slice(Lane.CPU, Kind.WAIT, index, index, start, end)
             continue
         if start > reached:
-            effect = table[step.action][step.target]
+            effect = table.of(step)
             awaited = [last_page_in[i] for i in effect.reads if i in last_page_in]
             awaited += [last_transfer[i] for i in effect.settles if i in last_transfer]
+            if effect.streams:
+                awaited += last_transfer.values()
             cause = max(awaited, key=lambda k: (simulation.end_s[k], k))
             yield Slice(Lane.CPU, Kind.WAIT, index, cause, reached, start)
         if step.action is Action.COMPUTE:

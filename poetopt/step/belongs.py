@@ -39,6 +39,14 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
         )
 
 
+def streams(operator: str, who: str) -> PlanError:
+    """What is wrong with a plan in which an operator streams, for whoever runs it with its operands in RAM alone."""
+    return PlanError(
+        f"the plan streams operands of {operator!r} from or to storage, which {who} can't run yet; solve again with "
+        "more RAM, so that nothing is streamed"
+    )
+
+
 def _kernels_of(problem: Problem, runtime: Runtime) -> str:
     """What to say where the plan is of another runtime's kernels."""
     same = problem.runtime in ("", runtime.name)

@@ -13,6 +13,7 @@ from poetopt.graph import Node, Operator
 from poetopt.operators.nodes import is_inner_view
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import ProblemTensor
+from poetopt.step.belongs import streams
 from poetopt.step.places import Moment, Place, Places, moments
 
 
@@ -80,6 +81,8 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
             )
             continue
         operator = places.operators[problem.operators[target].name]
+        if moment.instruction.variant:
+            raise streams(operator.name, "onnxruntime")
         parts: list[Part] = []
         for node, kernel in zip(operator.nodes, places.inner(operator).kernel_bytes, strict=True):
             if taken and taken + kernel > room:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from poetopt.plan.instructions import Action, Plan
-from poetopt.problem import Home, Problem
+from poetopt.problem import Home, Problem, Variant
 
 STEPS = 3
 
@@ -116,14 +116,21 @@ class _Run:
                 operator = operators[k]
                 self.need(k <= done and (k == done or operator.recomputable))
                 self.need(all(updater >= done for updater in operator.updaters))
-                found = tuple(now[i] if tensors[i].home is Home.FLASH else self.ram.get(i, -1) for i in operator.inputs)
+                self.need(0 <= step.variant <= len(operator.variants))
+                way = operator.variants[step.variant - 1] if step.variant else operator.plain
+                self.need(self.problem.paging or not (way.streamed_in or way.streamed_out))
+                found = tuple(self.read(i, way, now) for i in operator.inputs)
                 self.need(found == self.training.reads[number][k])
                 now = self.training.computed(k, found, now)
                 for i in self.made_by[k]:
+                    if i in way.streamed_out:
+                        self.need(i not in self.ram)
+                        self.storage[i] = now[i]
+                        continue
                     if i not in self.ram:
                         self.allocate(i, places)
                     self.ram[i] = now[i]
-                workspace = operator.workspace_bytes
+                workspace = way.workspace_bytes
                 if self.plan.offsets:
                     self.place(next(places, -1), workspace)
                 done = max(done, k + 1)
@@ -140,6 +147,12 @@ class _Run:
             live.append(self.room(workspace, before))
         self.need(done == len(operators))
         return live
+
+    def read(self, i: int, way: Variant, now: list[Term]) -> Term:
+        """What an operator finds where it reads a tensor."""
+        if self.problem.tensors[i].home is Home.FLASH:
+            return now[i]
+        return (self.storage if i in way.streamed_in else self.ram).get(i, -1)
 
     def end(self, number: int) -> None:
         """Everything is where the next step looks for it, and is what ordinary training has left."""

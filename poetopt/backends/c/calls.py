@@ -8,6 +8,7 @@ from poetopt.backends.c.names import comment
 from poetopt.backends.c.operators import OperatorCode
 from poetopt.backends.c.storage import Storage
 from poetopt.plan.instructions import Action, Plan
+from poetopt.step.belongs import streams
 from poetopt.step.places import Moment, moments
 
 
@@ -17,6 +18,8 @@ def calls(plan: Plan, operators: Mapping[int, OperatorCode], storage: Storage) -
     for moment in moments(plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is Action.COMPUTE:
+            if moment.instruction.variant:
+                raise streams(problem.operators[target].name, "generated C")
             code = operators[target]
             yield f"{code.function}({', '.join(operands(moment, code))}); /* {moment.number} */"
         elif action is not Action.FREE:
