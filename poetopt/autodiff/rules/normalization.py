@@ -35,18 +35,22 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
 
     In training mode dX = scale / sqrt(var + epsilon) (dY - (dB + x' dScale) / m), in two operators: what reads X
     and dY gives the sums and the bracket, and the last factor waits, so that at most three tensors of X's
-    size are alive at once. In inference mode dX is dY times a number for each channel.
+    size are alive at once. In inference mode dX is dY times a number for each channel, and a mean or variance that the
+    network itself computes (a layer without running statistics) has
+    dMean = -scale dB / sqrt(var + epsilon), dVar = -scale dScale / (2 (var + epsilon)).
     """
     dy, x, scale = op.only(cotangents), op.x, op.input(1)
     training = bool(op.attr_int("training_mode", 0))
     mean, var = (op.output(1), op.output(2)) if training else (op.input(3), op.input(4))
     ones, zeros = (_vector(op, value, scale) for value in (1.0, 0.0))
-    dscale = dbias = dx = None
+    dscale = dbias = dx = dmean = dvar = None
     centred: Tensor = dy
-    if op.need(1) or op.need(2) or (training and op.need(0)):
+    of_mean, of_var = (not training and op.need(index) for index in (3, 4))
+    if op.need(1) or op.need(2) or of_mean or of_var or (training and op.need(0)):
         k = op.emit("grad_weight")
-        dbias = _channel_sum(k, dy) if training or op.need(2) else None
-        dscale = _channel_dot(k, _affine(op, k, x, ones, zeros, mean, var), dy) if training or op.need(1) else None
+        dbias = _channel_sum(k, dy) if training or op.need(2) or of_mean else None
+        whitened = training or op.need(1) or of_var
+        dscale = _channel_dot(k, _affine(op, k, x, ones, zeros, mean, var), dy) if whitened else None
         if training and op.need(0) and dscale is not None and dbias is not None:
             share = scale.size / x.size
             centred = k.sub(dy, _affine(op, k, x, k.mul(dscale, share), k.mul(dbias, share), mean, var))
@@ -56,7 +60,14 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
             k.amounts_to("BatchNormalization.grad_weight", [dy, x, mean, var], written, epsilon=epsilon)
     if op.need(0):
         dx = _affine(op, op.emit("grad_input"), centred, scale, zeros, zeros, var)
-    return dx, dscale, dbias, None, None
+    if of_mean or of_var:
+        k = op.emit("grad_statistics")
+        shifted = k.add(var, k.graph.scalar(op.attr_float("epsilon", 1e-5), var.dtype))
+        if of_mean and dbias is not None:
+            dmean = k.neg(k.div(k.mul(scale, dbias), k.unary("Sqrt", shifted)))
+        if of_var and dscale is not None:
+            dvar = k.mul(k.div(k.mul(scale, dscale), shifted), -0.5)
+    return dx, dscale, dbias, dmean, dvar
 
 
 def _vector(op: Primal, value: float, like: Tensor) -> Tensor:
