@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from poetopt.version import __version__
 
 if TYPE_CHECKING:
-    from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report, testing
+    from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report, testing, torch
     from poetopt.api import (
         Model,
         Training,
@@ -98,13 +98,25 @@ __all__ = [
     "store_all_peak_bytes",
     "sweep",
     "testing",
+    "torch",
     "train",
     "train_on",
     "verify",
     "zoo",
 ]
 
-_FOLDERS = ("autodiff", "backends", "baselines", "devices", "formulations", "frontends", "plan", "report", "testing")
+_FOLDERS = (
+    "autodiff",
+    "backends",
+    "baselines",
+    "devices",
+    "formulations",
+    "frontends",
+    "plan",
+    "report",
+    "testing",
+    "torch",
+)
 _MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"zoo": "poetopt.frontends.zoo"}
 _HOMES = {
     "Device": "poetopt.devices",

@@ -11,6 +11,7 @@ import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,21 @@ def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(loaded, po.Model)
     problem = loaded.differentiate(loss="cross-entropy").cost("rp2350")
     assert po.execute(po.solve(problem, ram="100%")).bit_identical
+
+
+@pytest.mark.torch
+def test_the_way_from_pytorch_and_back_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's program, from its first block to its last, and what it compares."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    blocks = re.findall(r"^```python\n(.*?)^```", text(ROOT / "docs/from-pytorch.md"), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(blocks), "from-pytorch.md", "exec"), names)
+    assert names["ended"].bit_identical
+    weight, step = names["net"][0].weight, names["step"]
+    assert step["0.weight.grad"] == pytest.approx(weight.grad.numpy(), abs=1e-6)
 
 
 def test_equations_are_mathml() -> None:

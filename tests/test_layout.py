@@ -59,7 +59,7 @@ LAYERS = (
     ("comparison", "testing"),
     ("report",),
     ("api",),
-    ("sweeps",),
+    ("sweeps", "torch"),
     ("__init__",),
     ("console", "commands", "cli", "__main__"),
 )

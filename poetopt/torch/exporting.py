@@ -1,0 +1,291 @@
+"""A module becomes an ONNX file that trains as the module does, checked against it.
+
+torch's newer exporter with `optimize=False` keeps every parameter and buffer under its name, and Dropout. It writes
+each BatchNormalization in inference form; those of layers in training mode are put into training form here. The older
+exporter keeps both, but is deprecated, and runs the module: running statistics would move.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from poetopt.errors import ModelError, OptionError
+from poetopt.files import write_atomically
+from poetopt.notes import listed
+from poetopt.torch.needed import check_module, needed
+from poetopt.torch.tensors import Stored, bits, difference, stored_in
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.api.models import Model
+
+UNUSED = "poetopt.unused"
+"""Metadata of an exported file: names of what the module has and the output doesn't depend on, one a line."""
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata of a node, by the exporter: the modules that it is in, from the outermost on, as a list in Python's form."""
+LARGEST = 2_000_000_000
+"""Bytes of weights that fit one file of ONNX."""
+NAMED = 5
+"""Tensors that a message names."""
+
+
+def export(
+    module: Any,
+    example: Any,
+    path: str | os.PathLike[str],
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_batch: bool = True,
+) -> Model:
+    """Write a torch module as ONNX, ready to be trained, and read it: the `Model` of `load`.
+
+    module
+        As it is to be trained: after `module.train()`. Layers in evaluation mode stay that; parameters without
+        `requires_grad` are frozen.
+    example
+        The module's positional arguments, or the only one: a batch as it will be trained with.
+    path
+        The `.onnx` file.
+    input_names, output_names
+        What they are called in the file.
+    dynamic_batch
+        Whether the file leaves the first axis open, of all arguments that have the batch's size there. It is read with
+        the example's.
+
+    Nothing of the module changes. The file has each parameter and saved buffer once, under its name in the module, with
+    the same bits; it is refused where not. What the output doesn't depend on is left out.
+
+    Raises ModelError where torch can't trace the module or something of it got lost, BackendUnavailableError without
+    torch and onnxscript, OutputError where the file can't be written.
+    """
+    from poetopt.api.models import Model, load
+
+    torch = needed("onnxscript")
+    check_module(module)
+    arguments = tuple(example) if isinstance(example, (tuple, list)) else (example,)
+    stored = stored_in(module)
+    if (size := sum(entry.tensor.nbytes for entry in stored)) > LARGEST:
+        raise ModelError(f"{_named(module)}: {size:,} B of weights, and one ONNX file holds {LARGEST:,} B")
+    _check_momentum(module)
+    batch = _batch(torch, arguments) if dynamic_batch else None
+    model = _traced(torch, module, arguments, batch, input_names, output_names)
+    _name(model, stored)
+    _name_nodes(model)
+    _to_training(model, module)
+    unused = _check(torch, module, arguments, stored, model)
+    if batch is not None:
+        _check_open(model, module, arguments, batch)
+    if unused:
+        model.metadata_props.add(key=UNUSED, value="\n".join(unused))
+    write_atomically(path, model.SerializeToString(deterministic=True))
+    loaded = load(path, batch=batch)
+    assert isinstance(loaded, Model)
+    wanted = _trained(stored, model)
+    if set(loaded.graph.trained) == set(wanted):
+        return loaded
+    loaded = load(path, batch=batch, train=wanted)
+    assert isinstance(loaded, Model)
+    return loaded
+
+
+def _named(module: Any) -> str:
+    return type(module).__name__
+
+
+def _batch(torch: Any, arguments: tuple[Any, ...]) -> int:
+    """The size of the first axis. Raises OptionError for one that torch takes for a constant."""
+    sizes = [argument.shape[0] for argument in arguments if isinstance(argument, torch.Tensor) and argument.ndim]
+    if not sizes or sizes[0] < 2:
+        raise OptionError(
+            "the example has no batch of two or more, which torch needs to leave its size open; give one, or "
+            "dynamic_batch=False"
+        )
+    return int(sizes[0])
+
+
+def _traced(
+    torch: Any,
+    module: Any,
+    arguments: tuple[Any, ...],
+    batch: int | None,
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> onnx.ModelProto:
+    """What torch's exporter makes of the module. Raises ModelError."""
+    shapes = None
+    if batch is not None:
+        axis = torch.export.Dim("batch")
+        shapes = tuple(
+            {0: axis} if isinstance(argument, torch.Tensor) and argument.ndim and argument.shape[0] == batch else None
+            for argument in arguments
+        )
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module, arguments, dynamo=True, optimize=False, verbose=False, input_names=input_names,
+                output_names=output_names, dynamic_shapes=shapes,
+            )  # fmt: skip
+            model: onnx.ModelProto = program.model_proto
+    except Exception as error:  # torch raises whatever its tracing meets
+        reason = error.__cause__ or error
+        first = next((line for line in str(reason).splitlines() if line.strip()), type(reason).__name__)
+        open_batch = "; dynamic_batch=False, if its batch has one size alone" if batch is not None else ""
+        raise ModelError(
+            f"{_named(module)}: torch can't export it ({first.strip()}); what its forward does may not depend on "
+            f"values{open_batch}"
+        ) from error
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says on every call: training mode, and packages that aren't there."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _check_momentum(module: Any) -> None:
+    """Raise ModelError for running statistics that are a cumulative average, which ONNX hasn't."""
+    for name, layer in module.named_modules():
+        if layer.training and getattr(layer, "track_running_stats", False) and layer.momentum is None:
+            raise ModelError(
+                f"{_named(module)}: {name or 'it'} averages its statistics over all batches (momentum=None), which "
+                "ONNX can't; give it a momentum"
+            )
+
+
+def _to_training(model: onnx.ModelProto, module: Any) -> None:
+    """Put each BatchNormalization of a layer in training mode into training form, with the layer's own momentum."""
+    from onnx import helper
+
+    layers = dict(module.named_modules(remove_duplicate=False))
+    for node in model.graph.node:
+        if node.op_type != "BatchNormalization":
+            continue
+        layer = layers.get(node.input[3].rpartition(".")[0])
+        if layer is None or not layer.training or not getattr(layer, "track_running_stats", False):
+            continue
+        kept = [attribute for attribute in node.attribute if attribute.name not in ("training_mode", "momentum")]
+        del node.attribute[:]
+        node.attribute.extend(
+            [*kept, helper.make_attribute("training_mode", 1), helper.make_attribute("momentum", 1 - layer.momentum)]
+        )
+        del node.output[1:]
+        node.output.extend(f"{node.name}.{name}" for name in ("running_mean", "running_var"))
+
+
+def _name(model: onnx.ModelProto, stored: Sequence[Stored]) -> None:
+    """Call a shared tensor by the first of its names, as `named_parameters` does, and not by the last."""
+    there = _initializers(model)
+    for entry in stored:
+        found = entry.among(there)
+        if len(found) == 1 and found[0] != entry.names[0]:
+            there[found[0]].name = entry.names[0]
+            for node in model.graph.node:
+                for position, name in enumerate(node.input):
+                    if name == found[0]:
+                        node.input[position] = entry.names[0]
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Call each node by its module and its op, as in `layer1.0.conv1/Conv`: reports name operators so."""
+    counts: dict[str, int] = {}
+    for node in model.graph.node:
+        scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "")
+        modules = re.findall(r"'([^']*)'", scopes)[:-1]  # the last one is torch's own function
+        wanted = f"{modules[-1]}/{node.op_type}" if modules and modules[-1] else node.op_type
+        counts[wanted] = counts.get(wanted, 0) + 1
+        node.name = wanted if counts[wanted] == 1 else f"{wanted}_{counts[wanted]}"
+
+
+def _check(
+    torch: Any, module: Any, arguments: tuple[Any, ...], stored: Sequence[Stored], model: onnx.ModelProto
+) -> list[str]:
+    """Hold the file against the module; the names of what it lacks as the output doesn't depend on it.
+
+    Raises ModelError that names what got lost.
+    """
+    from onnx import numpy_helper
+
+    there = _initializers(model)
+    lost: list[str] = []
+    absent: list[Stored] = []
+    for entry in stored:
+        found = entry.among(there)
+        if not found:
+            absent.append(entry)
+        elif len(found) > 1:
+            lost.append(f"{' and '.join(found)} are one tensor in the module and {len(found)} in the file")
+        else:
+            array = numpy_helper.to_array(there[found[0]])
+            if different := difference(array, entry.tensor):
+                lost.append(f"{found[0]} is {different}")
+            elif array.tobytes() != bits(entry.tensor):
+                lost.append(f"{found[0]} has other values")
+    needed_ones = [entry for entry in absent if entry.trained]
+    if needed_ones:
+        used = _used(torch, module, arguments, needed_ones)
+        lost += [f"{entry.names[0]} is missing" for entry in used]
+    if lost:
+        more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+        raise ModelError(
+            f"{_named(module)}: the exporter lost what training needs: {', '.join(lost[:NAMED])}{more}; torch "
+            f"{torch.__version__} was asked for all of it, so please report the module"
+        )
+    return [name for entry in absent for name in entry.names]
+
+
+def _used(torch: Any, module: Any, arguments: tuple[Any, ...], entries: Sequence[Stored]) -> list[Stored]:
+    """Those of the parameters that the output depends on: of a copy, as a module's state moves as it runs."""
+    import copy
+
+    twin = copy.deepcopy(module)
+    named = {name: tensor for entry in stored_in(twin) for name, tensor in ((entry.names[0], entry.tensor),)}
+    wanted = [named[entry.names[0]] for entry in entries]
+    outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*arguments)) if isinstance(y, torch.Tensor)]
+    total = sum(y.sum() for y in outputs if y.requires_grad)
+    if not isinstance(total, torch.Tensor):
+        return []
+    gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+    return [entry for entry, gradient in zip(entries, gradients, strict=True) if gradient is not None]
+
+
+def _check_open(model: onnx.ModelProto, module: Any, arguments: tuple[Any, ...], batch: int) -> None:
+    """Raise ModelError where an input's batch got fixed."""
+    closed = [
+        entry.name
+        for entry, argument in zip(model.graph.input, arguments, strict=False)
+        if getattr(argument, "ndim", 0)
+        and argument.shape[0] == batch
+        and not entry.type.tensor_type.shape.dim[0].dim_param
+    ]
+    if closed:
+        raise ModelError(
+            f"{_named(module)}: the exporter fixed the batch of {listed(closed)} to {batch}; export with "
+            "dynamic_batch=False"
+        )
+
+
+def _trained(stored: Sequence[Stored], model: onnx.ModelProto) -> list[str]:
+    """The names, in the file, of what wants a gradient."""
+    there = _initializers(model)
+    return [entry.among(there)[0] for entry in stored if entry.trained and entry.among(there)]
+
+
+def _initializers(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}

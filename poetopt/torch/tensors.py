@@ -1,0 +1,89 @@
+"""A module's tensors by their names, as a file can have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+COUNTER = "num_batches_tracked"
+"""BatchNormalization counts its batches in it; the count is no part of what ONNX computes."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter or saved buffer.
+
+    names
+        All of its names, in the module's order: several where it is shared.
+    tensor
+        The torch tensor.
+    parameter
+        Whether it is one.
+    """
+
+    names: tuple[str, ...]
+    tensor: Any
+    parameter: bool
+
+    @property
+    def trained(self) -> bool:
+        """Whether it wants a gradient."""
+        return self.parameter and bool(self.tensor.requires_grad)
+
+    def among(self, given: Mapping[str, object]) -> list[str]:
+        """Those of its names that are there."""
+        return [name for name in self.names if name in given]
+
+
+def stored_in(module: Any) -> tuple[Stored, ...]:
+    """What `module.state_dict()` holds, each tensor once, counters of batches left out."""
+    parameters = {id(tensor) for tensor in module.parameters()}
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Any] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[2] != COUNTER and hasattr(tensor, "dtype"):
+            names.setdefault(id(tensor), []).append(name)
+            tensors[id(tensor)] = tensor
+    return tuple(Stored(tuple(found), tensors[key], key in parameters) for key, found in names.items())
+
+
+def type_of(tensor: Any) -> str:
+    """numpy's name of a torch tensor's type."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def difference(array: Array, tensor: Any) -> str:
+    """In what an array differs from a tensor so that it can't be its value: type or shape; empty where in nothing."""
+    if array.dtype.name != type_of(tensor):
+        return f"{array.dtype.name} instead of {type_of(tensor)}"
+    if array.shape != tuple(tensor.shape):
+        return f"{shape_word(array.shape)} instead of {shape_word(tuple(tensor.shape))}"
+    return ""
+
+
+def shape_word(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def bits(tensor: Any) -> bytes:
+    """The bytes of a tensor's elements, in order."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    return bytes(plain.reshape(-1).view(torch.uint8).numpy().tobytes()) if plain.numel() else b""
+
+
+def put(array: Array, tensor: Any) -> None:
+    """Copy the bits of an array of the same type and shape into a tensor."""
+    import torch
+
+    if tensor.numel():
+        raw = bytearray(np.ascontiguousarray(array).tobytes())
+        with torch.no_grad():
+            tensor.copy_(torch.frombuffer(raw, dtype=tensor.dtype).reshape(tensor.shape))

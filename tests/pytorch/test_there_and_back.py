@@ -1,0 +1,250 @@
+"""A module as ONNX and back: nothing is lost, what trains it is torch's mathematics, and every bit comes back."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import poetopt as po
+from poetopt.errors import BackendUnavailableError, ModelError, OptionError
+from tests.later import later, uses_torch
+from tests.pytorch.modules import image, labels, mixed
+
+torch = later("torch")
+nn = later("torch.nn")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, po.Model]:
+    """The file of `mixed`, the module, and the model that was read."""
+    pytest.importorskip("onnxscript")
+    path, module = tmp_path_factory.mktemp("torch") / "mixed.onnx", mixed()
+    before = state(module)
+    model = po.torch.export(module, image(), path, input_names=["image"], output_names=["logits"])
+    assert state(module) == before
+    return path, module, model
+
+
+def state(module: Any) -> dict[str, bytes]:
+    """The bits of all that a module saves."""
+    return {name: tensor.numpy().tobytes() for name, tensor in module.state_dict().items()}
+
+
+def drawn(module: Any) -> Any:
+    """The module with every float that it saves drawn anew, oddities of floats included."""
+    for name, tensor in module.state_dict().items():
+        if tensor.dtype.is_floating_point:
+            torch.nn.init.uniform_(tensor, 0.1, 1.0)
+            if name == "fc.bias":
+                tensor[:4] = torch.tensor([float("nan"), -0.0, float("inf"), 1e-42])
+    return module
+
+
+@uses_torch
+def test_names_modes_and_bits_are_the_modules(exported: tuple[Path, Any, po.Model]) -> None:
+    path, module, model = exported
+    wanted = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    assert set(model.graph.trained) == wanted
+    file = onnx.load(path)
+    values = {tensor.name: numpy_helper.to_array(tensor).tobytes() for tensor in file.graph.initializer}
+    left_out = {"again.weight", "aside.weight", "aside.bias", "bn.num_batches_tracked", "frozen.num_batches_tracked"}
+    for name, content in state(module).items():
+        assert values.get(name) == (None if name in left_out else content), name
+    assert {"conv/Conv", "bn/BatchNormalization", "Relu", "fc/Gemm"} <= {node.name for node in file.graph.node}
+    norms = {node.input[1]: node for node in file.graph.node if node.op_type == "BatchNormalization"}
+    settings = {name: {a.name: a.i or a.f for a in node.attribute} for name, node in norms.items()}
+    assert settings["bn.weight"]["training_mode"] == 1
+    assert settings["bn.weight"]["momentum"] == pytest.approx(0.8)
+    assert not settings["frozen.weight"].get("training_mode")
+    assert [operator.kind for operator in model.graph.operators].count("Dropout") == 1
+    assert model.graph.tensors["image"].shape[0] == 4
+    other = po.load(path, batch=7)
+    assert isinstance(other, po.Model)
+    assert other.graph.tensors["image"].shape[0] == 7
+
+
+@uses_torch
+def test_what_a_plan_trains_goes_back_and_is_torchs(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    module = mixed()
+    module.drop.eval()
+    nn.init.normal_(module.own.bias)
+    twin = copy.deepcopy(module)
+    model = po.torch.export(module, image(), tmp_path / "net.onnx", input_names=["image"], dynamic_batch=False)
+    report = po.solve(model.differentiate().cost("a72"), ram="100%")
+    data = {"image": image().numpy(), "labels": labels().numpy()}
+    ended = po.train(report, 3, 0.05, momentum=0.9, data=data, dump=tmp_path / "end.npz")
+    optimizer = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.9)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(twin(image()), labels())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert ended.losses == pytest.approx(losses, rel=1e-4)
+    assert po.torch.load(module, ended) is module
+    for (name, found), wanted in zip(module.state_dict().items(), twin.state_dict().values(), strict=True):
+        if name not in ("bn.num_batches_tracked", "bn.running_var"):  # the latter's variance is the biased one
+            assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), name
+    assert state(po.torch.load(mixed(), tmp_path / "end.npz"))["conv.weight"] == state(module)["conv.weight"]
+
+
+@uses_torch
+def test_every_bit_comes_back(exported: tuple[Path, Any, po.Model], tmp_path: Path) -> None:
+    _, module, _ = exported
+    source = drawn(copy.deepcopy(module))
+    again = onnx.load(exported[0])
+    for tensor in again.graph.initializer:
+        if tensor.name in source.state_dict():
+            tensor.CopyFrom(numpy_helper.from_array(source.state_dict()[tensor.name].numpy(), tensor.name))
+    onnx.save(again, tmp_path / "trained.onnx")
+    for trained in (tmp_path / "trained.onnx", again):
+        target = po.torch.load(copy.deepcopy(module), trained)
+        assert target.again.weight is target.words.weight
+        for name, content in state(source).items():
+            assert (state(target)[name] == content) is not name.startswith("aside."), name
+
+
+@uses_torch
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])
+def test_other_types_keep_their_bits(kind: str) -> None:
+    module = drawn(nn.BatchNorm1d(6)).to(getattr(torch, kind))
+    target = copy.deepcopy(module)
+    nn.init.zeros_(target.weight)
+    arrays = {
+        name: onnx.numpy_helper.to_array(
+            onnx.helper.make_tensor(name, onnx.TensorProto.DataType.Value(kind.upper().replace("FLOAT64", "DOUBLE")),
+                                    tensor.shape, tensor.view(torch.uint8).numpy().tobytes(), raw=True)
+        )
+        for name, tensor in module.state_dict().items() if "num_batches" not in name
+    }  # fmt: skip
+    po.torch.load(target, arrays)
+    assert all(
+        torch.equal(a, b) for a, b in zip(target.state_dict().values(), module.state_dict().values(), strict=True)
+    )
+
+
+@uses_torch
+def test_what_does_not_fit_is_named_in_one_message_and_nothing_changes(exported: tuple[Path, Any, po.Model]) -> None:
+    path, module, _ = exported
+    target = copy.deepcopy(module)
+    target.conv = nn.Conv2d(3, 8, 5)
+    target.bn.double()
+    target.more = nn.Linear(2, 2)
+    del target.frozen
+    before = state(target)
+    with pytest.raises(ModelError) as raised:
+        po.torch.load(target, path)
+    said = str(raised.value)
+    assert "missing there: conv.bias, more.weight, more.bias;" in said
+    assert "conv.weight (8x3x3x3 instead of 8x3x5x5)" in said
+    assert "bn.weight (float32 instead of float64)" in said
+    assert "not in the module: frozen.weight, frozen.bias" in said
+    assert state(target) == before
+    partly = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    partly.pop("fc.bias")
+    with pytest.raises(ModelError, match=r"missing there: fc\.bias; nothing was changed"):
+        po.torch.load(module, partly)
+    with pytest.raises(ModelError, match="not in the module: strange"):
+        po.torch.load(module, {**partly, "fc.bias": np.zeros(5, np.float32), "strange": np.zeros(2)})
+    untied = {"words.weight": np.zeros((128, 128), np.float32), "again.weight": np.ones((128, 128), np.float32)}
+    with pytest.raises(ModelError, match=r"several values there: words\.weight and again\.weight"):
+        po.torch.load(module, untied)
+
+
+@uses_torch
+def test_what_cannot_be_read_or_is_no_module_is_said(tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("no network")
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04cut")
+    module = nn.Linear(2, 2)
+    for trained in (tmp_path / "gone.onnx", tmp_path / "text.onnx", tmp_path / "cut.npz", 3):
+        with pytest.raises(ModelError):
+            po.torch.load(module, trained)
+    with pytest.raises(ModelError, match=r"torch\.nn\.Module is needed here, not a str"):
+        po.torch.load("module", {})
+
+
+@uses_torch
+def test_exports_that_lose_something_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    from poetopt.torch import exporting
+    from poetopt.torch.tensors import stored_in
+
+    module, x = mixed(), image()
+    traced = exporting._traced(import_module("torch"), module, (x,), None, ["image"], None)
+    exporting._name(traced, stored_in(module))
+    assert exporting._check(import_module("torch"), module, (x,), stored_in(module), traced)[0] == "aside.weight"
+    for change, said in {
+        "rename": "conv.weight is missing",
+        "value": "fc.bias has other values",
+        "type": "fc.bias is float64 instead of float32",
+        "twice": "words.weight and again.weight are one tensor in the module and 2 in the file",
+    }.items():
+        damaged = onnx.ModelProto()
+        damaged.CopyFrom(traced)
+        weights = {tensor.name: tensor for tensor in damaged.graph.initializer}
+        if change == "rename":
+            weights["conv.weight"].name = "onnx::Conv_26"
+        elif change == "twice":
+            damaged.graph.initializer.add().CopyFrom(weights["words.weight"])
+            damaged.graph.initializer[-1].name = "again.weight"
+        else:
+            array = numpy_helper.to_array(weights["fc.bias"]).astype(np.float64 if change == "type" else np.float32)
+            weights["fc.bias"].CopyFrom(numpy_helper.from_array(array + (change == "value"), "fc.bias"))
+        with pytest.raises(ModelError, match=said):
+            exporting._check(import_module("torch"), module, (x,), stored_in(module), damaged)
+
+
+@uses_torch
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Jumps(nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.sum() > 0 else x
+
+    path = tmp_path / "net.onnx"
+    with pytest.raises(ModelError, match="Jumps: torch can't export it"):
+        po.torch.export(Jumps(), torch.zeros(2, 3), path)
+    with pytest.raises(OptionError, match="dynamic_batch=False"):
+        po.torch.export(nn.Linear(3, 3), torch.zeros(1, 3), path)
+    cumulative = nn.BatchNorm1d(3, momentum=None)
+    with pytest.raises(ModelError, match="momentum=None"):
+        po.torch.export(cumulative, torch.zeros(2, 3), path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("missing", ["torch", "onnxscript"])
+def test_without_torch_one_message_says_how_to_get_it(missing: str) -> None:
+    code = f"""if True:
+        import sys
+        sys.modules["torch"] = sys.modules["onnxscript"] = None
+        if "{missing}" == "onnxscript":
+            sys.modules["torch"] = type(sys)("torch")
+        import poetopt as po
+        for call in (lambda: po.torch.export(None, None, "net.onnx"), lambda: po.torch.load(None, {{}})):
+            try:
+                call()
+            except po.PoetError as error:
+                print(error.exit_code, error)
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    message = f"6 {missing} is not installed; install it with: pip install 'poetopt[torch]'"
+    assert run.stdout.splitlines()[0] == message, run.stderr
+
+
+def test_the_package_does_not_import_torch() -> None:
+    code = "import sys, poetopt as po; po.torch.export; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+    assert issubclass(BackendUnavailableError, ImportError)
