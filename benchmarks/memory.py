@@ -26,11 +26,11 @@ from unittest import mock
 import poetopt as po
 from poetopt.backends.ort import allocator
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.executor import graph_of
 from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.errors import InfeasibleError
 from poetopt.plan.layout import arena_bytes
+from poetopt.step.belongs import graph_of
 from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program

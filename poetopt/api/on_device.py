@@ -84,7 +84,7 @@ def emit(
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
-    from poetopt.backends.ort.executor import graph_of
+    from poetopt.step.belongs import graph_of
 
     chosen = target_of(target)
     if schedule not in SCHEDULES:

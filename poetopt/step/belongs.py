@@ -1,11 +1,22 @@
-"""Whether a plan is of the graph that it is to be run with."""
+"""The graph that a plan is run with, and whether the plan is of it."""
 
 from __future__ import annotations
 
 from poetopt.errors import PlanError
 from poetopt.graph import Tensor, TrainingGraph
+from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.runtimes.contract import Runtime
+
+
+def graph_of(plan: Plan, graph: TrainingGraph | None = None) -> TrainingGraph:
+    """The graph to execute: as given, or the one behind the plan. Raises PlanError where there is none."""
+    chosen = plan.problem.graph if graph is None else graph
+    if chosen is None:
+        raise PlanError(
+            f"{plan.problem.name}: the plan is of a problem file, which has no network to execute; solve an ONNX model"
+        )
+    return chosen
 
 
 def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, shown: str) -> None:

@@ -110,11 +110,12 @@ class Carried:
         return found
 
 
-def slots(plan: Plan) -> Mapping[str, int]:
+def slots(plan: Plan, graph: TrainingGraph | None = None) -> Mapping[str, int]:
     """Bytes of each tensor that needs a slot on storage, by name; of tables, all rows."""
     tensors = plan.problem.tensors
     moved = {step.target for step in plan.instructions if step.action is Action.PAGE_OUT}
-    rows = plan.problem.graph.rows if plan.problem.graph is not None else {}
+    graph = plan.problem.graph if graph is None else graph
+    rows = graph.rows if graph is not None else {}
     return {
         tensors[i].name: rows[tensors[i].name].values.nbytes if tensors[i].name in rows else tensors[i].nbytes
         for i in sorted(moved.union(plan.problem.stored_at_start))

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx.helper import tensor_dtype_to_np_dtype
 
-from poetopt.frontends.proto import elem_type
 from poetopt.graph import Tensor
 
 if TYPE_CHECKING:
@@ -26,8 +24,15 @@ POISON = 0xFF
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     """Numpy's type for a tensor's `dtype`; those that numpy itself lacks (bfloat16) included."""
-    found: np.dtype[np.generic] = np.dtype(tensor_dtype_to_np_dtype(elem_type(dtype)))
-    return found
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        from onnx.helper import tensor_dtype_to_np_dtype
+
+        from poetopt.frontends.proto import elem_type
+
+        found: np.dtype[np.generic] = np.dtype(tensor_dtype_to_np_dtype(elem_type(dtype)))
+        return found
 
 
 class Block:

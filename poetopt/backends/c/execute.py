@@ -21,7 +21,6 @@ from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_b
 from poetopt.backends.c.targets import Target, target
 from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.executor import graph_of
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
@@ -30,6 +29,7 @@ from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.scratch import scratch_folder
+from poetopt.step.belongs import graph_of
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:

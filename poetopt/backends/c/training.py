@@ -20,7 +20,6 @@ from poetopt.backends.c.targets import target
 from poetopt.backends.c.trained import DeviceTraining
 from poetopt.backends.ort.batch import Batch
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.executor import graph_of
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.training import batches_of, check_options, momentum_of
@@ -31,6 +30,7 @@ from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.scratch import scratch_folder
+from poetopt.step.belongs import graph_of
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from poetopt.backends.ort.execution import Execution
 from poetopt.backends.ort.measure import alternate, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.reference import Fused, NodeByNode
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
-from poetopt.errors import ExecutionError, OptionError, PlanError
+from poetopt.errors import ExecutionError, OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
-from poetopt.step.belongs import check_belongs
+from poetopt.step.belongs import check_belongs, graph_of
 from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
@@ -135,16 +135,6 @@ def execute(
 def taken_bytes(plan: Plan, peak_bytes: int) -> int:
     """What the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes."""
     return max(peak_bytes, arena_bytes(plan) + plan.problem.reserve_bytes)
-
-
-def graph_of(plan: Plan, graph: TrainingGraph | None) -> TrainingGraph:
-    """The graph to execute: as given, or the one behind the plan. Raises PlanError where there is none."""
-    chosen = plan.problem.graph if graph is None else graph
-    if chosen is None:
-        raise PlanError(
-            f"{plan.problem.name}: the plan is of a problem file, which has no network to execute; solve an ONNX model"
-        )
-    return chosen
 
 
 def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:

@@ -1,9 +1,12 @@
-"""One onnxruntime session for each distinct node: op, attributes, shapes and types.
+"""One onnxruntime session for each distinct node: op, attributes and types. Shapes come with what is bound.
 
 Graph optimisation is off (it would fold training-mode BatchNormalization and remove Dropout), the
 session's own memory arena too: it would hold on to what kernels allocate, unseen. Small integer constants (axes,
 shapes, pads) are part of a session, all else is bound. Each session has one thread by default: with
 a pool for each session, more of them wait for each other.
+
+The onnx library writes the models of sessions. Where they are given (`Sessions.models`), it isn't imported: it takes as
+much memory as the sessions of a network.
 """
 
 from __future__ import annotations
@@ -15,12 +18,8 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
-import onnx
-from onnx import helper, numpy_helper
-
 from poetopt.backends.ort import allocator
 from poetopt.errors import BackendUnavailableError, ExecutionError
-from poetopt.frontends.proto import elem_type, node_proto
 from poetopt.graph import Graph, Node, Role, Tensor
 from poetopt.runtimes.onnxruntime import runtime
 from poetopt.step.kernels import Act
@@ -63,6 +62,10 @@ def session_options(threads: int) -> Any:
     return options
 
 
+_Names = tuple[tuple[str, str], ...]
+"""(name in the session, name of the tensor)."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSession:
     """A session that runs one node.
@@ -80,13 +83,17 @@ class Sessions:
     """The sessions of a graph's nodes, made on first use and shared by all nodes that are alike.
 
     They are the kernels of a step (`poetopt.step.kernels.Kernels`).
+
+    models
+        The model of each node's session, where it was written before (`written`): by what the node writes.
     """
 
     runtime = runtime
 
-    def __init__(self, graph: Graph, threads: int = 1) -> None:
+    def __init__(self, graph: Graph, threads: int = 1, models: Mapping[tuple[str, ...], bytes] | None = None) -> None:
         self.graph = graph
         self.threads = threads
+        self.models = models or {}
         self._made: dict[bytes, Any] = {}
 
     def __len__(self) -> int:
@@ -97,16 +104,31 @@ class Sessions:
 
         Raises `ExecutionError` where onnxruntime has no kernel for it.
         """
-        inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
-        outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
-        embedded = {key: name for key, name in inputs if self.embeds(name)}
-        bound = tuple((key, name) for key, name in inputs if key not in embedded)
-        model = self._model(node, bound, outputs, embedded).SerializeToString(deterministic=True)
+        bound, outputs, embedded = self._operands(node)
+        model = self.models.get(node.outputs) or self._model(node, bound, outputs, embedded)
         if is_random(node):
             return NodeSession(self._create(node, model), bound, outputs)
         if model not in self._made:
             self._made[model] = self._create(node, model)
         return NodeSession(self._made[model], bound, outputs)
+
+    def written(self) -> Mapping[tuple[str, ...], bytes]:
+        """The models of all nodes that need a session of their own making; alike ones share their bytes."""
+        alike: dict[bytes, bytes] = {}
+        found = {}
+        for operator in self.graph.operators:
+            for node in () if operator.view else operator.nodes:
+                if not is_random(node):  # it is seeded anew
+                    model = self._model(node, *self._operands(node))
+                    found[node.outputs] = alike.setdefault(model, model)
+        return found
+
+    def _operands(self, node: Node) -> tuple[_Names, _Names, Mapping[str, str]]:
+        """What is bound of its inputs, its outputs, and what is part of the session: by names in the session."""
+        inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
+        outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
+        embedded = {key: name for key, name in inputs if self.embeds(name)}
+        return tuple((key, name) for key, name in inputs if key not in embedded), outputs, embedded
 
     def bound(self, node: Node, addresses: Mapping[str, int]) -> Act:
         """Running `node` with everything bound to its address. Raises as `get`."""
@@ -143,14 +165,18 @@ class Sessions:
     def _model(
         self,
         node: Node,
-        inputs: tuple[tuple[str, str], ...],
-        outputs: tuple[tuple[str, str], ...],
+        inputs: _Names,
+        outputs: _Names,
         embedded: Mapping[str, str],
-    ) -> onnx.ModelProto:
+    ) -> bytes:
+        from onnx import ValueInfoProto, helper, numpy_helper
+
+        from poetopt.frontends.proto import elem_type, node_proto
+
         graph, tensors = self.graph, self.graph.tensors
 
-        def info(key: str, name: str) -> onnx.ValueInfoProto:
-            return helper.make_tensor_value_info(key, elem_type(tensors[name].dtype), tensors[name].shape)
+        def info(key: str, name: str) -> ValueInfoProto:
+            return helper.make_tensor_value_info(key, elem_type(tensors[name].dtype), None)
 
         attributes = dict(node.attributes)
         if is_random(node) and "seed" not in attributes and node.op_type != "Dropout":
@@ -172,7 +198,9 @@ class Sessions:
             [numpy_helper.from_array(graph.values[name], key) for key, name in embedded.items()],
         )
         ir_version = max(8, helper.find_min_ir_version_for(imports, ignore_unknown=True))
-        return helper.make_model(body, opset_imports=imports, ir_version=ir_version)
+        return helper.make_model(body, opset_imports=imports, ir_version=ir_version).SerializeToString(
+            deterministic=True
+        )
 
     def _create(self, node: Node, model: bytes) -> Any:
         options = session_options(self.threads)
@@ -188,7 +216,11 @@ class Sessions:
 def _type(tensor: Tensor) -> tuple[object, list[int]]:
     """Element type and shape as a binding takes them: onnx's number where numpy has no such type of its own."""
     dtype = numpy_dtype(tensor.dtype)
-    return elem_type(tensor.dtype) if dtype.kind == "V" else dtype.type, list(tensor.shape)
+    if dtype.kind != "V":
+        return dtype.type, list(tensor.shape)
+    from poetopt.frontends.proto import elem_type
+
+    return elem_type(tensor.dtype), list(tensor.shape)
 
 
 def is_random(node: Node) -> bool:

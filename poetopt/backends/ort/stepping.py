@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,18 +16,19 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from poetopt.backends.ort.batch import check_batch
-from poetopt.backends.ort.executor import graph_of
+from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.closest import closest
 from poetopt.errors import ModelError, OptionError
-from poetopt.graph import TableRows, TrainingGraph
+from poetopt.graph import TrainingGraph
+from poetopt.operators.resident import resident_storages
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.step.belongs import check_belongs
+from poetopt.step.belongs import check_belongs, graph_of
 from poetopt.step.carried import slots
 from poetopt.step.drawing import WINDOW
-from poetopt.step.memory import Block, writable_copy
+from poetopt.step.memory import Block, aligned_copy, pack_apart
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
@@ -45,10 +45,10 @@ class ScheduledStep:
     """Training by `plan`, step by step; a context manager.
 
     plan
-        A plan with offsets, of a problem that was made of a training graph.
+        A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
     graph
-        That graph; by default the one in the plan's problem. Its values are those before the first step, and are not
-        kept: what changes is copied.
+        That graph; by default the one in the plan's problem. Its values are those before the first step; what changes
+        is copied.
     ram_bytes
         The budget for arena and kernels; by default what the plan takes.
     outputs
@@ -70,7 +70,7 @@ class ScheduledStep:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Prepared,
         *,
         graph: TrainingGraph | None = None,
         ram_bytes: int | None = None,
@@ -81,26 +81,24 @@ class ScheduledStep:
     ) -> None:
         if threads < 1:
             raise OptionError(f"--threads {threads}: must be at least 1")
-        whole = graph_of(plan, graph)
-        problem = plan.problem
-        check_belongs(whole, problem, Sessions.runtime, problem.name)
-        simulate(plan, ram_bytes=ram_bytes)
-        check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-        self.plan = plan
-        self.graph = without_values(whole)
-        self.names = tuple(dict.fromkeys((*whole.gradients, *whole.carried)))
+        made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
+        self.plan, self.graph = made.plan, made.graph
+        problem = self.plan.problem
+        check_belongs(self.graph, problem, Sessions.runtime, problem.name)
+        simulate(self.plan, ram_bytes=ram_bytes)
+        check_layout(self.plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
+        self.names = tuple(dict.fromkeys((*self.graph.gradients, *self.graph.carried)))
         self.taken = 0
         with ExitStack() as stack:
-            pages = stack.enter_context(PageFile(slots(plan), None if workdir is None else Path(workdir)))
-            region = _region(whole, {tensor.name for tensor in problem.tensors})
+            sizes = slots(self.plan, self.graph)
+            pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
+            region = _region(self.graph, {tensor.name for tensor in problem.tensors}, made.first)
             self._given = region.given
-            self.program = Program(
-                plan, self.graph, Block(arena_bytes(plan)), region, Sessions(self.graph, threads), pages, paced(told),
-                watched=outputs,
-            )  # fmt: skip
+            sessions, arena = Sessions(self.graph, threads, made.models), Block(arena_bytes(self.plan))
+            self.program = Program(self.plan, self.graph, arena, region, sessions, pages, paced(told), watched=outputs)
             self.outputs: Mapping[str, Array] = self.program.watched.copies
             for name in self.program.carried.first:
-                self._put(name, whole.rows[name].values if name in whole.rows else whole.values[name])
+                self._put(name, made.first[name])
             self._stack = stack.pop_all()
 
     def run(self, batch: Mapping[str, object], hyperparameters: Mapping[str, float] | None = None) -> float:
@@ -232,25 +230,13 @@ class _Values(Mapping[str, "Array"]):
         return len(self._step.names)
 
 
-def without_values(graph: TrainingGraph) -> TrainingGraph:
-    """`graph` with arrays that have shape and type alone, and no memory, but where sessions read their values."""
-    sessions = Sessions(graph)
-    return replace(
-        graph,
-        values={name: array if sessions.embeds(name) else _bare(array) for name, array in graph.values.items()},
-        rows={name: TableRows(_bare(table.values), table.ids, table.fixed) for name, table in graph.rows.items()},
-    )
-
-
-def _bare(array: Array) -> Array:
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
-
-
-def _region(graph: TrainingGraph, scheduled: Collection[str]) -> Region:
-    """The resident region of `graph`, with what changes in memory of its own."""
-    region = Region.of(graph, scheduled)
+def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str, Array]) -> Region:
+    """The resident region of `graph`: what changes side by side in memory of its own, all else where it is."""
     changing = {*graph.gradients, *graph.carried, *graph.hyperparameters.values()}
-    given = {
-        name: writable_copy(graph.values[name]) if name in changing else array for name, array in region.given.items()
-    }
-    return replace(region, given=given, first={})
+    roots = [root for root in resident_storages(graph) if root not in scheduled]
+    held, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
+    for name, array in held.items():
+        np.copyto(array, first[name])
+    fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in held}
+    written, block = pack_apart(graph.tensors[root] for root in roots if root not in graph.values)
+    return Region({**fixed, **held}, written, block)

@@ -25,7 +25,7 @@ from poetopt.backends.ort.checks import Checks
 from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
-from poetopt.backends.ort.executor import graph_of, taken_bytes
+from poetopt.backends.ort.executor import taken_bytes
 from poetopt.backends.ort.measure import held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
@@ -34,7 +34,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.step.belongs import check_belongs
+from poetopt.step.belongs import check_belongs, graph_of
 from poetopt.step.carried import slots
 from poetopt.step.memory import Block, writable_copy
 from poetopt.step.program import Program

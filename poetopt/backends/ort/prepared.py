@@ -1,0 +1,135 @@
+"""A step made ready by one process and taken by another, which neither reads the model nor imports what reads it.
+
+A folder holds all of it: the values that training begins with, side by side in one file that is mapped, and everything
+else, pickled. It is for the processes of one run, on one machine: nobody else can read or write it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.graph import TableRows, TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.step.memory import ALIGNMENT, numpy_dtype
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+VALUES, STEP = "values.bin", "step.pickle"
+
+
+class Mapped(Mapping[str, "Array"]):
+    """Arrays in a file by name, each mapped when it is asked for: read-only, aligned, and gone with the last view.
+
+    places
+        Offset in the file, numpy's name of the type, and shape.
+    """
+
+    def __init__(self, path: Path, places: Mapping[str, tuple[int, str, tuple[int, ...]]]) -> None:
+        self.path, self.places = path, places
+
+    def __getitem__(self, name: str) -> Array:
+        offset, dtype, shape = self.places[name]
+        if 0 in shape:
+            return np.empty(shape, numpy_dtype(dtype))
+        return np.asarray(np.memmap(self.path, numpy_dtype(dtype), "r", offset, shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @classmethod
+    def write(cls, path: Path, arrays: Mapping[str, Array]) -> Mapped:
+        """Write arrays one after another. Raises OSError where the disk is full."""
+        places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+        with path.open("wb") as file:
+            for name, array in arrays.items():
+                file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+                places[name] = (file.tell(), str(array.dtype), array.shape)
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return cls(path, places)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a step is made of.
+
+    plan
+        Without a graph behind its problem.
+    graph
+        With arrays that have shape and type alone.
+    first
+        The values that training begins with; of tables by rows, all rows.
+    models
+        See `Sessions`.
+    """
+
+    plan: Plan
+    graph: TrainingGraph
+    first: Mapping[str, Array]
+    models: Mapping[tuple[str, ...], bytes]
+
+    @classmethod
+    def of(cls, plan: Plan, graph: TrainingGraph, *, written: bool = False) -> Prepared:
+        """The step of a plan in this process.
+
+        written
+            Whether the models of sessions are written now, and not one by one as they are needed.
+        """
+        alone = replace(plan, problem=replace(plan.problem, graph=None))
+        first = {**graph.values, **{name: table.values for name, table in graph.rows.items()}}
+        models = Sessions(graph).written() if written else {}
+        return cls(alone, _bare(graph), first, models)
+
+    def save(self, folder: Path) -> None:
+        """Write it for another process. Raises OSError where that can't be done."""
+        mapped = Mapped.write(folder / VALUES, self.first)
+        sessions = Sessions(self.graph)
+        small = {name: np.array(array) for name, array in self.graph.values.items() if sessions.embeds(name)}
+        whole = {name: table.values.shape for name, table in self.graph.rows.items()}
+        rows = {name: replace(table, values=np.empty(0)) for name, table in self.graph.rows.items()}
+        graph = replace(self.graph, values=small, rows=rows)
+        names = tuple(self.graph.values)
+        with (folder / STEP).open("wb") as file:
+            pickle.dump((self.plan, graph, names, whole, mapped.places, self.models), file, pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def load(cls, folder: Path) -> Prepared:
+        """Read what `save` wrote."""
+        with (folder / STEP).open("rb") as file:
+            plan, graph, names, whole, places, models = pickle.load(file)
+        tensors = graph.tensors
+        values = {name: graph.values.get(name, _shape(tensors[name].shape, tensors[name].dtype)) for name in names}
+        rows = {
+            name: replace(table, values=_shape(whole[name], tensors[name].dtype)) for name, table in graph.rows.items()
+        }
+        first = Mapped(folder / VALUES, places)
+        return cls(plan, replace(graph, values=values, rows=rows), first, models)
+
+
+def _bare(graph: TrainingGraph) -> TrainingGraph:
+    """`graph` with arrays that have shape and type alone, and no memory, but where sessions read their values."""
+    sessions = Sessions(graph)
+    values = {
+        name: array if sessions.embeds(name) else np.broadcast_to(np.zeros((), array.dtype), array.shape)
+        for name, array in graph.values.items()
+    }
+    rows = {
+        name: TableRows(np.broadcast_to(np.zeros((), table.values.dtype), table.values.shape), table.ids, table.fixed)
+        for name, table in graph.rows.items()
+    }
+    return replace(graph, values=values, rows=rows)
+
+
+def _shape(shape: tuple[int, ...], dtype: str) -> Array:
+    """An array of that shape without memory."""
+    return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
