@@ -62,7 +62,7 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     for name in zoo.names():
-        problem = po.load(name).differentiate().cost(arguments.device)
+        problem = po.load(name).differentiate().cost(arguments.device, runtime="onnxruntime")
         for share in SHARES:
             lines.append(line(problem, name, share, arguments.limit))
             print(lines[-1], flush=True)

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=10.0, help="seconds of one solve")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    problem = po.load(options.model).differentiate().cost(options.device)
+    problem = po.load(options.model).differentiate().cost(options.device, runtime="onnxruntime")
     budgets = in_bytes(parse_budgets(options.ram), po.store_all_peak_bytes(problem))
     settings = Settings(time_limit_s=options.limit, gap=1e-2, threads=1)
     lines = [

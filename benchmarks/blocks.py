@@ -71,7 +71,7 @@ def main() -> None:
     training = po.load(NETWORK).differentiate()
     lines = [HEADING, "|" + "---|" * (HEADING.count("|") - 1)]
     for dma in (False, True):
-        problem = training.cost(replace(po.device(DEVICE), dma=dma))
+        problem = training.cost(replace(po.device(DEVICE), dma=dma), runtime="onnxruntime")
         for asked in ASKED:
             lines.append(row(problem, asked, given.scope, given.limit))
             print(lines[-1], flush=True)

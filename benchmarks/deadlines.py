@@ -40,7 +40,7 @@ def problems() -> Iterator[Problem]:
     training = po.load(NETWORK).differentiate()
     for name in ("m4", "a72"):
         for dma in (False, True):
-            yield training.cost(replace(po.device(name), dma=dma))
+            yield training.cost(replace(po.device(name), dma=dma), runtime="onnxruntime")
 
 
 def sweep(problem: Problem, scope: str, limit_s: float) -> Iterator[tuple[float, Solution, int]]:

@@ -34,7 +34,9 @@ def row(name: str, ram: float, device: str, time_limit: str) -> str:
     """One line of the table."""
     model = po.load(name)
     assert isinstance(model, po.Model)
-    problems = [model.differentiate(granularity=kind).cost(device) for kind in ("operator", "block")]
+    problems = [
+        model.differentiate(granularity=kind).cost(device, runtime="onnxruntime") for kind in ("operator", "block")
+    ]
     budget = int(ram * store_all_peak_bytes(problems[0]))
     found = []
     for problem in problems:

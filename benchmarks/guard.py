@@ -3,11 +3,11 @@
     make guard
     .venv/bin/python -m benchmarks.guard [--only SUBSTRING]... [--limit SECONDS] [--without MECHANISM]...
 
-A cell is solved in this process, to its gap. It fails where the gap stays open, where the plan costs more than the
-known one, and where bound and known figures contradict each other: a bound above a plan that is known, or a plan below
-what was proven. All take some 30 s of processor; each may take its limit, which is generous: a slow machine passes, a
-search that lacks a mechanism doesn't. Figures are from benchmarks/results/solve.md and deadlines.md where they have the
-cell, else they were proven here to the gap that stands beside them.
+A cell is solved in this process, to its gap, for kernels of onnxruntime. It fails where the gap stays open, where the
+plan costs more than the known one, and where bound and known figures contradict each other: a bound above a plan that
+is known, or a plan below what was proven. All take some 30 s of processor; each may take its limit, which is
+generous: a slow machine passes, a search that lacks a mechanism doesn't. Figures are from benchmarks/results/solve.md
+and deadlines.md where they have the cell, else they were proven here to the gap that stands beside them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def problem_of(cell: Cell) -> Problem:
     device = po.device(cell.device)
     if cell.dma is not None:
         device = replace(device, dma=cell.dma)
-    return replace(po.load(cell.network).differentiate().cost(device), wake_j=cell.wake_j)
+    return replace(po.load(cell.network).differentiate().cost(device, runtime="onnxruntime"), wake_j=cell.wake_j)
 
 
 def solved(cell: Cell, limit_s: float) -> Solution:

@@ -44,7 +44,7 @@ HEADER = """| network | budget | arena | live | high-water | arena + it, of the 
 
 def solved(model: str, device: str, ram: str, time_limit: str, place: Path) -> None:
     """Write a plan for the budget, or for the least that is known where that is more."""
-    problem = po.load(model).differentiate().cost(device)
+    problem = po.load(model).differentiate().cost(device, runtime="onnxruntime")
     try:
         report = po.solve(problem, ram=ram, time_limit=time_limit)
     except InfeasibleError as error:

@@ -91,7 +91,7 @@ def measured(cell: Cell, limit_s: float) -> str:
             return f"| {cell.problem} | {cell.device} | skipped: no such file |"
         problem = po.load(file).differentiate().cost(cell.device)
     else:
-        problem = po.load(cell.problem).differentiate().cost(cell.device)
+        problem = po.load(cell.problem).differentiate().cost(cell.device, runtime="onnxruntime")
     store_all = po.store_all_peak_bytes(problem)
     if cell.share is None:
         known = least_ram(problem, Options(ram_bytes=0, paging=False), solve_whole)

@@ -40,7 +40,7 @@ Named = tuple[str, Problem, int]
 
 def network(name: str, device: str, share: float) -> Named:
     """A network of the zoo at a share of its store-all peak."""
-    problem = po.load(name).differentiate().cost(device)
+    problem = po.load(name).differentiate().cost(device, runtime="onnxruntime")
     return f"{name}, {device}, {share:.0%}", problem, int(share * po.store_all_peak_bytes(problem))
 
 

@@ -123,7 +123,7 @@ def problem_of(cell: Cell) -> Problem:
         model: str | onnx.ModelProto = build(network)
     else:
         model = network
-    return po.load(model).differentiate().cost(cell.device)
+    return po.load(model).differentiate().cost(cell.device, runtime="onnxruntime")
 
 
 def options_of(cell: Cell, problem: Problem, limit_s: float) -> Options:

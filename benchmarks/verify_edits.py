@@ -64,7 +64,7 @@ def solved() -> Iterator[tuple[str, str]]:
         given = dict(training)
         granularity = str(given.pop("granularity", "operator"))
         loaded = po.load(model, **given)  # type: ignore[arg-type]
-        problem = loaded.differentiate(granularity=granularity).cost(device)
+        problem = loaded.differentiate(granularity=granularity).cost(device, runtime="onnxruntime")
         with contextlib.suppress(PoetError):
             report = po.solve(problem, time_limit="10s", **options)  # type: ignore[arg-type]
             words = [model, *(f"{key}={value}" for key, value in (*training.items(), *options.items())), device]

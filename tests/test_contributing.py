@@ -69,7 +69,7 @@ def test_a_block() -> None:
 
     names = run("A block")
     problem = po.load("vgg16-cifar").differentiate().cost("m4")
-    budget = po.store_all_peak_bytes(problem) * 7 // 10
+    budget = po.store_all_peak_bytes(problem) * 9 // 10
     model = names["sparing"].build(problem, ram_bytes=budget, scope="depth:4")
     point = backend.open(model, threads=1, scale=1e4).relax(30.0).point
     assert point is not None
@@ -84,7 +84,7 @@ def test_a_block() -> None:
 def test_a_backend() -> None:
     names = run("A backend")
     problem = po.load("vgg16-cifar").differentiate().cost("a72")
-    budget = po.store_all_peak_bytes(problem) * 7 // 10
+    budget = po.store_all_peak_bytes(problem) * 9 // 10
     model = po.formulations.retention.build(problem, ram_bytes=budget, scope="depth:4")
     session = names["backend"].open(model, threads=0, scale=1e4)
     relaxed = session.relax(30.0)

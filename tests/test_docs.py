@@ -180,7 +180,7 @@ def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     exec(compile(code, "your-model.md", "exec"), {})
     loaded = po.load("net.onnx")
     assert isinstance(loaded, po.Model)
-    problem = loaded.differentiate(loss="cross-entropy").cost("rp2350")
+    problem = loaded.differentiate(loss="cross-entropy").cost("rpi5")
     assert po.execute(po.solve(problem, ram="100%")).bit_identical
 
 

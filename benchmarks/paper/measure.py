@@ -151,7 +151,7 @@ def place(row: Mapping[str, object]) -> tuple[str, ...]:
 def measure(cell: Cell, constants: str, settings: Settings) -> Iterator[dict[str, object]]:
     """The rows of a cell."""
     device = f"paper-{cell.device}" if constants == "paper" else cell.device
-    problem = po.load(cell.model, batch=cell.batch).differentiate().cost(device)
+    problem = po.load(cell.model, batch=cell.batch).differentiate().cost(device, runtime="onnxruntime")
     if cell.deadline:
         # A hair more than the factor: a makespan is a sum of floats.
         settings = replace(settings, deadline_s=cell.deadline * problem.baseline_time_s * (1 + 1e-9))

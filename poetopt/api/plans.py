@@ -116,8 +116,8 @@ def execute(
         `poetopt` at INFO gets it there.
 
     The budget is the one of the report or plan file; of a bare plan, its own peak. What the checks found is in
-    the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, ModelError for data that
-    don't fit, ExecutionError where a kernel or the storage fails.
+    the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, or of the runtime c
+    (`execute_on` is for those), ModelError for data that don't fit, ExecutionError where a kernel or the storage fails.
     """
     from poetopt.backends.ort import execute as run
     from poetopt.backends.ort import save_results

@@ -47,7 +47,7 @@ def run(
         typer.Option(
             "--on",
             metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
-            help="Run it in C (a plan of --runtime c): compiled for this machine, or for an emulated board.",
+            help="Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.",
             autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
@@ -56,8 +56,8 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
 
-    With --on it is executed in C, and compared with the unscheduled step on the same kernels and with onnxruntime;
-    with --on and --steps, that many steps are.
+    A plan of the runtime c is executed in C, on this machine or where --on says, and compared with the unscheduled step
+    on the same kernels and with onnxruntime; with --steps, that many steps are.
     """
     import poetopt as po
     from poetopt.report.execution import execution_document, execution_text, training_document, training_text
@@ -67,10 +67,12 @@ def run(
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     if on is not None:
         check_on(on)
-        if workdir is not None:
-            raise OptionError("--on: a step is paged to a file of its own; leave out --workdir")
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    if on is None and loaded.plan.problem.runtime == "c":
+        on = "host"
+    if on is not None and workdir is not None:
+        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
     if on is not None and steps is not None and lr is not None:
         return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
     if on is not None:

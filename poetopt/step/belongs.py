@@ -21,6 +21,11 @@ def graph_of(plan: Plan, graph: TrainingGraph | None = None) -> TrainingGraph:
 
 def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, shown: str) -> None:
     """Refuse a graph that is not the one that `problem` was made of, or not for this runtime. Raises `PlanError`."""
+    if problem.runtime not in ("", runtime.name):
+        raise PlanError(
+            f"{shown}: the plan is for the kernels of the runtime {problem.runtime!r}, and these are those of "
+            f"{runtime.name!r}; solve the model again with --runtime {runtime.name}{_elsewhere(problem)}"
+        )
     scheduled = [operator for operator in graph.operators if not operator.view]
     names = [operator.name for operator in problem.operators]
     if names != [operator.name for operator in scheduled]:
@@ -40,7 +45,7 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
         if needed > costed.workspace_bytes:
             raise PlanError(
                 f"{shown}: the plan gives {operator.name!r} {costed.workspace_bytes} B of workspace, it needs "
-                f"{needed} with the runtime {runtime.name!r}; solve the model again{_kernels_of(problem, runtime)}"
+                f"{needed} with the runtime {runtime.name!r}; solve the model again"
             )
     # How much kernels allocate is known by measurement only, during the step; that they may is known.
     if problem.reserve_bytes < runtime.reserve_bytes(0):
@@ -58,7 +63,6 @@ def streams(operator: str, who: str) -> PlanError:
     )
 
 
-def _kernels_of(problem: Problem, runtime: Runtime) -> str:
-    """What to say where the plan is of another runtime's kernels."""
-    same = problem.runtime in ("", runtime.name)
-    return "" if same else f", or run it where its kernels of {problem.runtime!r} do (--on)"
+def _elsewhere(problem: Problem) -> str:
+    """Where a plan of this runtime can be run."""
+    return ", or run it in C (po.execute_on, --on host)" if problem.runtime == "c" else ""

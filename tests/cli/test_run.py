@@ -9,7 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
+import poetopt as po
+from poetopt.errors import PlanError
 from poetopt.frontends import zoo
+from tests.backends.c.support import needs_host
 from tests.cli.support import Runner
 
 RUN_KEYS = {
@@ -29,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def plan(run: Runner, model: Path, tmp_path: Path) -> Path:
     place = tmp_path / "plan.json"
-    ended = run("solve", model, "--device", "m4", "--ram", "99%", "--time-limit", "10s", "-o", place)
+    ended = run("solve", model, "--device", "a72", "--ram", "99%", "--time-limit", "10s", "-o", place)
     assert (ended.code, ended.err) == (0, "")
     return place
 
@@ -103,7 +106,7 @@ def test_a_model_with_tensors_of_the_names_that_a_dump_has(run: Runner, tmp_path
     named = onnx.parser.parse_model(text)
     named.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 3), np.float32), "losses"))
     onnx.save(named, model)
-    assert run("solve", model, "--device", "m4", "--ram", "100%", "-o", plan).code == 0
+    assert run("solve", model, "--device", "a72", "--ram", "100%", "-o", plan).code == 0
     ended = run("run", plan, "--dump", first)
     assert ended.code == 0
     assert "'loss' is called 'loss.2' here" in ended.out
@@ -156,3 +159,17 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [("--steps", "3"), ("--lr", "0.1"), ("--momentum", "0.9")])
 def test_training_needs_steps_and_a_rate(run: Runner, plan: Path, options: tuple[str, ...]) -> None:
     run("run", plan, *options).assert_one_message("--steps, --lr: training needs both", code=2)
+
+
+@needs_host
+def test_a_plan_for_a_microcontroller_runs_in_c_on_this_machine(run: Runner, model: Path, tmp_path: Path) -> None:
+    """Without --on; in Python, and for a folder that it doesn't page to, the refusal says what to do."""
+    plan = tmp_path / "board.json"
+    assert run("solve", model, "--device", "m4", "--ram", "100%", "-o", plan).code == 0
+    run("run", plan, "--workdir", tmp_path).assert_one_message("--workdir: a step in C is paged to a file", code=2)
+    run("run", plan, "--steps", "2", "--lr", "0.1").assert_one_message("solve with --optimizer sgd", code=2)
+    with pytest.raises(PlanError, match=r"'c', and these are those of 'onnxruntime'.*--on host"):
+        po.execute(plan)
+    document = run("run", plan, "--json", "-").document
+    assert document["bit_identical"]
+    assert document["on"] == "host"

@@ -40,7 +40,7 @@ def plans() -> list[Plan]:
         if plan is not None and updates:
             found.append(plan)
     for name, optimizer in NETWORKS:
-        problem = po.load(name).differentiate(optimizer=optimizer).cost("m4", parameters="paged")
+        problem = po.load(name).differentiate(optimizer=optimizer).cost("m4", runtime="onnxruntime", parameters="paged")
         for share in (1.1, 2.0):
             aim = int(share * problem.least_ram_bytes)
             first, *_ = (

@@ -20,7 +20,7 @@ CELLS = (
     ("lenet", "rp2350", True, 0.97, 1.5),
     ("mlp", "m0", False, 0.8, 3.0),
     ("mlp", "stm32h743", True, 0.8, 1.2),
-    ("vgg16-cifar", "m4", True, 0.6, 1.1),
+    ("vgg16-cifar", "m4", True, 0.9, 1.1),
     ("vgg16-cifar", "a72", False, 0.6, 1.5),
     ("vgg16-cifar", "orin-nano", True, 0.6, 2.0),
     ("bert-tiny", "a72", True, 0.5, 1.5),

@@ -60,15 +60,19 @@ def board(folder: Path, runtime: str) -> Path:
     return path
 
 
-def test_a_device_that_names_none_has_onnxruntime() -> None:
+MICROCONTROLLERS = {"m0", "m4", "rp2040", "rp2350", "stm32f767", "stm32h743", "esp32-s3"}
+
+
+def test_microcontrollers_have_c_and_a_device_that_names_none_has_onnxruntime() -> None:
     assert runtimes.names()[0] == runtimes.DEFAULT == "onnxruntime"
     assert runtimes.runtime("onnxruntime") is ours
-    assert {po.device(name).runtime for name in po.devices.names()} == {"onnxruntime"}
+    found = {name: po.device(name).runtime for name in po.devices.names()}
+    assert found == {name: "c" if name in MICROCONTROLLERS else "onnxruntime" for name in found}
 
 
 def test_a_device_that_names_it_costs_the_same(tmp_path: Path) -> None:
     step = po.load("mlp").differentiate()
-    named, plain = (step.cost(name) for name in (board(tmp_path, "onnxruntime"), "m4"))
+    named, plain = step.cost(board(tmp_path, "onnxruntime")), step.cost("m4", runtime="onnxruntime")
     assert (named.operators, named.tensors, named.reserve_bytes) == (
         plain.operators,
         plain.tensors,
@@ -90,14 +94,14 @@ def test_a_device_counts_with_the_runtime_that_it_names(tmp_path: Path) -> None:
     step = po.load("lenet").differentiate()
     assert isinstance(step, po.Training)
     assert step.derived is not None
-    bare, plain = (step.cost(device) for device in (board(tmp_path, "bare"), "m4"))
+    bare, plain = step.cost(board(tmp_path, "bare")), step.cost("m4", runtime="onnxruntime")
     assert (bare.alignment, bare.reserve_bytes) == (8, 0)
     assert plain.alignment == ours.alignment
     assert plain.reserve_bytes >= ours.reserve_bytes(0)
     alone = [operator.name for operator in step.derived.operators if not operator.view]
     assert [operator.name for operator in bare.operators] == alone
     assert len(plain.operators) < len(alone)
-    assert [o.name for o in step.cost("m4").operators] == [o.name for o in plain.operators]
+    assert [o.name for o in step.cost("m4", runtime="onnxruntime").operators] == [o.name for o in plain.operators]
     blocks = po.load("lenet").differentiate(granularity="block").cost(board(tmp_path, "bare"))
     assert len(blocks.operators) < len(alone)
 

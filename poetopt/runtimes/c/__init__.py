@@ -67,7 +67,10 @@ class CRuntime:
         if not shown:
             return ()
         more = f", and {len(shown) - 4} more" if len(shown) > 4 else ""
-        return (f"the runtime c can't run all of this network: {'; '.join(shown[:4])}{more}",)
+        return (
+            "the runtime c can't run all of this network, and no C is emitted for its plans: "
+            f"{'; '.join(shown[:4])}{more} (--runtime onnxruntime plans for kernels that do)",
+        )
 
 
 runtime = CRuntime()

@@ -46,7 +46,7 @@ def elementwise(
             return f"{op_type} of {len(call.inputs)} operands; it has {len(LETTERS)}"
         for tensor in (*call.inputs, *call.outputs):
             if tensor is not None and tensor.dtype not in types | {"bool"}:
-                return f"{op_type} of {tensor.dtype}; it has {', '.join(sorted(types))}"
+                return f"{op_type} of {tensor.dtype}: it has {', '.join(sorted(types))}"
         return refuses(call) if refuses is not None else None
 
     def code(call: Call, arguments: Arguments) -> str:

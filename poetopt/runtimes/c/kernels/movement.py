@@ -18,7 +18,7 @@ HEADER = "po_math.h"
 def _known_types(call: Call) -> str | None:
     for tensor in (*call.inputs, *call.outputs):
         if tensor is not None and tensor.dtype not in C_TYPES:
-            return f"{call.node.op_type} of {tensor.dtype}; it has {', '.join(C_TYPES)}"
+            return f"{call.node.op_type} of {tensor.dtype}: it has {', '.join(C_TYPES)}"
     return None
 
 

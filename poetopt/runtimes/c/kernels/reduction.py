@@ -13,7 +13,7 @@ HEADER = "po_math.h"
 
 def _refuses(call: Call) -> str | None:
     dtype = call.input(0).dtype
-    return f"{call.node.op_type} of {dtype}; it has float32" if dtype != "float32" else None
+    return f"{call.node.op_type} of {dtype}: it has float32" if dtype != "float32" else None
 
 
 def _axes(call: Call) -> tuple[int, ...]:
