@@ -16,6 +16,7 @@ from dataclasses import replace
 from poetopt.engine.budget import Budget
 from poetopt.engine.labels import LabelSetting
 from poetopt.engine.model import limits_of
+from poetopt.engine.outer import no_plan
 from poetopt.engine.proof import Proof
 from poetopt.engine.relaxation import RelaxedRun
 from poetopt.engine.run import Run
@@ -31,13 +32,14 @@ from poetopt.engine.tuning import (
     LEAST_S,
     NEARLY,
     NO_GOODS_SHARE,
+    OUTER_SHARE,
     SOON_SHARE,
     WARM_ENOUGH_SHARE,
     WARM_UP_GAP,
     WARM_UP_SHARES,
     WARM_UP_TIME,
 )
-from poetopt.formulations.scope import kind_words, scope_depth
+from poetopt.formulations.scope import kind_words, scope_depth, scope_name
 from poetopt.units import show_share
 
 
@@ -131,7 +133,8 @@ class Deepening:
             assert self._last is not None
             quick = left_s - budget.remaining_s <= WARM_UP_TIME * left_s
             paid = self._last.pays(before, run.options.gap)
-        return self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
+        last = self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
+        return self._of_all(last, 1.0) if asked == self._scopes[-1] else last
 
     def _through(self) -> Proof:
         """Prove one scope after the other, each of which may be the answer; the widest where nothing else holds any."""
@@ -166,11 +169,22 @@ class Deepening:
                 settled = True
         assert last is not None
         if last.infeasible and run.budget.remaining_s >= LEAST_S:
+            last = self._of_all(last, OUTER_SHARE)
+        if last.infeasible and not last.of_all and run.budget.remaining_s >= LEAST_S:
             last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
         if run.incumbent.best is None and not last.infeasible and run.budget.remaining_s > 2 * LEAST_S:
             self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
+
+    def _of_all(self, last: Proof, share: float) -> Proof:
+        """`last`, a proof that a scope has no schedule, as one that there is no plan at all, where that is proven."""
+        if not last.infeasible or self._run.incumbent.best is not None:
+            return last
+        if not no_plan(self._run, self._run.budget.part(share)):
+            return last
+        widest = self._scopes[-1]
+        return replace(last, asked=widest, scope=scope_name(widest), of_all=True)
 
     def _budget(self, scope: str, top: str) -> Budget:
         budget = self._run.budget

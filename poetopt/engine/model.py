@@ -30,14 +30,18 @@ def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str
     limits = limits_of(options)
     return chosen.build(
         problem,
-        ram_bytes=limits.ram_bytes,
-        compute_s=limits.compute_s,
-        makespan_s=limits.makespan_s,
+        ram_bytes=max(0, limits.ram_bytes),  # a restriction may leave less than nothing
+        compute_s=_left(limits.compute_s),
+        makespan_s=_left(limits.makespan_s),
         hidden_share=hidden_share,
         scope=scope,
         paging=options.paging,
         remat=options.remat,
     )
+
+
+def _left(seconds: float | None) -> float | None:
+    return None if seconds is None else max(0.0, seconds)
 
 
 def session_of(model: Any, options: Options, *, scale: float, threads: int | None = None) -> Session:

@@ -38,6 +38,8 @@ class Proof:
         Whether the value is within the gap of the bound.
     finished
         Whether the model was solved to the end: what is open then is open because of the layout or the clock.
+    of_all
+        Of an infeasible one: whether no plan exists at all, also none of those that no scope holds.
     note
         What a wider scope left open, if any.
     sources
@@ -53,6 +55,7 @@ class Proof:
     value: float | None
     closed: bool
     finished: bool = False
+    of_all: bool = False
     note: str = ""
     sources: frozenset[str] = frozenset()
     binding: tuple[tuple[str, Hashable], ...] = ()

@@ -89,7 +89,6 @@ def search(
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
-    chosen = run.chosen
     run.enter(proof.scope, proof.bound)
     begin = time.monotonic()
     try:
@@ -101,17 +100,27 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     run.timing["layout"] = run.timing.get("layout", 0.0) + time.monotonic() - begin
     best = run.incumbent.best
     if best is None:
-        status = Status.INFEASIBLE if proof.infeasible else Status.UNKNOWN
-        if not proof.infeasible:
-            reason = f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
-        elif proof.scope == "full":
-            reason = "no schedule exists" if chosen.plans_count else _NONE_OF_ITS_OWN.format(chosen.name)
-        else:
-            kind = kind_words(proof.scope)
-            reason = f"no schedule of the kind searched exists, by proof; kind: {kind}; a wider --scope may have one"
+        status, reason = _without_plan(run, proof)
         return replace(_solution(run, status, store_all_peak), reason=reason)
     found = _solution(run, Status.FEASIBLE, store_all_peak)
     return replace(found, status=graded(found.overhead_gap, run.options.gap), reason=proof.note)
+
+
+def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
+    """What is known where no plan was found. It is infeasible where that is proven of all that was asked for: of all
+    plans, or of those of the scope, or of the formulation with rules of its own, that was named."""
+    chosen, kind = run.chosen, kind_words(proof.scope)
+    if not proof.infeasible:
+        return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
+    if proof.of_all:
+        return Status.INFEASIBLE, "no schedule exists"
+    none = f"no schedule of the kind searched exists, by proof; kind: {kind}"
+    if proof.scope == "full" and not chosen.plans_count:
+        return Status.INFEASIBLE, _NONE_OF_ITS_OWN.format(chosen.name)
+    if proof.scope == "full":
+        return Status.UNKNOWN, f"{none}, once in a stage at most; whether another one exists is open"
+    named = run.options.scope == proof.asked
+    return Status.INFEASIBLE if named else Status.UNKNOWN, f"{none}; a wider --scope may have one"
 
 
 def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:

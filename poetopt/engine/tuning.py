@@ -52,6 +52,8 @@ CLAIMED_SHARE = 0.5
 `benchmarks/solve.py` in the default scope."""
 NO_GOODS_SHARE = 0.2
 """Share of it that `auto` spends on leaving out refused schedules before it goes on. Measured on deadlines on m4."""
+OUTER_SHARE = 0.5
+"""Share of it for a proof that no plan exists at all, before the widest scope is searched for one."""
 WARM_UP_SHARES = (0.2, 0.6, 0.4)
 """Share of the remaining time that each of the first scopes may take to warm up one that was asked for. Measured on
 exact_resnet18_cifar m4 40 % (depth 8), bert m4 60 % and exact_bert_base m4 30 % (depth 12), in `forward`."""

@@ -44,8 +44,9 @@ from poetopt.formulations.block import (
 from poetopt.formulations.callbacks import answer, checked, fill, told_once
 from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Priced, Values
 from poetopt.formulations.data import DataModel, data_of
+from poetopt.formulations.figures import asked
 from poetopt.formulations.finish import finish
-from poetopt.formulations.goal import ENERGY, Goal, Trial
+from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.formulations.sets import IndexSet, declare
 from poetopt.garbage import building
@@ -129,6 +130,9 @@ class Formulation:
     label_search
         Optional: (problem, limits, scope, paging, remat) -> an exact search without a model, or None where there is
         none. It knows nothing of further blocks.
+    outer
+        Optional: a relaxation with a point for each plan at all, those that are no points of this one's included. Where
+        it has none, no plan exists.
     """
 
     name: str
@@ -146,6 +150,7 @@ class Formulation:
     scope_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
     no_good: NoGood | None = None
     label_search: Callable[[Problem, Limits, str, bool, bool], LabelSearch | None] | None = None
+    outer: Formulation | None = None
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -265,6 +270,16 @@ class Formulation:
                 rest = (*rest, Block("least", _no_rows, restricts=False, collects=True, goal=minimising))
         return self._other(f"{self.name} less {block.name}", self.doc, rest)
 
+    @property
+    def outer_of(self) -> Formulation | None:
+        """`outer` with those of the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
+        if self.outer is None or not self.plans_count:
+            return None
+        others = [block for block in self.blocks if block.name not in self.simulated]
+        sums = (WRITTEN,) if any(block.adds_j is not None for block in others) else SUMS
+        bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.cares_when]
+        return self.outer.with_block(*bounds)
+
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
         return sum(int(answer(b, "reserve_bytes", problem)) for b in self.blocks if b.reserve_bytes is not None)
@@ -369,10 +384,24 @@ class Formulation:
             Whether budget, deadline and costs are Params with units, to be changed without a new build (see
             `parameters`). Such a model has all decisions of its scope, and is larger.
 
-        Raises FormulationError for blocks that can't be in such a model; TimeUpError inside of `clock.ending`.
+        Raises FormulationError for figures that are none, and for blocks that can't be in such a model; TimeUpError
+        inside of `clock.ending`.
         """
         check_problem(problem)
-        room = ram_bytes - self.reserve_bytes(problem)
+        asked(
+            f"formulation '{self.name}'",
+            ram_bytes=ram_bytes,
+            compute_s=compute_s,
+            makespan_s=makespan_s,
+            hidden_share=hidden_share,
+            scope=scope,
+            paging=paging,
+            remat=remat,
+            mutable=mutable,
+        )
+        if paging and problem.paging:
+            self._staged(problem)
+        room = int(ram_bytes) - self.reserve_bytes(problem)
         limits = Limits(
             ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share, open=mutable
         )
@@ -391,7 +420,7 @@ class Formulation:
     ) -> pyo.AbstractModel:
         """An AbstractModel that waits for data: `create_instance` takes those of `data_of`, a DataPortal or a file.
 
-        The options are those of `build`; `deadline_s` of the data bounds the makespan.
+        The options are those of `build`, which looks at them; `deadline_s` of the data bounds the makespan.
         """
         return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
 
@@ -409,6 +438,17 @@ class Formulation:
             who = f"block '{fixed[0]}' holds" if fixed else f"formulation '{self.name}' holds"
             raise FormulationError(f"{who} budget, deadline or costs as numbers; build without mutable=True")
         parameters.attach(model, self.priced(model), self.reserve_bytes(model.space.problem))
+
+    def _staged(self, problem: Problem) -> None:
+        """Raises FormulationError for a block that may care in which stage parameters move: that is no decision."""
+        stored = [tensor.name for tensor in problem.tensors if tensor.stored]
+        caring = [block.name for block in self.blocks if block.cares_when and block.name not in self.simulated]
+        if stored and caring:
+            raise FormulationError(
+                f"block '{caring[0]}' may care in which stage a tensor is moved, and of what lies on storage from step "
+                f"to step, such as {stored[0]!r}, that is no decision; say transfer_times=False where it doesn't care, "
+                "or keep parameters in RAM (--parameters resident)"
+            )
 
     def _unjudged(self, model: Any) -> None:
         """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""

@@ -17,6 +17,7 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.contract import Points, Priced
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
+from poetopt.formulations.retention import outer
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.dominated import dominated
 from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
@@ -236,6 +237,8 @@ def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tupl
     return (*depths[:NEAR_DEPTHS], *((NEEDED,) if small else ()), "forward", "full")
 
 
+POINTS = Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels)
+
 retention = Formulation(
     name="retention",
     doc=__doc__,
@@ -252,7 +255,7 @@ retention = Formulation(
         transfer_overlap,
     ),
     space=retention_space,
-    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels),
+    points=POINTS,
     sets=SETS,
     priced=_decisions,
     numbers=("storage_activation", "transfer_overlap"),
@@ -272,6 +275,16 @@ retention = Formulation(
     scope_difference=scope_difference,
     no_good=no_good,
     label_search=label_search,
+    outer=Formulation(
+        name="outer",
+        doc=outer.__doc__ or "",
+        blocks=outer.OUTER,
+        space=outer.outer_space,
+        points=POINTS,
+        sets=SETS,
+        simulated=tuple(block.name for block in outer.OUTER),
+        lean=False,
+    ),
 )
 build = retention.build
 from_data = retention.from_data

@@ -39,7 +39,8 @@ from poetopt.formulations.rows import Count
 from poetopt.formulations.sets import in_order
 
 
-def _build(block: PyomoBlock) -> None:
+def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
+    """Fill the block. `exclusive`: whether nothing may be made that is there."""
     model = block.model()
     space: RetentionSpace = model.space
     n = len(space.point_tensor)
@@ -72,14 +73,14 @@ def _build(block: PyomoBlock) -> None:
     def occupancy(_: PyomoBlock, e: int) -> PyomoRow:
         made = ones[e]
         lower: int | None = 1 if real[e] else None
-        upper: int | None = 1
-        if recompute_of_point[e] >= 0 and not single[tensor[e]]:
+        upper: int | None = 1 if exclusive else None
+        if exclusive and recompute_of_point[e] >= 0 and not single[tensor[e]]:
             if real[e]:
                 upper = None
             else:
                 made = [made[0], *made[2:]]  # all but r
         if lower is None:
-            return LinearExpression(made) <= 1 if len(made) > 1 else pyo.Constraint.Skip
+            return LinearExpression(made) <= 1 if exclusive and len(made) > 1 else pyo.Constraint.Skip
         return lower, LinearExpression(made), upper
 
     def continuity(_: PyomoBlock, e: int) -> PyomoRow:
@@ -119,7 +120,7 @@ def _build(block: PyomoBlock) -> None:
     block.dependence = pyo.Constraint(
         block.reads, rule=in_order(dependence), doc="(1b) what a recomputed operator reads is there"
     )
-    idle = _idle_page_ins(space, free=model.goal is not ENERGY or space.limits.open)
+    idle = _idle_page_ins(space, free=model.goal is not ENERGY or space.limits.open) if exclusive else []
 
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
         e = idle[index]
@@ -167,4 +168,4 @@ def _counts(block: PyomoBlock) -> list[Count]:
     return found
 
 
-residency = Block("residency", _build, requires=("recompute",), counts=_counts)
+residency = Block("residency", build, requires=("recompute",), counts=_counts)

@@ -1,0 +1,101 @@
+"""Where nothing is found, it is said of all plans only by proof: against searches instruction by instruction."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from poetopt.engine.outer import no_plan
+from poetopt.engine.run import Run
+from poetopt.engine.search import search
+from poetopt.engine.solution import Options, Status
+from poetopt.formulations import formulation
+from poetopt.formulations.flash_wear import flash_wear
+from poetopt.formulations.goal import ENERGY, TIME, Goal
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.within import within
+from poetopt.problem import Problem
+from tests.bruteforce import plan_optimum, steady_optimum
+from tests.formulations.test_spaces import away_between_two_uses
+from tests.problems import random_few
+from tests.seeds import seeds
+from tests.stored import tight_with_parameters
+
+SLACK = 1e-9
+
+
+def proven(problem: Problem, ram_bytes: int, chosen: Formulation, deadline_s: float | None = None) -> bool:
+    """Whether the outer approximation says that there is no plan."""
+    asked = Options(ram_bytes=ram_bytes, formulation=chosen, deadline_s=deadline_s, threads=1)
+    run = Run(problem, asked, None)
+    return no_plan(run, run.budget)
+
+
+def bounded(goal: Goal, most: float) -> Formulation:
+    return formulation("retention").with_block(within(goal, most))
+
+
+def priced(problem: Problem, goal: str) -> Problem:
+    """`problem` with seconds, or bytes written, in the place of joules."""
+    timed = goal == "time"
+    operators = [replace(one, energy_j=one.time_s if timed else 0.0) for one in problem.operators]
+    tensors = [
+        one.moved_for(
+            page_in_j=one.page_in_s if timed else 0.0, page_out_j=one.page_out_s if timed else float(one.nbytes)
+        )
+        for one in problem.tensors
+    ]
+    return replace(problem, operators=tuple(operators), tensors=tuple(tensors))
+
+
+def test_what_a_plan_keeps_is_never_said_to_be_impossible() -> None:
+    """At the least energy, time or wear of any plan there is one; with nearly a tenth less there is none."""
+    certain = {"energy": 0, "time": 0, "wear": 0, "remat": 0}
+    for seed in seeds(400):
+        problem, ram_bytes = random_few(random.Random(seed))
+        kind = tuple(certain)[seed % len(certain)]
+        if kind == "remat":
+            found = plan_optimum(problem, ram_bytes, paging=False)
+            none = proven(replace(problem, paging=False), ram_bytes, formulation("retention"))
+            assert not (none and found is not None)
+            certain[kind] += none
+            continue
+        known = plan_optimum(problem if kind == "energy" else priced(problem, kind), ram_bytes)
+        if known is None:
+            continue
+        least, less = known.overhead_j + SLACK, 0.92 * known.overhead_j - SLACK
+        for most in (least, less) if less > 0 else (least,):
+            none = (
+                proven(problem, ram_bytes, formulation("retention").with_block(flash_wear(int(most + 2 * SLACK))))
+                if kind == "wear"
+                else proven(problem, ram_bytes, bounded(ENERGY if kind == "energy" else TIME, most))
+            )
+            assert not (none and most == least), (seed, kind)
+            certain[kind] += none
+    assert min(certain.values()) > 0, certain
+
+
+@pytest.mark.parametrize("seed", seeds(200)[:30])
+def test_nor_what_a_step_with_paged_parameters_keeps(seed: int) -> None:
+    problem, ram_bytes = tight_with_parameters(random.Random(seed), forward=2)
+    if len(problem.tensors) > 9:
+        return
+    known = steady_optimum(problem, ram_bytes)
+    if known is not None:
+        assert not proven(problem, ram_bytes, bounded(ENERGY, known.overhead_j + SLACK))
+
+
+def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:
+    """`retention` pages y for 20 J; a plan takes 4."""
+    problem, ram_bytes = away_between_two_uses()
+    best = plan_optimum(problem, ram_bytes)
+    assert best is not None
+    for most, status in ((best.overhead_j, Status.UNKNOWN), (best.overhead_j / 8, Status.INFEASIBLE)):
+        for scope in ("auto", "full"):
+            asked = Options(ram_bytes=ram_bytes, formulation=bounded(ENERGY, most), scope=scope, threads=1)
+            found = search(problem, asked)
+            assert found.plan is None
+            assert found.status is status
+            assert ("whether another one exists is open" in found.reason) is (status is Status.UNKNOWN)
