@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -31,13 +33,19 @@ class _Values:
     integral = True
 
     def __init__(self, model: Any) -> None:
-        """Raises PlanError where there is no value at all."""
+        """Raises PlanError where there is no value at all, and for a value that is no number within its bounds."""
         entries = [v for v in model.component_data_objects(pyo.Var) if not v.fixed]
         if entries and all(entry.value is None for entry in entries):
             raise PlanError(
                 f"the model has no solution in it: none of its {len(entries):,} variables has a value; solve it first "
                 "(and load the solution, where your solver leaves that to you)"
             )
+        for entry in model.component_data_objects(pyo.Var):
+            if entry.value is not None and not _possible(entry):
+                raise PlanError(
+                    f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
+                    f"{entry.ub}); give the variables what your solver found"
+                )
         self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
 
     def __getitem__(self, variable: Any) -> Floats:
@@ -52,6 +60,16 @@ class _Values:
                 "solve the model as an integer program first"
             )
         return whole
+
+
+def _possible(entry: Any) -> bool:
+    """Whether the value of a variable is a number within its bounds, as far as solvers keep them."""
+    if not isinstance(entry.value, Real) or not math.isfinite(entry.value):
+        return False
+    value = float(entry.value)
+    low, high = entry.bounds
+    slack = WHOLE * max(1.0, abs(value))
+    return (low is None or value >= low - slack) and (high is None or value <= high + slack)
 
 
 def add_late_rows(model: Any) -> int:

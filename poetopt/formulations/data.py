@@ -18,11 +18,14 @@ A tensor that no operator writes is in RAM when the step begins.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
+from poetopt.formulations.callbacks import told_once
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.sets import distinct
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers, check_supported
 
@@ -50,6 +53,8 @@ STEP = {
     "storage_block_bytes": ("storage_block_bytes", 1),
 }
 """Params of the step, likewise."""
+WHOLE = frozenset({"tensor_bytes", "workspace_bytes", "count"})
+"""Those that are whole numbers."""
 
 
 class DataModel(pyo.AbstractModel):  # type: ignore[misc]
@@ -73,14 +78,21 @@ class DataModel(pyo.AbstractModel):  # type: ignore[misc]
         self.ram_bytes = pyo.Param(within=pyo.NonNegativeIntegers, doc="the budget")
         self.deadline_s = pyo.Param(within=pyo.NonNegativeReals, default=float("inf"), doc="the bound on time")
         for name, (_, default) in STEP.items():
-            self.add_component(name, pyo.Param(within=pyo.Any, default=default))
+            within = pyo.Any if default is None else pyo.NonNegativeReals
+            self.add_component(name, pyo.Param(within=within, default=default))
 
     def create_instance(self, *data: Any, **options: Any) -> Any:
         """The model of the data; see Pyomo's method of this name for the arguments.
 
-        Raises FormulationError for data that contradict themselves.
+        Raises FormulationError for data that can't be read, lack something, or contradict themselves.
         """
-        loaded = super().create_instance(*data, **options)
+        try:
+            with told_once():
+                loaded = super().create_instance(*data, **options)
+        except (OSError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            told = f"the data can't be loaded: {_line(error)}; see `data_of` for what is needed"
+            raise FormulationError(told) from error
+        _check_given(loaded)
         deadline_s = pyo.value(loaded.deadline_s)
         return self.formulation_of_instances.build(
             _problem(loaded),
@@ -111,6 +123,36 @@ def data_of(problem: Problem, *, ram_bytes: int, deadline_s: float | None = None
     if deadline_s is not None:
         found["deadline_s"] = {None: deadline_s}
     return {None: found}
+
+
+def _line(error: Exception) -> str:
+    """What Pyomo says, in a line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _check_given(loaded: Any) -> None:
+    """Raises FormulationError for Sets and Params that have no data and no default."""
+    for name in ("operators", "tensors"):
+        if not len(loaded.component(name)):
+            raise FormulationError(f"the data lack {name}: give their names, in order")
+    for index, params in ((loaded.operators, OPERATORS), (loaded.tensors, TENSORS)):
+        for name, (_, default) in params.items():
+            param = loaded.component(name)
+            known = {own: pyo.value(param[own]) for own in param.sparse_keys()}
+            missing = [own for own in index if own not in known] if default is None else []
+            if missing:
+                others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+                asked = f"give one for each of {index.name}"
+                raise FormulationError(f"the data lack {name} of {missing[0]!r}{others}: {asked}")
+            for own, given in known.items():
+                if not math.isfinite(given) or (name in WHOLE and given != int(given)):
+                    what = "a whole number" if name in WHOLE else "finite"
+                    raise FormulationError(f"the data: {name} of {own!r} must be {what}, and is {given}")
+    if not list(loaded.ram_bytes.sparse_keys()):
+        raise FormulationError("the data lack ram_bytes: give the budget")
+    stored = loaded.storage_bytes.value
+    if stored is not None and not is_figure(stored):
+        raise FormulationError(f"the data: storage_bytes must be a number from 0 on, and is {stored!r}")
 
 
 def _problem(loaded: Any) -> Problem:

@@ -22,13 +22,13 @@ A weighted Chebyshev norm of two goals (Steuer and Choo 1983): unlike a sum it r
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING
 
 import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import WRITTEN, Goal, Trial
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear
@@ -73,9 +73,9 @@ def endurance(energy_j: float, written_bytes: int) -> Block:
 
     Raises FormulationError unless both are positive.
     """
-    if not (0 < energy_j < math.inf and 0 < written_bytes < math.inf):
+    if not (is_figure(energy_j, positive=True) and is_figure(written_bytes, positive=True)):
         raise FormulationError(
-            f"endurance: {energy_j} J and {written_bytes} bytes bear no step; give positive numbers of both"
+            f"endurance: {energy_j!r} J and {written_bytes!r} bytes bear no step; give positive numbers of both"
         )
     return Block(
         "endurance",

@@ -26,6 +26,7 @@ import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
@@ -78,8 +79,8 @@ def _impossible(problem: Problem, baseline_j: float, *, energy_j: float) -> str 
 
 def energy_budget(energy_j: float) -> Block:
     """The block for a step of at most `energy_j` joules. Raises FormulationError unless they are positive."""
-    if not 0 < energy_j < float("inf"):
-        raise FormulationError(f"energy_budget: {energy_j} J is no energy; give a positive number of joules")
+    if not is_figure(energy_j, positive=True):
+        raise FormulationError(f"energy_budget: {energy_j!r} J is no energy; give a positive number of joules")
     return Block(
         "energy_budget",
         functools.partial(_build, energy_j=energy_j),

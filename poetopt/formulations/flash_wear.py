@@ -23,6 +23,7 @@ import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import WRITTEN, Trial
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear
@@ -53,9 +54,10 @@ def _refuses(trial: Trial, *, written_bytes: int) -> str | None:
 
 
 def flash_wear(written_bytes: int) -> Block:
-    """The block for a step that writes at most `written_bytes` to storage. Raises FormulationError for less than 0."""
-    if written_bytes < 0:
-        raise FormulationError(f"flash_wear: {written_bytes} bytes can't be written; give a number of at least 0")
+    """The block for a step that writes at most `written_bytes` to storage. Raises FormulationError for what is none."""
+    if not is_figure(written_bytes):
+        raise FormulationError(f"flash_wear: {written_bytes!r} bytes can't be written; give a number of at least 0")
+    written_bytes = int(written_bytes)
     return Block(
         "flash_wear",
         functools.partial(_build, written_bytes=written_bytes),

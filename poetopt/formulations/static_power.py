@@ -25,6 +25,7 @@ import numpy as np
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
@@ -49,8 +50,8 @@ def _base_j(problem: Problem, baseline_j: float, *, power_w: float) -> float:
 
 def static_power(power_w: float) -> Block:
     """The block for a device that draws `power_w` watts in idle. Raises FormulationError unless they are positive."""
-    if not 0 < power_w < float("inf"):
-        raise FormulationError(f"static_power: {power_w} W is no idle power; give a positive number of watts")
+    if not is_figure(power_w, positive=True):
+        raise FormulationError(f"static_power: {power_w!r} W is no idle power; give a positive number of watts")
     return Block(
         "static_power",
         functools.partial(_build, power_w=power_w),

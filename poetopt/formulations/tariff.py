@@ -37,6 +37,7 @@ import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, baseline_before_j, contributions
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear, most
@@ -113,11 +114,13 @@ def tariff(*steps: tuple[float, float]) -> Block:
     steps
         (begin, factor), ascending. Below the first, a joule counts once.
 
-    Raises FormulationError for factors below 0, and for what isn't ascending.
+    Raises FormulationError for what are no such pairs, figures below 0, and what isn't ascending.
     """
-    given = steps if steps and steps[0][0] == 0 else ((0.0, 1.0), *steps)
-    if any(not (0 <= begin < math.inf and 0 <= factor < math.inf) for begin, factor in given):
+    if not all(isinstance(step, (tuple, list)) and len(step) == 2 for step in steps):
+        raise FormulationError(f"tariff: each price is a pair, (joules from which on, factor); got {list(steps)}")
+    if not all(is_figure(figure) for step in steps for figure in step):
         raise FormulationError(f"tariff: joules and factors must be numbers from 0 on; got {list(steps)}")
+    given = steps if steps and steps[0][0] == 0 else ((0.0, 1.0), *steps)
     if any(first[0] >= second[0] for first, second in itertools.pairwise(given)):
         raise FormulationError(f"tariff: the joules from which on prices hold must ascend; got {list(steps)}")
     bound = tuple((float(begin), float(factor)) for begin, factor in given)

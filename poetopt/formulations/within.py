@@ -23,6 +23,7 @@ import pyomo.environ as pyo
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import SUMS, TIME, Goal, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.rows import Terms, linear, terms
@@ -59,9 +60,11 @@ def _refuses(trial: Trial, *, goal: Goal, most: float) -> str | None:
 
 
 def within(goal: Goal, most: float) -> Block:
-    """The block for a step whose `goal` is at most `most` above one pass. Raises FormulationError for less than 0."""
-    if not 0 <= most < float("inf"):
-        raise FormulationError(f"within: {most} is no bound above one pass; give a number from 0 on")
+    """The block for a step whose `goal` is at most `most` above one pass. Raises FormulationError for what is none."""
+    if not isinstance(goal, Goal):
+        raise FormulationError(f"within: {goal!r} is no Goal; give one, such as ENERGY of poetopt.formulations.goal")
+    if not is_figure(most):
+        raise FormulationError(f"within: {most!r} is no bound above one pass; give a number from 0 on")
     return Block(
         "within",
         functools.partial(_build, goal=goal, most=most),
@@ -79,7 +82,9 @@ def _least(block: PyomoBlock, *, goal: Goal) -> None:
 
 
 def least(goal: Goal) -> Block:
-    """The block that says what is minimised. For energy none is needed."""
+    """The block that says what is minimised. For energy none is needed. Raises FormulationError for what is no goal."""
+    if not isinstance(goal, Goal):
+        raise FormulationError(f"least: {goal!r} is no Goal; give one, such as TIME of poetopt.formulations.goal")
     return Block(
         "least",
         functools.partial(_least, goal=goal),
