@@ -31,6 +31,7 @@ def calls(plan: Plan, operators: Mapping[int, OperatorCode], storage: Storage) -
 
 def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
     """What an operator's function is called with at `moment`."""
+    yield from code.given
     for index in code.tensors:
         yield f"PO_ARENA({moment.at[index]}u)"
     if code.workspace:

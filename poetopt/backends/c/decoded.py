@@ -55,7 +55,7 @@ def _offsets(program: DeviceProgram) -> Iterator[int]:
 def _operator(program: DeviceProgram) -> Iterator[str]:
     for index, code in program.operators.items():
         count = len(code.tensors) + code.workspace
-        operands = [f"PO_OPERAND({k})" for k in range(count)]
+        operands = [*code.given, *(f"PO_OPERAND({k})" for k in range(count))]
         operands += [f"po_state + {code.state_at}"] if code.state else []
         yield f"    case {index}:\n        {code.function}({', '.join(operands)});\n        return {count};\n"
 

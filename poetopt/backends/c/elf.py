@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +48,15 @@ class Image:
         Addresses by name.
     functions
         Start, end and name of each function, by address.
+    code
+        Start and end of each run of instructions: functions without the constants in them.
     """
 
     entry: int
     segments: tuple[Segment, ...]
     symbols: dict[str, int]
     functions: tuple[tuple[int, int, str], ...]
+    code: tuple[tuple[int, int], ...]
 
     def function(self, address: int) -> str:
         """The function that an address is in; "" where it is in none."""
@@ -89,13 +93,32 @@ def image(path: Path) -> Image:
         )
         symbols: dict[str, int] = {}
         functions: list[tuple[int, int, str]] = []
+        marks: list[tuple[int, bool]] = []
         table = read.get_section_by_name(".symtab")
         for symbol in table.iter_symbols() if table is not None else ():
             symbols[symbol.name] = symbol["st_value"]
+            if symbol.name.startswith(("$t", "$d")):
+                marks.append((symbol["st_value"], symbol.name.startswith("$t")))
             if symbol["st_info"]["type"] == "STT_FUNC":
                 start = symbol["st_value"] & ~1
                 functions.append((start, start + symbol["st_size"], symbol.name))
-        return Image(read["e_entry"], segments, symbols, tuple(sorted(functions)))
+        code = tuple(_code(sorted(functions), sorted(marks)))
+        return Image(read["e_entry"], segments, symbols, tuple(sorted(functions)), code)
+
+
+def _code(functions: list[tuple[int, int, str]], marks: list[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
+    """The parts of functions that are marked as instructions, each once."""
+    places = [place for place, _ in marks]
+    done = 0
+    for start, end, _ in functions:
+        at = max(start, done)
+        k = bisect_right(places, at) - 1
+        while at < end:
+            stop = min(end, places[k + 1]) if k + 1 < len(places) else end
+            if k >= 0 and marks[k][1]:
+                yield at, stop
+            at, k = stop, k + 1
+        done = max(done, end)
 
 
 def _sections(path: Path) -> Iterator[tuple[str, int, int]]:

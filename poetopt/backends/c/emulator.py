@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.c.build import Built
-from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.elf import Image, image
 from poetopt.backends.c.linking import PAGE, Board
 from poetopt.backends.c.semihosting import ENDED_WELL, Files
-from poetopt.backends.c.targets import LINUX, TARGETS
-from poetopt.backends.c.text import fixed
+from poetopt.backends.c.tracing import Trace, Weigh, ones
 from poetopt.errors import BackendUnavailableError, ExecutionError
 
 PAINT = 0xA5
@@ -28,8 +24,6 @@ SYSTEM, SYSTEM_BYTES = 0xE000_E000, 0x1000
 SEMIHOSTING = 0xAB
 BREAKPOINT = 7
 """Unicorn's number of the exception that a BKPT raises."""
-WIDE = 0b11101
-"""A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +34,13 @@ class Emulated:
         Those that the program wrote or changed, by name.
     stack_bytes
         The most that it took, from the top of the stack down, by paint.
-    instructions
-        How many it executed.
-    executed
-        How often the instruction at each address was.
+    counts
+        What it executed, as `Trace.sums` has it.
     """
 
     files: Mapping[str, bytes]
     stack_bytes: int
-    instructions: int
-    executed: Mapping[int, int]
+    counts: NDArray[np.uint64]
 
 
 def check_present() -> None:
@@ -59,13 +50,15 @@ def check_present() -> None:
             raise BackendUnavailableError(f"{name} is not installed; get it with: pip install 'poetopt[device]'")
 
 
-def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = None) -> Emulated:
+def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = None, weigh: Weigh = ones) -> Emulated:
     """Run a program that was built for a bare board, to its end.
 
     files
         What it finds, by name.
     ram
         What is mapped; by default what it was linked for.
+    weigh
+        What is counted; by default instructions.
 
     Raises `BackendUnavailableError` without Unicorn, `ExecutionError` where the program reads, writes or executes what
     isn't mapped, with the operator and the address, or where it says that it failed.
@@ -73,7 +66,7 @@ def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = Non
     check_present()
     linked = built.board
     assert linked is not None, "built for a bare board"
-    return _Machine(built, image(built.executable), linked if ram is None else ram).run(files)
+    return _Machine(built, image(built.executable), linked if ram is None else ram).run(files, weigh)
 
 
 class _Machine:
@@ -141,7 +134,7 @@ class _Machine:
         if self.files.code is not None:
             machine.emu_stop()
 
-    def run(self, files: Mapping[str, bytes]) -> Emulated:
+    def run(self, files: Mapping[str, bytes], weigh: Weigh) -> Emulated:
         machine, registers = self.machine, self.registers
         self.files = Files(
             {name: bytearray(content) for name, content in files.items()},
@@ -150,8 +143,9 @@ class _Machine:
         )
         top = self.image.symbols["po_stack_top"]
         machine.reg_write(registers.UC_ARM_REG_SP, top)
-        counter = _Counter(self.built, self.flash_bytes)
-        counter.attach(machine, self.unicorn)
+        flash = bytes(machine.mem_read(0, self.flash_bytes))
+        self.trace = Trace(self.built, self.image, flash, weigh)
+        self.trace.attach(machine, self.unicorn)
         try:
             machine.emu_start(self.image.entry | 1, 0xFFFF_FFFE)
         except self.error as error:
@@ -163,91 +157,22 @@ class _Machine:
             raise ExecutionError(
                 f"the step on {self.built.target.name} says that it failed: its storage did, or a file was short"
             )
-        executed = counter.executed(bytes(machine.mem_read(0, self.flash_bytes)))
         stack = bytes(machine.mem_read(self.ram.origin, top - self.ram.origin))
         left = len(stack) - len(stack.lstrip(bytes([PAINT])))
         return Emulated(
             {name: bytes(content) for name, content in self.files.files.items()},
             len(stack) - left,
-            sum(executed.values()),
-            executed,
+            self.trace.sums,
         )
 
     def _told(self, kind: str, address: int, place: int) -> str:
-        names = {code.function: code.name for code in self.built.program.operators.values()}
-        function = next((found for found in self._callers(place) if found in names), "")
-        who = f"operator {names[function]!r}" if function else f"function {self.image.function(place) or 'unknown'}"
+        operator = self.trace.operator
+        if operator is not None:
+            who = f"operator {self.built.program.plan.problem.operators[operator].name!r}"
+        else:
+            who = f"function {self.image.function(place) or 'unknown'}"
         end = self.ram.origin + self.ram.nbytes
         return (
             f"on {self.built.target.name}, {who} {kind} the address 0x{address:08x} (instruction at 0x{place:08x}); "
             f"RAM is 0x{self.ram.origin:08x} to 0x{end:08x}, {self.ram.nbytes:,} B"
         )
-
-    def _callers(self, place: int) -> list[str]:
-        """The function at `place`, and those that the link register and the stack name, inner ones first."""
-        machine, registers = self.machine, self.registers
-        found = [self.image.function(place), self.image.function(machine.reg_read(registers.UC_ARM_REG_LR) & ~1)]
-        pointer, top = machine.reg_read(registers.UC_ARM_REG_SP), self.image.symbols["po_stack_top"]
-        if self.ram.origin <= pointer < top:
-            words = np.frombuffer(machine.mem_read(pointer, (top - pointer) // 4 * 4), "<u4")
-            found += [self.image.function(int(word) & ~1) for word in words if word & 1]
-        return found
-
-
-class _Counts(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_uint64), ("halfwords", ctypes.c_uint64), ("change", ctypes.c_void_p))
-
-
-class _Counter:
-    """How often each instruction is executed, counted in C where a compiler for this machine is there."""
-
-    def __init__(self, built: Built, flash_bytes: int) -> None:
-        self.change: NDArray[np.int64] = np.zeros(flash_bytes // 2 + 2, np.int64)
-        self._counts = _Counts(0, len(self.change), self.change.ctypes.data)
-        self._hook: Any = None
-        self._handle = ctypes.c_size_t()
-        with_host = TARGETS[LINUX]
-        try:
-            host = compiler(with_host)
-        except BackendUnavailableError:
-            return
-        source = built.folder / "po_count.c"
-        source.write_text(fixed("po_count.c"), encoding="utf-8")
-        library: Path = built.folder / "po_count.so"
-        host.run(("-O2", "-shared", "-fPIC", source, "-o", library), built.folder)
-        self._hook = ctypes.CDLL(str(library)).po_count
-
-    def attach(self, machine: Any, unicorn: Any) -> None:
-        if self._hook is None:
-            machine.hook_add(unicorn.UC_HOOK_BLOCK, self._count)
-            return
-        binding: Any = importlib.import_module("unicorn.unicorn_py3.unicorn")
-        status = binding.uclib.uc_hook_add(
-            machine._uch,
-            ctypes.byref(self._handle),
-            unicorn.UC_HOOK_BLOCK,
-            ctypes.cast(self._hook, ctypes.c_void_p),
-            ctypes.cast(ctypes.pointer(self._counts), ctypes.c_void_p),
-            ctypes.c_uint64(1),
-            ctypes.c_uint64(0),
-        )
-        if status:
-            raise ExecutionError(f"Unicorn can't count instructions: error {status}")
-
-    def _count(self, machine: Any, address: int, size: int, data: object) -> None:
-        self.change[address // 2] += 1
-        self.change[(address + size) // 2] -= 1
-
-    def executed(self, flash: bytes) -> Mapping[int, int]:
-        """By the address of each instruction: every run of executed halfwords begins with one."""
-        times = np.cumsum(self.change)
-        words = np.frombuffer(flash, "<u2")
-        found: dict[int, int] = {}
-        skip = False
-        for place in np.flatnonzero(times).tolist():
-            if skip:
-                skip = False
-                continue
-            found[2 * place] = int(times[place])
-            skip = int(words[place]) >> 11 >= WIDE
-        return found

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.compiler import compiler
-from poetopt.backends.c.elf import image
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution
 from poetopt.backends.c.program import DeviceProgram, device_program
@@ -166,17 +163,11 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
 
 
 def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
-    """Instructions that each operator's function took, by the operator's name; libraries' functions are nobody's."""
-    if not ran.executed:
+    """How many instructions each operator took, what it calls of libraries included; nothing on this machine."""
+    if ran.counts is None:
         return {}
-    places = np.fromiter(ran.executed, np.int64, len(ran.executed))
-    times = np.fromiter(ran.executed.values(), np.int64, len(ran.executed))
-    names = {code.function: code.name for code in built.program.operators.values()}
-    found: dict[str, int] = {}
-    for start, end, function in image(built.executable).functions:
-        if function in names:
-            found[names[function]] = int(times[(places >= start) & (places < end)].sum())
-    return found
+    operators = built.program.plan.problem.operators
+    return {o.name: int(row[0]) for o, row in zip(operators, ran.counts, strict=False) if row[0]}
 
 
 def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: int | None) -> Built:

@@ -44,6 +44,8 @@ class OperatorCode:
         Words that kernels keep from step to step, by their first values.
     state_at
         Where these begin among those of all operators.
+    given
+        What it is called with before anything else, in C: what tells it from others that share the function.
     """
 
     name: str
@@ -54,6 +56,7 @@ class OperatorCode:
     headers: tuple[tuple[str, str], ...]
     state: tuple[int, ...]
     state_at: int
+    given: tuple[str, ...] = ()
 
 
 def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:

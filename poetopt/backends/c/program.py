@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from poetopt.backends.c.operators import OperatorCode, operator_code
 from poetopt.backends.c.resident import Resident, lay_out_resident
+from poetopt.backends.c.sharing import shared
 from poetopt.backends.c.storage import BLOCK_BYTES, Storage, lay_out_storage
 from poetopt.errors import PlanError
 from poetopt.graph import Tensor, TrainingGraph
@@ -131,7 +132,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     return DeviceProgram(
         plan,
         graph,
-        operators,
+        shared(operators),
         resident,
         flash,
         storage,

@@ -9,12 +9,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poetopt.backends.c.build import Built
 from poetopt.backends.c.emulator import emulate
 from poetopt.backends.c.linking import Board
 from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.c.tracing import Weigh, ones
 from poetopt.errors import ExecutionError
 from poetopt.step.memory import numpy_dtype
 
@@ -39,8 +41,8 @@ class Ran:
         Median seconds of a step; None on an emulator.
     instructions
         How many were executed, the example's own among them; None on this machine.
-    executed
-        How often the instruction at each address was; empty on this machine.
+    counts
+        What was executed on an emulator, as `Trace.sums` has it; None on this machine.
     """
 
     results: Mapping[str, Array]
@@ -48,7 +50,7 @@ class Ran:
     stack_bytes: int
     step_s: float | None
     instructions: int | None
-    executed: Mapping[int, int]
+    counts: NDArray[np.uint64] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +73,22 @@ class RanSteps:
     instructions: int | None
 
 
-def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -> Ran:
+def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None, weigh: Weigh = ones) -> Ran:
     """One step on `batch`, from the weights that were emitted.
 
     ram
         On an emulator: what is mapped; by default what the program was linked for.
+    weigh
+        On an emulator: what is counted; by default instructions.
 
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
     fed = _laid_out(program.inputs, batch)
     if built.board is not None:
-        ended = emulate(built, {"batches.bin": fed, "pages.bin": _pages(built)}, ram=ram)
+        ended = emulate(built, {"batches.bin": fed, "pages.bin": _pages(built)}, ram=ram, weigh=weigh)
         results = _arrays(program, ended.files["results.bin"])
-        return Ran(results, {}, ended.stack_bytes, None, ended.instructions, ended.executed)
+        return Ran(results, {}, ended.stack_bytes, None, int(ended.counts[:, 0].sum()), ended.counts)
     folder = built.folder
     (folder / "batches.bin").write_bytes(fed)
     (folder / "pages.bin").write_bytes(_pages(built))
@@ -103,7 +107,7 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None) -
         int(stack),
         median(float(time) for time in times) / 1e9 if times else None,
         None,
-        {},
+        None,
     )
 
 
@@ -128,7 +132,7 @@ def run_steps(
     stack = instructions = None
     if built.board is not None:
         ended = emulate(built, files)
-        written, stack, instructions = ended.files, ended.stack_bytes, ended.instructions
+        written, stack, instructions = ended.files, ended.stack_bytes, int(ended.counts[:, 0].sum())
     else:
         for name, content in files.items():
             (built.folder / name).write_bytes(content)

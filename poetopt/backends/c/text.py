@@ -79,7 +79,7 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
         {
             "model": comment(program.shown),
             "includes": "".join(f'#include "{name}"\n' for name in headers),
-            "operators": "\n".join(code.text for code in program.operators.values()),
+            "operators": "\n".join(code.text for code in program.operators.values() if code.text),
             "state": (
                 "/* What kernels keep from step to step. */\n"
                 f"#define po_state ((uint32_t *)PO_RESIDENT({program.resident.kept}u))\n\n"

@@ -1,0 +1,106 @@
+"""Operators that share a function: what is one, what tells them apart, and whose instructions are whose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poetopt.backends.c import tracing
+from poetopt.backends.c.build import build
+from poetopt.backends.c.emit import emitted
+from poetopt.backends.c.operators import OperatorCode
+from poetopt.backends.c.program import DeviceProgram, device_program
+from poetopt.backends.c.run import Ran, run
+from poetopt.backends.c.sharing import shared
+from poetopt.backends.c.targets import Target
+from poetopt.backends.ort.batch import random_batch
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
+from tests.backends.c.support import HOST, M4, dropping, needs_emulator, needs_host, same
+
+
+def program() -> DeviceProgram:
+    """A step of three linear layers, two of which are of one size."""
+    problem = dropping()
+    assert problem.graph is not None
+    return device_program(lay_out(store_all(problem)), problem.graph)
+
+
+def ran(made: DeviceProgram, folder: Path, target: Target = HOST, schedule: str = "code") -> Ran:
+    """One step."""
+    for name, content in emitted(made, target, schedule).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return run(build(made, target, folder, warnings=("-Werror",)), random_batch(made.graph, 3))
+
+
+def code(name: str, body: str) -> OperatorCode:
+    """An operator without tensors."""
+    return OperatorCode(
+        name, name, (), True, f"/* {name} */\nPO_OPERATOR {name}(void *work)\n{{\n{body}}}\n", (), (), 0
+    )
+
+
+def test_what_differs_is_a_parameter_and_small_numbers_are_not() -> None:
+    text = "    /* Add: {0} -> y */\n    po_add(PO_RESIDENT({1}u), PO_RESIDENT(8u), {2}, {3}, {4}f, work);\n"
+    bodies = [("a", 64, 100, 3, "0.25"), ("b", 128, 200, 3, "0.5"), ("c", 64, 200, 3, "0.5"), ("d", 64, 200, 4, "0.5")]
+    found = shared({name: code(name, text.format(name, *rest)) for name, *rest in bodies})
+    assert found["d"].text
+    assert not found["d"].given
+    a, b, c = (found[name] for name in "abc")
+    assert a.function == b.function == c.function == "a_and_2"
+    assert (b.text, c.text) == ("", "")
+    assert "PO_OPERATOR a_and_2(void *p0, int32_t n1, float n2, void *work)\n" in a.text
+    assert "    /* Add */\n    po_add(p0, PO_RESIDENT(8u), n1, 3, n2, work);\n" in a.text
+    assert b.given == ("PO_RESIDENT(128u)", "200", "0.5f")
+    assert c.given == ("PO_RESIDENT(64u)", "200", "0.5f")
+
+
+def test_sizes_of_arrays_and_of_copies_stay_numbers() -> None:
+    for line in ("float tile[{}];", "memcpy(work, work, {});"):
+        found = shared({k: code(f"op{k}", f"    {line.format(k)}\n") for k in (100, 200)})
+        assert all(made.text and not made.given for made in found.values())
+
+
+@needs_host
+@pytest.mark.parametrize("schedule", ["code", "table"])
+def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path, schedule: str) -> None:
+    """Two operators that are given each other's addresses compute something else."""
+    made = program()
+    texts = [one.text for one in made.operators.values() if one.text]
+    assert len(texts) < len(made.operators)
+    results = ran(made, tmp_path / "right", schedule=schedule).results
+    (one, first), (other, second) = next(
+        ((i, a), (j, b))
+        for i, a in made.operators.items()
+        for j, b in made.operators.items()
+        if a.function == b.function and a.given != b.given and "weight.update" in a.name and i != j
+    )
+    swapped = {**made.operators, one: replace(first, given=second.given), other: replace(second, given=first.given)}
+    wrong = ran(replace(made, operators=swapped), tmp_path / "wrong", schedule=schedule).results
+    assert not same(results, wrong)
+
+
+@needs_emulator
+def test_instructions_are_counted_with_the_operator_that_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where operators share a function, on soft floats too; counting here and in C is the same."""
+    made = program()
+    counts = ran(made, tmp_path / "c", M4).counts
+    assert counts is not None
+    assert (counts[:-1, 0] > 0).all()
+    assert counts[-1, 0] < counts[:-1, 0].sum()
+    alike: dict[tuple[str, str], set[int]] = {}
+    for index, one in made.operators.items():
+        if one.given and not any(given.rstrip("u").isdigit() for given in one.given):
+            alike.setdefault((one.function, ""), set()).add(int(counts[index, 0]))
+    assert alike
+    assert all(max(of) - min(of) <= 0.05 * max(of) for of in alike.values())  # what a Relu or a mask decides
+    monkeypatch.setattr(tracing, "_compiled", lambda folder: None)
+    here = ran(made, tmp_path / "python", M4).counts
+    assert here is not None
+    assert np.array_equal(counts, here)
