@@ -13,6 +13,7 @@ from poetopt.errors import PoetError
 from poetopt.report.training_run import batch_of
 
 if TYPE_CHECKING:
+    from poetopt.engine.incumbent import Candidate
     from poetopt.engine.solution import Options
     from poetopt.problem import Problem
 
@@ -72,7 +73,15 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
 
 
 def _fits(problem: Problem, options: Options) -> bool:
-    """Whether heuristics find a schedule. They count their work, so that the answer is the same each time."""
+    return known_schedule(problem, options, first=True) is not None
+
+
+def known_schedule(problem: Problem, options: Options, *, first: bool = False) -> Candidate | None:
+    """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time.
+
+    first
+        Whether any will do, else the best that they find.
+    """
     from poetopt.engine.constructive import greedy_schedules
     from poetopt.engine.incumbent import Incumbent
     from poetopt.engine.limits import impossible
@@ -83,10 +92,11 @@ def _fits(problem: Problem, options: Options) -> bool:
 
     chosen = formulation(options.formulation)
     if not (chosen.judged and chosen.plans_count) or impossible(problem, options) or chosen.impossible(problem):
-        return False
+        return None
     trial = Incumbent(problem, options)
     if trial.offer(everything(problem), quick=True):
-        return True
-    return any(
-        trial.offer(found, quick=True) for found in greedy_schedules(problem, options, options.ram_bytes, Work(WORK))
-    )
+        return trial.best
+    for found in greedy_schedules(problem, options, options.ram_bytes, Work(WORK)):
+        if trial.offer(found, quick=True) and first:
+            break
+    return trial.best

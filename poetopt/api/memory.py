@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.problems import checked_device
 from poetopt.api.training import Training, TrainingFile
+from poetopt.devices import device as device_of
 from poetopt.devices.homes import PARAMETERS
 from poetopt.errors import OptionError
 from poetopt.problem import Problem
@@ -47,6 +48,7 @@ def problems(
     parameters: str,
     total: int | None,
     ram: object,
+    roomiest: bool = False,
 ) -> Iterator[Problem]:
     """The problems to solve: the next one where the one before has no schedule.
 
@@ -56,6 +58,8 @@ def problems(
         All of the RAM, in bytes; None: the device's.
     ram
         Whatever `--ram` asks for: then parameters are resident unless it is said otherwise.
+    roomiest
+        Whether the one that leaves the most RAM to the schedule comes first, if parameters may be paged.
 
     Raises OptionError for other words, and for what a Problem has already; else as `Training.cost`.
     """
@@ -74,6 +78,10 @@ def problems(
     if parameters != AUTO:
         yield step.cost(on, profile=profile, runtime=runtime, parameters=parameters)
         return
+    if roomiest and ram is None and isinstance(step, Training) and _found(on).storage is not None:
+        yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED)
+        yield step.cost(on, profile=profile, runtime=runtime)
+        return
     resident = step.cost(on, profile=profile, runtime=runtime)
     whole = total if total is not None else resident.device_ram_bytes
     may_page = ram is None and whole is not None and isinstance(step, Training) and resident.paging
@@ -83,3 +91,7 @@ def problems(
     if resident.least_ram_bytes <= whole - resident.beside_bytes:
         yield resident
     yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED)
+
+
+def _found(on: Device | str | os.PathLike[str]) -> Device:
+    return device_of(on) if isinstance(on, str | os.PathLike) else on

@@ -69,6 +69,7 @@ class Model:
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
         from poetopt.passes.blocks import GRANULARITIES
+        from poetopt.passes.rows import by_rows as with_rows
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
@@ -90,7 +91,8 @@ class Model:
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "maxima": maxima}
-        by_rows = partial(self.training_graph, **asked, rows=True)  # type: ignore[arg-type]
+        tables = with_rows(self.graph) is not self.graph
+        by_rows = partial(self.training_graph, **asked, rows=True) if tables else None  # type: ignore[arg-type]
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
     def training_graph(

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     """A problem, or what is one together with a device."""
 
 
-class LoadOptions(TypedDict, total=False):
-    """How a model's file is read: the options of `load`."""
-
-    batch: int | None
+class _Read(TypedDict, total=False):
     train: str | Sequence[str] | None
     dims: Mapping[str, int | str] | None
     shapes: Mapping[str, str | Sequence[int | None]] | None
@@ -32,9 +29,13 @@ class LoadOptions(TypedDict, total=False):
     allow_symlinks: bool
 
 
-class TrainingOptions(LoadOptions, total=False):
-    """What the training step is: the options of `load` and of `Model.differentiate`."""
+class LoadOptions(_Read, total=False):
+    """How a model's file is read: the options of `load`."""
 
+    batch: int | None
+
+
+class _Derived(TypedDict, total=False):
     loss: str
     output: str | None
     granularity: str
@@ -43,8 +44,18 @@ class TrainingOptions(LoadOptions, total=False):
     fuse: bool
 
 
+class TrainingOptions(LoadOptions, _Derived, total=False):
+    """What the training step is: the options of `load` and of `Model.differentiate`."""
+
+
+class SolveOptions(_Read, _Derived, total=False):
+    """The same for `solve`, which takes `max` for the largest batch that fits."""
+
+    batch: int | str | None
+
+
 READ = tuple(LoadOptions.__annotations__)
-DERIVED = tuple(name for name in TrainingOptions.__annotations__ if name not in READ)
+DERIVED = tuple(_Derived.__annotations__)
 
 
 def problem_of(

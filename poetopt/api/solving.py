@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.batches import fitting_batch
+from poetopt.api.largest_batch import MAX, largest_batch
 from poetopt.api.memory import problems, total_bytes
 from poetopt.api.options import asked, store_all_peak_bytes
-from poetopt.api.problems import TrainingOptions, step_of
+from poetopt.api.problems import SolveOptions, step_of
+from poetopt.api.training import Training, TrainingFile
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
-from poetopt.units import Factor, Share, parse_battery
+from poetopt.problem import Problem
+from poetopt.units import Factor, Share, parse_battery, parse_ram
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
@@ -25,8 +28,9 @@ if TYPE_CHECKING:
     from poetopt.engine.solution import Listener, Options, Solution
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
-    from poetopt.problem import Problem
+    from poetopt.report.largest_batch import LargestBatch
     from poetopt.report.report import Report
+    from poetopt.schedule import Schedule
 
 
 def solve(
@@ -59,14 +63,15 @@ def solve(
     listener: Listener | None = None,
     progress: bool = False,
     begin: float | None = None,
-    **model: Unpack[TrainingOptions],
+    **model: Unpack[SolveOptions],
 ) -> Report:
     """The schedule of least energy that keeps a RAM budget and a deadline.
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
         with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`,
-        `optimizer`, `fuse`, as the command and `Model.differentiate` have them.
+        `optimizer`, `fuse`, as the command and `Model.differentiate` have them. `batch="max"`: the largest one
+        that fits the RAM, and the deadline; `report.largest` says what refuses the next one, and what a sample takes.
     device, profile, runtime
         As for `Training.cost`.
     ram
@@ -128,6 +133,7 @@ def solve(
     from poetopt import interrupts
     from poetopt.diagnosis.solve import solve as search
     from poetopt.engine.solution import Status
+    from poetopt.report.largest_batch import with_solved
     from poetopt.report.progress import listening
     from poetopt.report.report import Report
     from poetopt.report.training_run import training_run
@@ -136,8 +142,7 @@ def solve(
 
     given, now = problem, time.monotonic()
     total = total_bytes(total_ram, ram)
-    step = step_of(given, **model)
-    if begin is None and step is not given:
+    if begin is None and not isinstance(given, Problem | Training | TrainingFile):
         begin = now
     listener = listening(telling(progress), listener)
     battery_j = None if battery is None else parse_battery(battery)
@@ -166,7 +171,13 @@ def solve(
         run = run_of(problem)
         return options_of(problem, steps=1 if run is None else run.steps)
 
-    tried = problems(step, device=device, profile=profile, runtime=runtime, parameters=parameters, total=total, ram=ram)
+    at = partial(problems, device=device, profile=profile, runtime=runtime, parameters=parameters, total=total, ram=ram)
+    largest: LargestBatch | None = None
+    starts: tuple[Schedule, ...] = ()
+    if model.get("batch") == MAX:
+        largest, tried, starts = _of_largest(given, model, at, ask, ram, listener, now if begin is None else begin)
+    else:
+        tried = at(step_of(given, **model))
     for made in tried:
         options = ask(made)
         searching = _searching(order, options)
@@ -182,7 +193,7 @@ def solve(
             used, solution = solve_ordered(made, options, listener, begin=begin)
             report = Report(problem=used, solution=solution)
         else:
-            report = Report(problem=made, solution=search(made, options, listener, begin=begin))
+            report = Report(problem=made, solution=search(made, options, listener, starts=starts, begin=begin))
         if report.status is not Status.INFEASIBLE or report.solution.interrupted:
             break
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
@@ -190,14 +201,51 @@ def solve(
     if report.status is Status.INFEASIBLE and not report.solution.interrupted:
         smaller = fitting_batch(made, ask)
         report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
-    report = replace(report, run=run_of(made))
+    largest = largest and with_solved(largest, report.solution)
+    report = replace(report, run=run_of(made), largest=largest)
     interrupts.hold()
     if report.plan is None:
         failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
         whole = total is not None or (made.parameters == "paged" and ram is None)
         steps = 1 if report.run is None else report.run.steps
-        raise failure(failure_words(made, report.solution, whole=whole, steps=steps), report=report.to_dict())
+        words = failure_words(made, report.solution, whole=whole, steps=steps)
+        none = f"--batch {MAX}: not even a batch of 1 has a schedule: " if model.get("batch") == MAX else ""
+        raise failure(none + words, report=report.to_dict())
     return report
+
+
+def _of_largest(
+    given: Solvable,
+    model: SolveOptions,
+    at: Callable[..., Iterator[Problem]],
+    ask: Callable[[Problem], Options],
+    ram: object,
+    listener: Listener | None,
+    begin: float,
+) -> tuple[LargestBatch | None, Iterator[Problem], tuple[Schedule, ...]]:
+    """The largest batch, the problems to solve there, and a schedule to begin with; the smallest where none fits.
+
+    Raises OptionError where nothing bounds the batch, or it can't be changed any more.
+    """
+    from poetopt.engine.solution import Progress
+
+    if isinstance(ram, str | Share) and isinstance(parse_ram(ram), Share):
+        raise OptionError(f"--batch {MAX}: --ram {ram} grows with the batch; say a size, or --total-ram")
+
+    def told(batch: int) -> None:
+        if listener is not None:
+            listener(Progress(time.monotonic() - begin, f"looking at a batch of {batch:,}", "", None, None))
+
+    def problems_at(batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
+        return at(step_of(given, **{**model, "batch": batch}), roomiest=roomiest)
+
+    found = largest_batch(partial(problems_at, roomiest=True), problems_at, ask, told, begin)
+    if found is None:
+        return None, problems_at(1), ()
+    largest, best = found
+    assert best.problem is not None
+    assert best.schedule is not None
+    return largest, iter((best.problem,)), (best.schedule,)
 
 
 def _searching(order: str, options: Options) -> bool:

@@ -39,7 +39,7 @@ class Training:
     derived
         The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
     by_rows
-        Makes `derived` with tables by the rows of a batch, for an `optimizer`; None where that isn't known.
+        Makes `derived` with tables by the rows of a batch, for an `optimizer`; None where there is no table.
     """
 
     graph: TrainingGraph

@@ -43,6 +43,10 @@ RuntimeOption = Annotated[
     ),
 ]
 BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
+BatchOrMaxOption = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="N|max", help="Batch size; max: the largest that fits RAM and deadline."),
+]
 TrainOption = Annotated[
     list[str] | None,
     typer.Option("--train", metavar="PATTERN", help="Train only these parameters (fc.*); may be repeated."),
@@ -246,6 +250,15 @@ def asked_blocks(
     """`--static-power`, `--energy-limit`, `--flash-wear` and `--with` as what `po.solve(blocks=...)` takes."""
     named = {"static-power": static_power, "energy-limit": energy_limit, "flash-wear": flash_wear}
     return [*(f"{name}={value}" for name, value in named.items() if value is not None), *(more or [])]
+
+
+def batch_size(text: str | None) -> int | None:
+    """`--batch`, where it isn't `max`. Raises OptionError."""
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise OptionError(f"--batch {text}: must be a whole number from 1 on, or max for the largest that fits")
+    return int(text)
 
 
 def reading(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from poetopt.commands.completion import SCOPES, choices
 from poetopt.commands.options import (
     AllowSymlinksOption,
     BackendOption,
-    BatchOption,
+    BatchOrMaxOption,
     BatteryOption,
     DeadlineModelOption,
     DeadlineOption,
@@ -48,6 +48,7 @@ from poetopt.commands.options import (
     ValueOption,
     WithOption,
     asked_blocks,
+    batch_size,
     pairs,
     reading,
 )
@@ -58,7 +59,11 @@ from poetopt.commands.sensitivity import (
     check_plot,
 )
 from poetopt.console import check_outputs, live_progress, say, write_json, write_text
-from poetopt.errors import InfeasibleError, NoScheduleError
+from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
+
+if TYPE_CHECKING:
+    from poetopt.api.problems import SolveOptions
+    from poetopt.api.training import Training, TrainingFile
 
 
 def solve(
@@ -74,7 +79,7 @@ def solve(
     samples: SamplesOption = None,
     battery: BatteryOption = None,
     deadline_model: DeadlineModelOption = "makespan",
-    batch: BatchOption = None,
+    batch: BatchOrMaxOption = None,
     train: TrainOption = None,
     dims: DimOption = None,
     shapes: ShapeOption = None,
@@ -132,27 +137,36 @@ def solve(
 
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
-    options = reading(batch, train, dims, shapes, values, allow_symlinks)
+    largest = batch is not None and batch.strip() == "max"
+    options = reading(None if largest else batch_size(batch), train, dims, shapes, values, allow_symlinks)
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
+    if largest and (sensitivity or sensitivity_plot is not None):
+        raise OptionError("--sensitivity: is of one batch; give the one that --batch max finds, as a number")
+    step: SolveOptions = {
+        "loss": loss,
+        "output": output,
+        "straight_through": straight_through,
+        "granularity": granularity,
+        "optimizer": optimizer,
+        "fuse": not separate_updates,
+    }
     with live_progress() as listener:
-        training = read(model, options).differentiate(
-            loss=loss,
-            output=output,
-            straight_through=straight_through,
-            granularity=granularity,
-            optimizer=optimizer,
-            fuse=not separate_updates,
-        )
+        given: str | Training | TrainingFile = model
+        if largest:
+            step |= {"batch": "max", **options.named()}  # type: ignore[typeddict-item]
+        else:
+            given, step = read(model, options).differentiate(**step), {}  # type: ignore[misc]
         if sensitivity or sensitivity_plot is not None:
             from poetopt.comparison.sensitivity import check_goal
             from poetopt.formulations.options import with_options
 
-            problem = training.cost(device, profile=profile, runtime=runtime)
+            assert not isinstance(given, str)
+            problem = given.cost(device, profile=profile, runtime=runtime)
             check_goal(with_options(po.formulations.formulation(formulation), asked, problem, steps))
         try:
             report = po.solve(
-                training,
+                given,
                 device=device,
                 profile=profile,
                 runtime=runtime,
@@ -179,6 +193,7 @@ def solve(
                 log=log,
                 listener=listener,
                 begin=begin,
+                **step,
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:

@@ -51,7 +51,7 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
         found["ram_bound_bytes"] = max(problem.least_ram_bytes, step.nbytes)
         reasons.append(
             f"the budget of {options.ram_bytes:,} bytes is below the {problem.least_ram_bytes:,} bytes that any "
-            f"schedule needs ({_binds(problem)})"
+            f"schedule needs ({binds(problem)})"
         )
     elif options.ram_bytes < step.nbytes:
         found["ram_bound_bytes"] = step.nbytes
@@ -135,7 +135,7 @@ def within(options: Options, problem: Problem, simulation: Simulation, arena_byt
     return options.deadline_s is None or time_s <= options.deadline_s * (1 + RELATIVE_TOLERANCE)
 
 
-def _binds(problem: Problem) -> str:
+def binds(problem: Problem) -> str:
     """What takes the least RAM of all, in words."""
     needed = max(range(len(problem.operators)), key=problem.working_set_bytes)
     inputs, working = problem.nbytes(problem.at_start), problem.working_set_bytes(needed)

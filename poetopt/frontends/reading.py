@@ -67,6 +67,16 @@ class ReadOptions:
             found["values"] = {name: _listed(value) for name, value in self.values}
         return found
 
+    def named(self) -> dict[str, object]:
+        """All but the batch as the arguments of `read_options`."""
+        return {
+            "train": self.train,
+            "dims": dict(self.dims),
+            "shapes": dict(self.shapes),
+            "values": dict(self.values),
+            "allow_symlinks": self.allow_symlinks,
+        }
+
     @property
     def fixes_inputs(self) -> list[str]:
         """Those of --dim, --shape and --value that are given."""

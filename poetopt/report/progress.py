@@ -13,6 +13,8 @@ PAUSE_S = 2.0
 
 def progress_line(progress: Progress) -> str:
     """`12.3 s  search, up to 4 operators recomputed in a row: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
+    if not progress.scope:  # nothing is searched yet
+        return f"{progress.elapsed_s:.1f} s  {progress.phase}"
     text = f"{progress.elapsed_s:.1f} s  {progress.phase}, {kind_words(progress.scope)}: "
     overhead, bound = progress.overhead_j, progress.overhead_bound_j
     text += "no schedule yet" if overhead is None else f"overhead {show_amount(overhead, progress.unit)}"

@@ -18,6 +18,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Overlap
 from poetopt.printable import shown
 from poetopt.problem import Problem
+from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
 from poetopt.report.memory import memory_fields, memory_words, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
@@ -42,6 +43,8 @@ class Report:
     solution: Solution
     run: TrainingRun | None = None
     """The training that was asked about, where it is more than a step."""
+    largest: LargestBatch | None = None
+    """What was found, where the largest batch was asked for."""
 
     @property
     def plan(self) -> Plan | None:
@@ -199,6 +202,7 @@ class Report:
             "important": told.document(self._said()),
             "version": __version__,
             "versions": _versions(),
+            "largest_batch": batch_fields(self.largest),
             "training": run_fields(self.run, solution),
             **memory_fields(problem, self.plan, self.taken_bytes),
         }
@@ -257,6 +261,7 @@ class Report:
         """The summary for people: label and text."""
         loss, said = told.loss_of(self._said())
         rows = [("loss", loss)] if loss else []
+        rows += batch_rows(self.largest)
         rows.append(("RAM", self._ram()))
         if self.plan is not None and self.taken_bytes is not None:
             rows.append(("memory", memory_words(self.problem, self.plan, self.taken_bytes)))
