@@ -7,7 +7,7 @@ operator t.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -85,8 +85,11 @@ class FractionalSchedule:
         (stage, operator) -> how much of the operator runs again there; pairs without any are left out.
     page_ins
         (stage, tensor) -> how much of the tensor comes back from storage there; pairs without any are left out.
+    variants
+        (stage, operator, variant) -> how much of the operator's run there is by the variant.
     """
 
     kept: NDArray[np.float64]
     recomputes: Mapping[tuple[int, int], float]
     page_ins: Mapping[tuple[int, int], float]
+    variants: Mapping[tuple[int, int, int], float] = field(default_factory=dict)

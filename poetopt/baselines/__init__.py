@@ -63,7 +63,8 @@ class Baseline:
     source
         Who it is by.
     supports
-        What a problem may hold beside plain tensors, computed or in RAM.
+        What a problem may hold beside plain tensors, computed or in RAM. No method streams operands: their operators
+        run plain.
     """
 
     name: str
@@ -77,11 +78,11 @@ class Baseline:
     def schedule(self, problem: Problem, ram_bytes: int, settings: Settings | None = None) -> Plan:
         """The method's plan. Raises NoScheduleError or InfeasibleError where it has none at this budget."""
         from poetopt.baselines.acceptance import DEFAULTS
-        from poetopt.problem import check_supported
+        from poetopt.problem import PLAINLY, check_supported
 
         if unable := self.unable(problem):
             raise ProblemError(f"{unable}; leave out parameters='paged'")
-        check_supported(problem, f"baseline '{self.name}'", self.supports)
+        check_supported(problem, f"baseline '{self.name}'", self.supports | PLAINLY)
         function = cast("Callable[[Problem, int, Settings], Plan]", self._load(self.function))
         return function(problem, ram_bytes, settings or DEFAULTS)
 

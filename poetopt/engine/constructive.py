@@ -13,6 +13,7 @@ from poetopt.engine.tuning import GRACE_S, HEURISTICS_SHARE, OFFER_WORK, PLAIN, 
 from poetopt.formulations import formulation
 from poetopt.heuristics.greedy import greedy
 from poetopt.heuristics.lasting import lasting_sets
+from poetopt.heuristics.ways import ALL_PLAIN, streamed_out, ways_within
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
@@ -44,9 +45,10 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
                 return
             aim = int(options.ram_bytes * share)
-            for lasting in lasting_sets(run.problem, aim):
-                schedule = greedy(lasting, aim, paging=paging, remat=remat)
-                found |= _taken(run, trial, schedule, "heuristic", strict)
+            for ways in ways_within(run.problem, aim) if paging else (ALL_PLAIN,):
+                for lasting in lasting_sets(run.problem, aim, streamed_out(run.problem, ways)):
+                    schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways)
+                    found |= _taken(run, trial, schedule, "heuristic", strict)
     if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
         for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
             found |= _taken(run, trial, schedule, "heuristic", strict)

@@ -26,7 +26,7 @@ class Step:
     """What must be in RAM while one operator runs for the first time, whatever the schedule.
 
     working_bytes
-        Its inputs, outputs and workspace.
+        Its inputs, outputs and workspace, in the way that takes the least.
     kept
         Tensors beside them that are read later, and that nothing can bring back.
     """
@@ -91,14 +91,14 @@ def hardest_step(problem: Problem, options: Options) -> Step:
     best, most, live = 0, -1, 0
     for t in range(len(problem.operators)):
         live += change[t]
-        nbytes = problem.working_set_bytes(t) + live + beside[t]
+        nbytes = problem.least_working_set_bytes(t, paging=paging) + live + beside[t]
         if nbytes > most:
             best, most = t, nbytes
     if most < 0:
         return Step(0, 0, (), -1)
     used = {*problem.operators[best].inputs, *problem.operators[best].outputs}
     there = tuple(i for i in kept if i not in used and problem.tensors[i].producer < best < last[i])
-    return Step(best, problem.working_set_bytes(best), there, most + problem.reserve_bytes)
+    return Step(best, problem.least_working_set_bytes(best, paging=paging), there, most + problem.reserve_bytes)
 
 
 def placed_bytes(problem: Problem) -> int:
@@ -109,12 +109,14 @@ def placed_bytes(problem: Problem) -> int:
         rounded = [-(-size // unit) * unit for size in sizes]
         return sum(rounded) - max((whole - size for whole, size in zip(rounded, sizes, strict=True)), default=0)
 
-    sets = [problem.at_start, *((*operator.inputs, *operator.outputs) for operator in problem.operators)]
-    work = [0, *(operator.workspace_bytes for operator in problem.operators)]
-    most = max(
-        placed([problem.tensors[i].nbytes for i in held] + [more]) for held, more in zip(sets, work, strict=True)
-    )
-    return most + problem.reserve_bytes
+    def run(k: int, variant: int) -> int:
+        operator, way = problem.operators[k], problem.operators[k].variant(variant)
+        held = [*({*operator.inputs} - {*way.streamed_in}), *({*operator.outputs} - {*way.streamed_out})]
+        return placed([problem.tensors[i].nbytes for i in held] + [way.workspace_bytes])
+
+    start = placed([problem.tensors[i].nbytes for i in problem.at_start])
+    runs = (min(run(k, variant) for variant in problem.ways(k)) for k in range(len(problem.operators)))
+    return max(start, max(runs, default=0)) + problem.reserve_bytes
 
 
 def taken_bytes(options: Options, problem: Problem, simulation: Simulation, arena_bytes: int) -> int:
@@ -137,8 +139,8 @@ def within(options: Options, problem: Problem, simulation: Simulation, arena_byt
 
 def binds(problem: Problem) -> str:
     """What takes the least RAM of all, in words."""
-    needed = max(range(len(problem.operators)), key=problem.working_set_bytes)
-    inputs, working = problem.nbytes(problem.at_start), problem.working_set_bytes(needed)
+    needed = max(range(len(problem.operators)), key=problem.least_working_set_bytes)
+    inputs, working = problem.nbytes(problem.at_start), problem.least_working_set_bytes(needed)
     what = (
         f"operator {needed} '{problem.operators[needed].name}' takes {working:,} for its inputs, outputs and workspace"
         if working >= inputs

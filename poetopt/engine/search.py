@@ -20,7 +20,7 @@ from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 from poetopt.schedule import Schedule
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.STREAMED, *COMPUTES})
 """Features of problems that schedules are searched for."""
 
 _NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"

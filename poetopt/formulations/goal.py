@@ -115,7 +115,7 @@ def _nothing(problem: Problem, baseline_j: float) -> float:
 
 def _written_bytes(trial: Trial) -> float:
     tensors = trial.plan.problem.tensors
-    return float(sum(tensors[i].nbytes for i in trial.written))
+    return float(sum(tensors[i].nbytes for i in trial.written) + trial.simulation.bytes_streamed_out)
 
 
 ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j, timed=False)

@@ -102,7 +102,8 @@ def _last_real_use(problem: Problem, i: int, stage: int) -> int:
 
 
 def _needed(space: Space) -> bool:
-    return space.paging and space.problem.wake_j > 0
+    # a run of transfers may begin with a streamed compute, whose wakings only the simulator counts
+    return space.paging and space.problem.wake_j > 0 and not getattr(space, "streams", ())
 
 
 storage_activation = Block("storage_activation", _build, requires=("paging",), when=_needed)

@@ -9,11 +9,12 @@ whose return costs least for the bytes and the time that its absence frees, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from poetopt.heuristics.ways import ALL_PLAIN, whole_readers
 from poetopt.heuristics.work import Work
-from poetopt.plan.effects import effects
+from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action
 from poetopt.plan.machine import Machine
 from poetopt.problem import Problem, ProblemOperator
@@ -42,6 +43,9 @@ class Replay:
         Counts what it does, and ends it by OutOfWorkError.
     unit
         Every tensor takes a multiple of so many bytes.
+    ways
+        The variant of each operator's runs, where it isn't plain; a run for which there is no room goes by one that
+        takes less. Recomputes go by those alone that stream no output.
     """
 
     problem: Problem
@@ -51,9 +55,11 @@ class Replay:
     second_j: float = 0.0
     work: Work = field(default_factory=Work)
     unit: int = 1
+    ways: Mapping[int, int] = field(default_factory=dict)
     stage: int = 0
     recomputes: set[tuple[int, int]] = field(default_factory=set)
     page_ins: set[tuple[int, int]] = field(default_factory=set)
+    variants: set[tuple[int, int, int]] = field(default_factory=set)
     unneeded: set[int] = field(default_factory=set)
     """What came back for another's sake, and nothing reads later."""
     known: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -67,6 +73,9 @@ class Replay:
         self.resident = self.machine.resident
         table = effects(problem)
         self._computes, self._fetches = table[Action.COMPUTE], table[Action.PAGE_IN]
+        self._streams = self.paging and any(operator.variants for operator in problem.operators)
+        self._readers = problem.readers if not self._streams else whole_readers(problem, self.ways)
+        """Of each tensor, the operators that read it from RAM when they first run."""
         self._most = self.ram_bytes + problem.reserve_bytes
         """Of live bytes: the reserve, which the machine counts, isn't part of `ram_bytes`."""
         self._producer = [tensor.producer for tensor in problem.tensors]
@@ -90,7 +99,7 @@ class Replay:
             self._overtaken.setdefault(last + 1, set()).add(j)
         self._past = [0] * len(problem.tensors)
         """Of each tensor's readers, those before this stage."""
-        self._next_read = [readers[0] if readers else -1 for readers in problem.readers]
+        self._next_read = [readers[0] if readers else -1 for readers in self._readers]
         """The stage that reads it next, this one included; -1 where none does, the end's where the next step does."""
         self._lasting = frozenset(problem.at_end)
         for i in self._lasting:
@@ -119,24 +128,65 @@ class Replay:
         for i in problem.at_end:
             if i not in self.resident:
                 self._restore(i, self._lasting)
-        return Schedule(frozenset(self.recomputes), frozenset(self.page_ins))
+        return Schedule(frozenset(self.recomputes), frozenset(self.page_ins), variants=frozenset(self.variants))
 
     def _compute(self, operator: int, locked: frozenset[int], *, first: bool) -> None:
-        op = self.problem.operators[operator]
-        held = locked.union(op.inputs, op.outputs)
+        if not self._streams or not self.problem.operators[operator].variants:
+            self._run(self._computes[operator], locked)
+        else:
+            self._run_in_some_way(operator, locked, first=first)
+        if not first:
+            self.recomputes.add((self.stage, operator))
+
+    def _run(self, effect: Effect, locked: frozenset[int]) -> None:
+        held = locked.union(effect.reads, effect.makes)
         resident = self.resident
-        missing = [i for i in op.inputs if i not in resident]
+        missing = [i for i in effect.reads if i not in resident]
         for i in sorted(missing, key=lambda i: -self._producer[i]):
             if i not in resident:  # it may have come with another one
                 self._restore(i, held)
-        effect = self._computes[operator]
         fresh = self.machine.fresh(effect)
-        self._make_room(sum([self._nbytes[i] for i in fresh]) + op.workspace_bytes, held)
+        self._make_room(sum([self._nbytes[i] for i in fresh]) + effect.workspace_bytes, held)
         self.machine.apply(effect)
         for i in fresh:
             self._came(i)
-        if not first:
-            self.recomputes.add((self.stage, operator))
+
+    def _run_in_some_way(self, operator: int, locked: frozenset[int], *, first: bool) -> None:
+        """By the way that was chosen or, where there is no room for it, by those that take less, the largest first."""
+        problem, table = self.problem, effects(self.problem)
+        chosen = self._way(operator, first)
+        room = problem.working_set_bytes(operator, chosen)
+        less = [v for v in problem.ways(operator) if problem.working_set_bytes(operator, v) < room]
+        for way in (chosen, *sorted(less, key=lambda v: (-problem.working_set_bytes(operator, v), v))):
+            effect = table.variants[operator, way] if way else self._computes[operator]
+            if not first and effect.streams_out:
+                continue
+            try:
+                self._stream(effect)
+                self._run(effect, locked)
+            except _StuckError:
+                continue
+            if way:
+                self.variants.add((self.stage, operator, way))
+            return
+        raise _StuckError
+
+    def _way(self, operator: int, first: bool) -> int:
+        """The variant that is tried first."""
+        return self.ways.get(operator, 0)
+
+    def _stream(self, effect: Effect) -> None:
+        """Have on storage what it streams in, and not in RAM what it streams out."""
+        for i in effect.streams_in:
+            if i not in self.machine.stored:
+                if not self._fits_storage(i):
+                    raise _StuckError
+                self.machine.store(i)  # the plan writes it out as soon as it is made
+                self._page_j[i] = self._in_j[i]
+        for i in effect.streams_out:
+            if i in self.resident:
+                self._evict(i)
+            self._page_j[i] = self._in_j[i]
 
     def _pages(self, i: int) -> bool:
         """Whether tensor i comes back from storage rather than by computing."""
@@ -250,7 +300,7 @@ class Replay:
         """To the next stage, after `operator`, without what nothing reads any more."""
         self.stage += 1
         for i in operator.inputs:
-            readers, past = self.problem.readers[i], self._past[i]
+            readers, past = self._readers[i], self._past[i]
             while past < len(readers) and readers[past] < self.stage:
                 past += 1
             self._past[i] = past
@@ -276,6 +326,7 @@ def greedy(
     second_j: float = 0.0,
     work: Work | None = None,
     rounded: bool = False,
+    ways: Mapping[int, int] = ALL_PLAIN,
 ) -> Schedule | None:
     """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
 
@@ -285,10 +336,13 @@ def greedy(
         Counts what it takes; without it there is no limit.
     rounded
         Whether tensors take whole multiples of the alignment: small ones may need that in the arena.
+    ways
+        The variant of each operator's runs, where it isn't plain (`heuristics.ways`).
 
     It isn't simulated: the order of recomputes in a plan may need a little more than the replay did. Raises
     OutOfWorkError.
     """
     again = may_run_again(problem, remat)
     unit = problem.alignment if rounded else 1
-    return Replay(problem, ram_bytes, paging and problem.paging, again, second_j, work=work or Work(), unit=unit).run()
+    paged, work = paging and problem.paging, work or Work()
+    return Replay(problem, ram_bytes, paged, again, second_j, work=work, unit=unit, ways=ways).run()

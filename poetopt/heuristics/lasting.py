@@ -17,18 +17,25 @@ MOSTLY = 0.5
 """A relaxation that keeps more than this share of a parameter from step to step keeps it."""
 
 
-def able(problem: Problem) -> list[int]:
-    """The tensors whose home is storage and that may stay in RAM: what storage holds, unless a new step brings it."""
-    return [i for i in problem.stored_at_start if problem.tensors[i].may_stay and problem.readers[i]]
+def able(problem: Problem, away: frozenset[int] = frozenset()) -> list[int]:
+    """The tensors whose home is storage and that may stay in RAM: what storage holds, unless a new step brings it.
+
+    away
+        Those that a run leaves on storage alone.
+    """
+    held = problem.tensors
+    return [i for i in problem.stored_at_start if held[i].may_stay and problem.readers[i] and i not in away]
 
 
-def lasting_sets(problem: Problem, ram_bytes: int) -> Iterator[Problem]:
+def lasting_sets(problem: Problem, ram_bytes: int, away: frozenset[int] = frozenset()) -> Iterator[Problem]:
     """`problem` with more or fewer of its parameters in RAM from step to step; itself where it has none on storage.
 
     ram_bytes
         The budget without what kernels are reserved.
+    away
+        The tensors that runs leave on storage alone.
     """
-    stored = able(problem)
+    stored = able(problem, away)
     room = ram_bytes + problem.reserve_bytes - problem.least_ram_bytes
 
     def saved_j(i: int) -> float:
@@ -45,7 +52,7 @@ def lasting_sets(problem: Problem, ram_bytes: int) -> Iterator[Problem]:
         yield problem.keeping(kept)
 
 
-def lasting_of(problem: Problem, shares: FractionalSchedule) -> Problem:
-    """`problem` with those parameters in RAM from step to step that a relaxation keeps there."""
+def lasting_of(problem: Problem, shares: FractionalSchedule, away: frozenset[int] = frozenset()) -> Problem:
+    """`problem` with those parameters in RAM from step to step that a relaxation keeps there, none of them `away`."""
     last = len(problem.operators) - 1
-    return problem.keeping(i for i in able(problem) if shares.kept[i, last] > MOSTLY)
+    return problem.keeping(i for i in able(problem, away) if shares.kept[i, last] > MOSTLY)

@@ -19,6 +19,7 @@ import numpy as np
 
 from poetopt.heuristics.greedy import Replay, may_run_again
 from poetopt.heuristics.lasting import lasting_of
+from poetopt.heuristics.ways import ALL_PLAIN, streamed_out, ways_of
 from poetopt.problem import Problem
 from poetopt.schedule import FractionalSchedule, Schedule
 
@@ -64,5 +65,6 @@ def list_schedule(
 
     Like `greedy`, it isn't simulated, and runs forward operators again however long the chain.
     """
-    again, problem = may_run_again(problem, remat), lasting_of(problem, shares)
-    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, shares=shares).run()
+    ways = ways_of(problem, shares) if paging else ALL_PLAIN
+    again, problem = may_run_again(problem, remat), lasting_of(problem, shares, streamed_out(problem, ways))
+    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, ways=ways, shares=shares).run()

@@ -63,6 +63,7 @@ class Deviation:
             kept,
             {at: _moved(share, self.recomputes[at[1]]) for at, share in shares.recomputes.items()},
             {at: _moved(share, self.page_ins[at[1]]) for at, share in shares.page_ins.items()},
+            {at: _moved(share, self.recomputes[at[1]]) for at, share in shares.variants.items()},
         )
 
 

@@ -7,7 +7,7 @@ What may happen to a tensor is said here, once: whoever plans, simulates, lays o
 `Problem`. `beyond` says what of a problem somebody can't plan for.
 """
 
-from poetopt.problem.features import COMPUTES, Feature, check_supported
+from poetopt.problem.features import COMPUTES, PLAINLY, Feature, check_supported
 from poetopt.problem.home import Home
 from poetopt.problem.operators import ProblemOperator, Variant
 from poetopt.problem.problem import Problem, check_problem
@@ -15,6 +15,7 @@ from poetopt.problem.tensors import Form, Packing, ProblemTensor, Transfers
 
 __all__ = [
     "COMPUTES",
+    "PLAINLY",
     "Feature",
     "Form",
     "Home",

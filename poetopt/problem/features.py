@@ -34,6 +34,10 @@ COMPUTES = frozenset({Feature.OVERTAKEN})
 """What matters to those alone who compute operators again."""
 
 
+PLAINLY = frozenset({Feature.STREAMED})
+"""What a problem offers, and nobody has to use: who doesn't lets every operator run with its operands in RAM."""
+
+
 def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
     """Each feature of each tensor and operator, and whose it is."""
     for tensor in problem.tensors:

@@ -302,10 +302,14 @@ class Problem:
             return sum(self.tensors[i].nbytes for operands in whole for i in operands) + way.workspace_bytes
         return self.nbytes(op.inputs) + self.nbytes(op.outputs) + op.workspace_bytes
 
-    def least_working_set_bytes(self, operator: int) -> int:
+    def ways(self, operator: int, *, paging: bool = True) -> tuple[int, ...]:
+        """The ways in which `operator` may run, as an `Instruction` numbers them; without storage none that streams."""
+        variants = enumerate(self.operators[operator].variants, 1)
+        return (0, *(v for v, way in variants if (paging and self.paging) or not way.streams))
+
+    def least_working_set_bytes(self, operator: int, *, paging: bool = True) -> int:
         """What must be in RAM while `operator` runs in the way that takes the least."""
-        ways = [v for v, way in enumerate(self.operators[operator].variants, 1) if self.paging or not way.streams]
-        return min(self.working_set_bytes(operator, variant) for variant in (0, *ways))
+        return min(self.working_set_bytes(operator, variant) for variant in self.ways(operator, paging=paging))
 
     @cached_property
     def least_ram_bytes(self) -> int:

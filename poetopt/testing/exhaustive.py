@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 from poetopt.errors import PlanError
@@ -47,7 +48,19 @@ def schedules(space: RetentionSpace | PoetSpace) -> Iterator[Schedule]:
         return
     for chosen in itertools.product((False, True), repeat=len(again) + len(back)):
         recomputes = itertools.compress(again, chosen[: len(again)])
-        yield Schedule(frozenset(recomputes), frozenset(itertools.compress(back, chosen[len(again) :])))
+        plain = Schedule(frozenset(recomputes), frozenset(itertools.compress(back, chosen[len(again) :])))
+        yield from _by_all_ways(space, plain) if space.streams else (plain,)
+
+
+def _by_all_ways(space: RetentionSpace, plain: Schedule) -> Iterator[Schedule]:
+    """The schedule with each of its runs by each of the ways that the space has."""
+    runs: list[list[tuple[int, int, int] | None]] = [
+        [None, *((t, j, int(space.streams.variant[n])) for n in own)]
+        for (j, t), own in space.streams_of.items()
+        if j == t or (t, j) in plain.recomputes
+    ]
+    for ways in itertools.product(*runs):
+        yield replace(plain, variants=frozenset(way for way in ways if way is not None))
 
 
 def valid(space: RetentionSpace | PoetSpace, ram_bytes: int) -> Tried:

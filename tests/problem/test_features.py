@@ -16,7 +16,7 @@ from poetopt.formulations import formulation
 from poetopt.plan.compact import encode_compact
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SUPPORTS, simulate
-from poetopt.problem import COMPUTES, Feature, Form, Home, Problem, Variant, check_supported
+from poetopt.problem import COMPUTES, PLAINLY, Feature, Form, Home, Problem, Variant, check_supported
 from tests.problem.test_problem import operator, plain, tensor, whole_memory
 from tests.problems import store_all
 
@@ -46,11 +46,12 @@ ASKED: dict[str, Callable[[Problem], Any]] = {
 SUPPORTED = {
     "the simulator": SUPPORTS,
     "the compact encoding": SUPPORTS,
-    "the search": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES}),
-    "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES}),
-    "formulation 'poet'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES}),
+    "the search": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
+    "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
+    "formulation 'poet'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
+    **{f"baseline '{name}'": PLAINLY for name in baselines.names()},
     **{
-        f"baseline '{name}'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
+        f"baseline '{name}'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
         for name in ("nntrainer", "poet-paging-only", "poet-remat-only", "poet")
     },
 }

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits
-from poetopt.problem import COMPUTES, Feature, Problem, check_supported
+from poetopt.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
-"""Features of problems that the formulation has decisions for."""
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
+"""Features of problems that the formulation plans for: its operators run plain, as Algorithm 1's do."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,11 +28,12 @@ from poetopt.formulations.retention.no_good import no_good
 from poetopt.formulations.retention.page_out_times import page_out_times, there_anyway
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
-from poetopt.formulations.retention.residency import residency
+from poetopt.formulations.retention.residency import next_point, residency
 from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.sets import SETS
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.streaming import streaming
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
@@ -60,6 +61,11 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
     if space.paging:
         paged = space.page_point[np.flatnonzero(point[model.paging.p] > 0.5)]
         page_ins.update(zip(space.point_stage[paged].tolist(), space.point_tensor[paged].tolist(), strict=True))
+    if space.streams:
+        ways = np.flatnonzero(point[model.streaming.y] > 0.5)
+        runs = (space.streams.stage[ways], space.streams.operator[ways], space.streams.variant[ways])
+        variants = zip(*(part.tolist() for part in runs), strict=True)
+        return Schedule(frozenset(recomputes), frozenset(page_ins), variants=frozenset(variants))
     if not space.transfer_times:
         return Schedule(frozenset(recomputes), frozenset(page_ins))
     outs = model.page_out_times.page_outs
@@ -86,8 +92,9 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     for stage, tensor in schedule.page_ins:
         p[space.page_index[space.point_of[tensor, stage]]] = 1.0
     page_outs = _page_outs(space, schedule)
-    kept = _kept(space, schedule, page_outs)
-    if kept is None:
+    y = _streamed(space, schedule)
+    kept = None if y is None else _kept(space, schedule, page_outs)
+    if kept is None or y is None:
         return None
     values = [(model.recompute.r, r), (model.residency.k, kept)]
     if space.paging:
@@ -95,7 +102,17 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
         for _, tensor in schedule.page_ins:
             if tensor in model.paging.o_index:  # else it is on storage for good
                 written[model.paging.o_index[tensor]] = 1.0
+        left = {i for i, own in space.streamed_out.items() if y[own].any()}
+        for n in np.flatnonzero(y).tolist():
+            for i in space.stream_ways[n].streamed_in:
+                if i in model.paging.o_index:
+                    written[model.paging.o_index[i]] = 1.0
+        for i in left:
+            if i in model.paging.o_index:
+                written[model.paging.o_index[i]] = 0.0
         values += [(model.paging.p, p), (model.paging.o, written)]
+    if space.streams:
+        values += [(model.streaming.y, y), (model.memory.held, _held(space, kept, y))]
     if space.transfer_times:
         moments = np.zeros(len(model.page_out_times.index))
         for stage, tensor in page_outs:
@@ -104,6 +121,28 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
             moments[model.page_out_times.index[tensor, stage]] = 1.0
         values.append((model.page_out_times.x, moments))
     return values
+
+
+def _streamed(space: RetentionSpace, schedule: Schedule) -> Floats | None:
+    """y of a schedule; None where it has a run that the space has not."""
+    y = np.zeros(len(space.streams.operator))
+    for stage, operator, variant in schedule.variants:
+        own = space.streams_of.get((operator, stage), ())
+        chosen = [n for n in own if space.streams.variant[n] == variant]
+        if not chosen:
+            return None
+        y[chosen] = 1.0
+    return y
+
+
+def _held(space: RetentionSpace, k: Floats, y: Floats) -> Floats:
+    """What is in RAM though the stage's own operator may stream it, of a schedule with these k and y."""
+    return np.array(
+        [
+            max(1.0 - y[space.streamed_in[i, t, t]].sum(), k[space.point_after[space.point_of[i, t]]])
+            for i, t in space.held
+        ]
+    )
 
 
 def _page_outs(space: RetentionSpace, schedule: Schedule) -> set[tuple[int, int]]:
@@ -134,7 +173,8 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
         producer = space.problem.tensors[i].producer
         begin, end = space.tensor_range[i]
         e = begin + int(np.searchsorted(space.point_stage[begin:end], stage))
-        if not space.paging or (stage < producer + 2 and not space.stored[i]):
+        first = producer + 2 - (producer >= 0 and _streams_out(space, schedule, i))
+        if not space.paging or (stage < first and not space.stored[i]):
             return None
         if e == end:
             continue  # nothing reads it any more
@@ -151,17 +191,37 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
                 e = end
         if e < end and not stays:
             settled.add((int(space.point_stage[e]), i))
-    return Schedule(frozenset(recomputes), frozenset(settled), schedule.page_outs)
+    return Schedule(frozenset(recomputes), frozenset(settled), schedule.page_outs, schedule.variants)
+
+
+def _streams_out(space: RetentionSpace, schedule: Schedule, i: int) -> bool:
+    """Whether the first run of tensor i's operator, or its update, leaves it on storage and not in RAM."""
+    return any(
+        i in space.problem.operators[operator].variant(variant).streamed_out
+        for stage, operator, variant in schedule.variants
+        if stage == operator and operator in (space.problem.tensors[i].producer, space.problem.tensors[i].updated_by)
+    )
 
 
 def _kept(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, int]]) -> Floats | None:
     """k of a schedule: 1 where a tensor is needed at or after a point before it is made again.
 
-    None where it would have to be in RAM as a stage begins that makes it again.
+    None where it would have to be in RAM as a stage begins that makes it again, or after a run that streams it out.
     """
     k = np.zeros(len(space.point_tensor))
     problem = space.problem
-    reading = {(i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].inputs}
+
+    def streamed(stage: int, operator: int) -> tuple[int, ...]:
+        variant = schedule.variant_of.get((stage, operator), 0)
+        return problem.operators[operator].variant(variant).streamed_in if variant else ()
+
+    reading = {
+        (i, stage)
+        for stage, operator in schedule.recomputes
+        for i in problem.operators[operator].inputs
+        if i not in streamed(stage, operator)
+    }
+    away = {(i, stage) for stage, operator, _ in schedule.variants if stage == operator for i in streamed(stage, stage)}
     making = {(i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].outputs} | {
         (i, stage) for stage, i in schedule.page_ins
     }
@@ -170,7 +230,7 @@ def _kept(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, i
         for _ in range(2 if last > first and space.wrapped[first] else 1):  # round the circle, to what stays
             for e in range(last - 1, first - 1, -1):
                 at = (int(space.point_tensor[e]), int(space.point_stage[e]))
-                needed = needed_later or bool(space.point_real[e]) or at in reading
+                needed = needed_later or (bool(space.point_real[e]) and at not in away) or at in reading
                 made = at in making
                 kept = needed and not made
                 if at[::-1] in page_outs and not there_anyway(space, *at):
@@ -179,12 +239,15 @@ def _kept(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, i
                     kept = True
                 k[e] = float(kept)
                 needed_later = kept
-    return k
+    gone = (i for i in space.streamed_out if _streams_out(space, schedule, i))
+    return None if any((e := next_point(space, i)) >= 0 and k[e] for i in gone) else k
 
 
 def _stages(model: Any) -> list[tuple[Any, Ints]]:
     space: RetentionSpace = model.space
     stages = [(model.recompute.r, space.recompute_stage), (model.residency.k, space.point_stage)]
+    if space.streams:
+        stages.append((model.streaming.y, space.streams.stage))
     if space.paging:
         stages.append((model.paging.p, space.point_stage[space.page_point]))
     if space.transfer_times:
@@ -200,10 +263,16 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
         pages = space.page_point
         paged = zip(space.point_stage[pages], space.point_tensor[pages], point[model.paging.p], strict=True)
         page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > NOTHING}
+    variants: dict[tuple[int, int, int], float] = {}
+    if space.streams:
+        runs = zip(space.streams.stage, space.streams.operator, space.streams.variant, strict=True)
+        shares = zip(runs, point[model.streaming.y], strict=True)
+        variants = {(int(t), int(j), int(v)): float(share) for (t, j, v), share in shares if share > NOTHING}
     return FractionalSchedule(
         space.crossing(point[model.residency.k]),
         {(int(t), int(j)): float(share) for t, j, share in recomputes if share > NOTHING},
         page_ins,
+        variants,
     )
 
 
@@ -244,6 +313,7 @@ retention = Formulation(
     doc=__doc__,
     blocks=(
         recompute,
+        streaming,
         paging,
         residency,
         page_out_times,
@@ -261,6 +331,7 @@ retention = Formulation(
     numbers=("storage_activation", "transfer_overlap"),
     simulated=(
         "recompute",
+        "streaming",
         "paging",
         "residency",
         "page_out_times",

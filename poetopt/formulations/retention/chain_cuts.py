@@ -12,6 +12,10 @@ before it on the path was in RAM then; the same holds of that one, and so on dow
 been recomputed in (s, b]. Where v0 is a graph input or its operator can't be recomputed in (s, b], the r
 term is 0. Either term of the minimum is valid by itself.
 
+Where runs may stream (`streaming`), the tensor before may have been streamed in instead. So with $Y_v$ the streamed
+runs in (s, b] that read v for the next tensor on the path (for i the one of b itself) it is
+$w_v = \min( \sum_{t \in (s,b]} p_{v,t} + Y_v,\ o_v + Y^{out}_v )$.
+
 *Separation* is a shortest path over the ancestors of i, for all (s, b) at once: with D_v(s, b) the least
 left-hand side over the paths that end in v,
 
@@ -25,6 +29,7 @@ Source: this project's reference notes on POET's relaxation; the proof above is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +53,8 @@ LARGE = 5_000
 is shortest. In smaller ones rounds are quick, and each node of a tree carries all rows."""
 PRESSED_SHARE = 0.5
 """That one misses at least this share of what the worst one does."""
+NOTHING = 1e-6
+"""A share of a streamed run below this is none."""
 ROUND = 1500
 """At most this many cuts a round, the most violated first."""
 ALWAYS = np.float32(1)
@@ -75,7 +82,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     values = _Values.at(model, space, point)
     pressed: Floats | None = None
     if block.pressure is not None:
-        block.pressure.note(point[model.residency.k])
+        block.pressure.note(point[model.residency.k], point[model.streaming.y] if space.streams else None)
         pressed = block.pressure.by_stage
     found = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
     chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
@@ -116,13 +123,15 @@ class _Values:
     """A point, arranged for the recursion. N stages, n tensors.
 
     crossing: (n, N) value of the k that crosses from stage s to s+1. recomputed: (N operators, N+1)
-    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o.
+    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o, and what is streamed out.
+    streamed: (tensor, reader) -> (N+1,) cumulative y of the reader's runs that stream the tensor in, where any does.
     """
 
     crossing: Singles
     recomputed: Singles
     paged: Singles
     written: Singles
+    streamed: dict[tuple[int, int], Singles]
 
     @classmethod
     def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
@@ -137,12 +146,21 @@ class _Values:
             written[model.paging.o_tensor] = point[model.paging.o]
             # what storage holds for good is never written: page-ins alone count
             written[space.stored & (np.bincount(model.paging.o_tensor, minlength=n) == 0)] = np.inf
+        streamed: dict[tuple[int, int], Floats] = {}
+        if space.streams:
+            y = point[model.streaming.y]
+            for (i, j, t), own in space.streamed_in.items():
+                if (share := float(y[own].sum())) > NOTHING:
+                    streamed.setdefault((i, j), np.zeros(stages + 1))[t + 1] += share
+            for i, own in space.streamed_out.items():
+                written[i] += y[own].sum()
         # half the bytes, twice the speed; a cut's violation is far above what is rounded away
         return cls(
             crossing=space.crossing(point[model.residency.k]).astype(np.float32),
             recomputed=np.cumsum(recomputed, axis=1).astype(np.float32),
             paged=np.cumsum(paged, axis=1).astype(np.float32),
             written=written.astype(np.float32),
+            streamed={run: np.cumsum(shares).astype(np.float32) for run, shares in streamed.items()},
         )
 
 
@@ -171,11 +189,15 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
             if values.recomputed[producer, -1] > 0:  # else the path may begin here for nothing
                 tail = _window(values.recomputed[producer], columns, stages)
                 for u in problem.operators[producer].inputs:
-                    np.minimum(tail, distance[u], out=tail)
+                    if (u, producer) in values.streamed:
+                        read = _streamed(values, u, producer, columns, stages, distance[u], space)
+                        np.minimum(tail, read, out=tail)
+                    else:
+                        np.minimum(tail, distance[u], out=tail)
                 distance[i] = np.add(tail, distance[i], out=tail)
             _collect(
                 found,
-                distance[i],
+                _used(values, i, columns, distance[i], leaf=False) if values.streamed else distance[i],
                 pressed,
                 i,
                 problem.tensors[i].first_stage,
@@ -193,6 +215,10 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
             distance[i] = np.broadcast_to(ALWAYS, (stages, len(columns)))
         if len(early):
             single = _stay(values, i, early, stages)
+            if values.streamed and (producer < 0 or not again[producer]):
+                single = _used(values, i, early, single, leaf=True)
+            elif values.streamed:
+                single = _used(values, i, early, single, leaf=False)
             _collect(
                 found, single, pressed, i, problem.tensors[i].first_stage, [(int(b), x) for x, b in enumerate(early)]
             )
@@ -230,6 +256,28 @@ def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
         result += crossing
         return result
     return np.broadcast_to(crossing, (stages, len(columns)))
+
+
+def _streamed(
+    values: _Values, u: int, reader: int, columns: np.ndarray, stages: int, distance: Singles, space: RetentionSpace
+) -> Singles:
+    """(s, b) -> D_u where recomputes of `reader` read u, some of them from storage."""
+    more = _window(values.streamed[u, reader], columns, stages)
+    if space.problem.tensors[u].computed:
+        return np.asarray(distance + more)
+    return np.asarray(np.minimum(distance + more, values.crossing[u][:, None] + values.written[u]))
+
+
+def _used(values: _Values, i: int, columns: np.ndarray, distance: Singles, *, leaf: bool) -> Singles:
+    """(s, b) -> D_i where the own operator of b may stream i in; `leaf`: no path goes on from i."""
+    more = np.zeros(len(columns), dtype=np.float32)
+    for place, b in enumerate(columns.tolist()):
+        if (i, b) in values.streamed:
+            more[place] = values.streamed[i, b][b + 1] - values.streamed[i, b][b]
+    if not more.any():
+        return distance
+    found = np.asarray(distance + more[None, :])
+    return np.minimum(found, values.crossing[i][:, None] + values.written[i]) if leaf else found
 
 
 def _collect(
@@ -271,29 +319,41 @@ def _windows(missing: Singles, pressed: Floats | None) -> list[int]:
 def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Chain:
     """The shortest path that ends in tensor i, over (s, b]."""
     problem = space.problem
-    memo: dict[int, tuple[float, int]] = {}
+    memo: dict[int, tuple[Any, int]] = {}
 
-    def shortest(v: int) -> tuple[float, int]:
-        """(D_v, the tensor before v or -1)."""
-        if v not in memo and not problem.tensors[v].nbytes:
-            memo[v] = float(ALWAYS), -1
+    def came(v: int, reader: int) -> Any:
+        """What of v came back in (s, b], or was streamed in by `reader`, without a look at whether it was written."""
+        found = values.paged[v, b + 1] - values.paged[v, s + 1]
+        if (v, reader) in values.streamed:
+            shares = values.streamed[v, reader]
+            found += shares[b + 1] - shares[s + 1]
+        return found
+
+    def there(v: int, reader: int) -> Any:
+        """D_v where `reader` is what reads it."""
+        if not problem.tensors[v].nbytes:
+            return float(ALWAYS)
+        return values.crossing[v, s] + min(came(v, reader), values.written[v]) + made(v)[0]
+
+    def made(v: int) -> tuple[Any, int]:
+        """(how much of v was made again, the tensor before v or -1)."""
         if v not in memo:
-            stay = values.crossing[v, s] + min(values.paged[v, b + 1] - values.paged[v, s + 1], values.written[v])
             producer = problem.tensors[v].producer
             best, before = 0.0, -1
-            if producer >= 0:
+            if producer >= 0 and problem.tensors[v].nbytes:
                 best = values.recomputed[producer, b + 1] - values.recomputed[producer, s + 1]
                 if best > 0:
                     for u in problem.operators[producer].inputs:
-                        if shortest(u)[0] < best:
-                            best, before = shortest(u)[0], u
-            memo[v] = (stay + best, before)
+                        if there(u, producer) < best:
+                            best, before = there(u, producer), u
+            memo[v] = best, before
         return memo[v]
 
     path = [i]
-    while shortest(path[-1])[1] >= 0:
-        path.append(shortest(path[-1])[1])
-    by_page = [values.paged[v, b + 1] - values.paged[v, s + 1] <= values.written[v] for v in path]
+    while made(path[-1])[1] >= 0:
+        path.append(made(path[-1])[1])
+    readers = (b, *(problem.tensors[v].producer for v in path))
+    by_page = [came(v, reader) <= values.written[v] for v, reader in zip(path, readers, strict=False)]
     return Chain(s, b, tuple(path), tuple(bool(x) for x in by_page))
 
 

@@ -44,6 +44,15 @@ class ChainRows:
             written = list(model.paging.o.values())
             for i, place in model.paging.o_index.items():
                 self._written[i] = written[place]
+        self._streamed_in: dict[tuple[int, int], Timed] = {}
+        self._streamed_out: dict[int, list[Any]] = {}
+        if space.streams:
+            streamed = list(model.streaming.y.values())
+            for (i, j, t), own in sorted(space.streamed_in.items(), key=lambda entry: entry[0][2]):
+                times, variables = self._streamed_in.setdefault((i, j), ([], []))
+                times += [t] * len(own)
+                variables += [streamed[n] for n in own]
+            self._streamed_out = {i: [streamed[n] for n in own] for i, own in space.streamed_out.items()}
 
     def row(self, chain: Chain, violation: float) -> Row:
         """The cut of `chain`, of which a point misses `violation`."""
@@ -52,7 +61,8 @@ class ChainRows:
         producer = self._producers[path[-1]]
         if producer >= 0:
             variables += _between(self._again[producer], s, b)
-        for v, paged in zip(path, by_page, strict=True):
+        readers = (b, *(self._producers[v] for v in path))
+        for v, reader, paged in zip(path, readers, by_page, strict=False):
             crossing = bisect_right(self._points[v], s)
             if crossing < len(self._points[v]) and (self._before[v][crossing] <= s or self._circle[v]):
                 variables.append(self._kept[v][crossing])
@@ -60,8 +70,10 @@ class ChainRows:
                 variables.append(self._kept[v][0])
             if paged:
                 variables += _between(self._pages[v], s, b)
+                if (v, reader) in self._streamed_in:
+                    variables += _between(self._streamed_in[v, reader], s, b)
             elif self._written[v] is not None:
-                variables.append(self._written[v])
+                variables += [self._written[v], *self._streamed_out.get(v, ())]
         return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=chain)
 
 

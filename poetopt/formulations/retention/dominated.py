@@ -35,7 +35,9 @@ def dominated(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool
     moved = [tensor.page_in_j + tensor.page_out_j if tensor.nbytes else 0.0 for tensor in problem.tensors]
     return np.array(
         [
-            operator.energy_j >= (price := sum(moved[i] for i in operator.outputs)) and math.isfinite(price)
+            min([operator.energy_j, *(way.energy_j for way in operator.variants)])
+            >= (price := sum(moved[i] for i in operator.outputs))
+            and math.isfinite(price)
             for operator in problem.operators
         ],
         dtype=bool,

@@ -9,10 +9,11 @@ import numpy as np
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.retention.space import Flags, RetentionSpace
+from poetopt.formulations.retention.streams import Streams, streamed_runs
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
 from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.STREAMED, *COMPUTES})
 """Features of problems that the formulation has decisions for."""
 
 
@@ -97,6 +98,8 @@ def retention_space(
       lie outside of the space.)
     - If `lean`, a recompute that page-ins can stand for, as its operator is `dominated`.
 
+    Which runs may stream operands, `retention.streams` says.
+
     With `transfer_times` it may matter when a tensor is moved: page-ins at points where nothing can read it are there,
     and points at every stage from which it can be written.
     """
@@ -128,6 +131,9 @@ def retention_space(
         lasting = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
         point |= alive & (np.arange(n) > producers[:, None]) & ~lasting[:, None]
     recompute_stage, recompute_operator = np.nonzero(allowed)
+    again = zip(recompute_operator.tolist(), recompute_stage.tolist(), strict=True)
+    # where it matters when tensors are moved, nothing is streamed
+    streams = streamed_runs(problem, limits, again, paging and problem.paging and not transfer_times, lean=lean)
     index_of = np.full((n, n), -1, dtype=np.int64)
     index_of[recompute_stage, recompute_operator] = np.arange(len(recompute_stage))
     point_tensor, point_stage = np.nonzero(point)
@@ -145,7 +151,9 @@ def retention_space(
     stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
     stays &= ~((producer >= 0) & costly[producer]) & ~stored[point_tensor]
     stays &= not limits.open
-    pageable = ((point_stage >= producer + 2) | stored[point_tensor]) & ~stays
+    missing, early = _streamed_away(problem, streams)
+    stays &= ~missing[point_tensor, np.maximum(point_previous, 0)]
+    pageable = ((point_stage >= producer + 2 - early[point_tensor]) | stored[point_tensor]) & ~stays
     if not transfer_times:
         pageable &= read[point_tensor, point_stage]
     page_point = np.flatnonzero(pageable & paging)
@@ -170,4 +178,20 @@ def retention_space(
         dominated=costly,
         lean=lean,
         transfer_times=transfer_times,
+        streams=streams,
     )
+
+
+def _streamed_away(problem: Problem, streams: Streams) -> tuple[Flags, Flags]:
+    """(n_tensors, n_stages) whether the stage's own operator may stream the tensor in, so that it needn't be there.
+
+    And (n_tensors,) whether its first run may stream it out, so that it may come back in the very next stage.
+    """
+    missing = np.zeros((len(problem.tensors), max(len(problem.operators), 1)), dtype=bool)
+    early = np.zeros(len(problem.tensors), dtype=bool)
+    for k, t, v in zip(streams.operator.tolist(), streams.stage.tolist(), streams.variant.tolist(), strict=True):
+        if k == t:
+            way = problem.operators[k].variants[v - 1]
+            missing[list(way.streamed_in), t] = True
+            early[[i for i in way.streamed_out if problem.tensors[i].producer == k]] = True
+    return missing, early

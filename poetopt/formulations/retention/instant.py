@@ -11,16 +11,28 @@ from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
 
 Way = list[tuple[list[Any], int, float]]
-"""How a tensor may be there: (the entries of a variable, the place of one of them, its value), to be added up."""
+"""How a tensor may be there: (the entries of a variable, the place of one of them, its value), to be added up.
+
+A place below 0 is taken from the rest: -1 - place is the variable's. Without entries it is a constant, the value.
+"""
 
 
 class Instant:
     """What is live while operator j is recomputed in stage t: terms beside those that span the stage."""
 
     def __init__(
-        self, block: PyomoBlock, j: int, t: int, x: int, r: list[float], k: list[float], p: list[float]
+        self,
+        block: PyomoBlock,
+        j: int,
+        t: int,
+        x: int,
+        r: list[float],
+        k: list[float],
+        p: list[float],
+        y: list[float],
     ) -> None:
         space: RetentionSpace = block.model().space
+        self.y = y
         self.block, self.space, self.t = block, space, t
         self.constant = 0.0
         self.nbytes = 0.0
@@ -32,11 +44,13 @@ class Instant:
         size = space.tensor_bytes
         if operator.workspace_bytes:
             self._add(float(space.workspace_bytes[j]), [(again, x, r[x])])
+        for n in space.streams_of.get((j, t), ()):
+            self._add(space.stream_workspace_bytes[n] - float(space.workspace_bytes[j]), [(block.streamed, n, y[n])])
         allowed = space.recomputes_at[t]
         outputs = set(operator.outputs)
         for e, i, m, page, producer in _sized_points(block, t):
             stayed = [(keep, e, k[e])]
-            if space.stored[i]:
+            if space.stored[i] or (space.streams and producer < j and i not in outputs):
                 self._add_stored(i, e, m, page, j, x, r, k, p)
             elif i in outputs:
                 outputs.discard(i)
@@ -44,7 +58,7 @@ class Instant:
                 self._add(m, max([stayed + back, [(again, x, r[x])]], key=_total))
             elif producer > j and (space.point_real[e] or not space.transfer_times):
                 self._add(m, stayed)
-            elif space.point_real[e]:
+            elif space.point_real[e] and (i, t, t) not in space.streamed_in:
                 self._fix(m)
             elif space.transfer_times:
                 again_here = space.point_recompute[e]
@@ -62,8 +76,9 @@ class Instant:
                     ways.append([(keep, on, k[on])])
                 for h in space.problem.readers[i]:
                     if h >= j and h in allowed:
-                        y = space.recompute_of[h, t]
-                        ways.append([(again, y, r[y])])
+                        ways.append(self._read(i, h, r))
+                if space.point_real[e]:
+                    ways.append(self._own_read(i))
                 if ways:
                     self._add(m, max(ways, key=_total))
         for i in sorted(outputs):
@@ -78,21 +93,30 @@ class Instant:
     def _add_stored(
         self, i: int, e: int, m: float, page: int, j: int, x: int, r: list[float], k: list[float], p: list[float]
     ) -> None:
-        """The terms of a tensor whose home is storage: it comes in right before its first reader of the stage."""
+        """The terms of a tensor whose home is storage: it comes in right before its first reader of the stage.
+
+        Where runs stream, also of one whose operator stands before j: it may run again in this stage.
+        """
         space, block = self.space, self.block
-        keep, again = block.keep, block.again
+        keep = block.keep
         before: list[Way] = []
         later: list[Way] = []
         ways: list[tuple[float, list[tuple[float, Way]], float]] = []
         for h in space.problem.readers[i]:
-            y = space.recompute_of.get((h, self.t))
-            if y == x:
-                ways.append((r[x], [(1.0, [(again, x, r[x])])], 0.0))
-            elif y is not None:
-                (before if h < j else later).append([(again, y, r[y])])
-        if space.point_real[e]:
-            here = max([[(keep, e, k[e])], *before, *(way[1][0][1] for way in ways)], key=_total)
-            self._add(m, here)
+            here = space.recompute_of.get((h, self.t))
+            if here == x:
+                own = self._read(i, h, r)
+                ways.append((_total(own), [(1.0, own)], 0.0))
+            elif here is not None:
+                (before if h < j else later).append(self._read(i, h, r))
+        if space.point_real[e] and (i, self.t, self.t) in space.streamed_in:
+            later.append(self._own_read(i))
+        elif space.point_real[e]:
+            there = [[(keep, e, k[e])], *before, *(way[1][0][1] for way in ways)]
+            made = int(space.point_recompute[e])
+            if made >= 0:
+                there.append([(block.again, made, r[made])])
+            self._add(m, max(there, key=_total))
             return
         on = int(space.point_after[e])
         if on >= 0:
@@ -110,6 +134,17 @@ class Instant:
             self._fix(m * constant)
             for sign, way in parts:
                 self._add(sign * m, way)
+
+    def _read(self, i: int, h: int, r: list[float]) -> Way:
+        """How much of operator h runs again in the stage with tensor i in RAM."""
+        x = self.space.recompute_of[h, self.t]
+        streamed = self.space.streamed_in.get((i, h, self.t), ())
+        return [(self.block.again, x, r[x]), *((self.block.streamed, -1 - n, -self.y[n]) for n in streamed)]
+
+    def _own_read(self, i: int) -> Way:
+        """How much of the stage's own operator runs with tensor i in RAM, where it may stream it."""
+        streamed = self.space.streamed_in[i, self.t, self.t]
+        return [([], 0, 1.0), *((self.block.streamed, -1 - n, -self.y[n]) for n in streamed)]
 
     def _amid(self, m: float, onward: Way, came: Way, reads: list[tuple[int, int, float]], j: int) -> None:
         """A tensor that the stage's own operator doesn't read, where it may be moved in any stage: the largest of ways.
@@ -146,7 +181,13 @@ class Instant:
         self.nbytes += nbytes
 
     def _add(self, nbytes: float, way: Way) -> None:
-        self.terms += [(nbytes, variables, place) for variables, place, _ in way]
+        for variables, place, value in way:
+            if not variables:
+                self.constant += nbytes * value
+            elif place < 0:
+                self.terms.append((-nbytes, variables, -1 - place))
+            else:
+                self.terms.append((nbytes, variables, place))
         self.nbytes += nbytes * _total(way)
 
     def row(self, violation: float) -> Row:

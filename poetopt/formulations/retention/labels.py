@@ -24,6 +24,10 @@ def labels(model: Any) -> list[tuple[Any, Sequence[str]]]:
             (model.paging.p, [f"page_in.s{t}.{i}.{tensors[i].name}" for t, i in paged]),
             (model.paging.o, [f"page_out.{i}.{tensors[i].name}" for i in model.paging.o_tensor]),
         ]
+    if space.streams:
+        ways = zip(space.streams.stage.tolist(), space.streams.operator.tolist(), space.streams.variant, strict=True)
+        found.append((model.streaming.y, [f"stream.s{t}.{j}.{v}.{operators[j].name}" for t, j, v in ways]))
+        found.append((model.memory.held, [f"held.s{t}.{i}.{tensors[i].name}" for i, t in space.held]))
     if space.transfer_times:
         names = [f"page_out.s{t}.{i}.{tensors[i].name}" for i, t in model.page_out_times.index]
         found.append((model.page_out_times.x, names))

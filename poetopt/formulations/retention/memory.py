@@ -5,6 +5,9 @@ r"""Block `memory`: what is live at each instant fits the budget.
 $$ W_t + \sum_{i:\, q^- < t < q} m_i k_{i,q} + \sum_{i \text{ has a point at } t, \text{ unread}} m_i k_{i,t^+} \le B
    \quad \text{(1g)} $$
 
+Where the stage's own operator may stream (`streaming`), its inputs count by $h_{i,t} \ge 1 - Y^{in}_{i,t,t}$,
+$h_{i,t} \ge k_{i,t^+}$, its outputs by $1 - Y^{out}_i$, and the workspace of its variant stands for its own.
+
 *Intra-stage row*, while operator j is recomputed in stage t; exact, and found by the separator where a
 point violates it:
 
@@ -19,6 +22,9 @@ What has its home on storage comes in right before its first reader of the stage
 $a = \max_{h < j} r_{h,t}$ and $z = \max(k_{i,t^+}, \max_{h > j} r_{h,t})$ over its readers, it takes
 $m_i r_{j,t}$ where j reads it, $m_i \max(k_{i,t}, a)$ where the stage's own operator does, else
 $m_i \max(0, z - p_{i,t}, a + z - 1)$.
+Where runs may stream, so does any other i with g(i) < j: what reads it may be a later run, as those before stream it.
+In these rows a streamed run doesn't read: $r_{h,t} - Y^{in}_{i,h,t}$ stands for $r_{h,t}$ where h reads i, and
+$1 - Y^{in}_{i,t,t}$ for the 1 of an input of the stage's own operator that may be streamed, among the other terms.
 Each maximum is linearised by the term that attains it at the point cut off: any choice is a valid row.
 
 Where page-outs have their stages (`page_out_times`), a tensor may be there up to t only to be written as t begins, and
@@ -31,6 +37,7 @@ is over 0, over $k_{i,t^+} - p_{i,t}$, over $r_{h,t}$ for $h \ge j$, and over $k
 |--------|-----------|-------|----------------------------------------------|
 | $m_i$  | -         | bytes | what a tensor takes of the arena (rows are in `memory_unit`s) |
 | $w_j$  | -         | bytes | workspace of an operator                     |
+| $h_{i,t}$ | `held` | -     | tensor i, which stage t's operator may stream, is in RAM meanwhile |
 
 Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that may be freed at any moment.
 """
@@ -48,6 +55,7 @@ from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.instants import Instants
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, PointLike, Row
+from poetopt.formulations.sets import in_order
 
 ACTIVE = 1e-3
 """A recomputation below this value opens no intra-stage row."""
@@ -60,12 +68,14 @@ def _build(block: PyomoBlock) -> None:
     space: RetentionSpace = model.space
     k = block.keep = list(model.residency.k.values())
     block.again = list(model.recompute.r.values())
+    block.streamed = list(model.streaming.y.values()) if space.streams else []
     block.back = list(model.paging.p.values()) if space.paging else []
     unit = space.memory_unit
     budget = space.room_bytes
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
     after = space.point_after.tolist()
+    own_ways = _own_ways(block, space)
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables = [k[e] for e in spanning[t]]
@@ -75,9 +85,14 @@ def _build(block: PyomoBlock) -> None:
                 variables.append(k[after[e]])
                 coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
+        if t in own_ways:
+            saved, more, less = own_ways[t]
+            variables += more
+            coefficients += [nbytes / unit for nbytes in less]
+            room += saved / unit
         if space.limits.open and not variables and k:
             variables, coefficients = [k[0]], [0.0]  # a row all the same: a lower budget may break it
-        if sum(coefficients) <= room and not (space.limits.open and variables):
+        if sum(c for c in coefficients if c > 0) <= room and not (space.limits.open and variables):
             return pyo.Constraint.Skip
         if not variables:
             return pyo.Constraint.Infeasible
@@ -92,6 +107,62 @@ def _build(block: PyomoBlock) -> None:
         rule=stage_row,
         doc="(1g) what is live while the stage's own operator runs fits the budget [memory_unit]",
     )
+
+
+def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float, list[Any], list[float]]]:
+    """Stage -> what its row has less than a plain run takes, as a constant; and terms for what its ways take, in bytes.
+
+    Also makes `held`: whether a tensor that the run may stream is in RAM meanwhile, as it is read there or kept on.
+    """
+    if not space.streams:
+        return {}
+    names = space.tensor_names
+    y, k = list(block.model().streaming.y.values()), block.keep
+    pairs = space.held
+    block.held_pairs = pyo.Set(
+        initialize=[(names[i], t) for i, t in pairs],
+        dimen=2,
+        doc="(tensor, stage): the stage's own operator may stream it, and it may be kept beyond",
+    )
+    block.held = pyo.Var(block.held_pairs, bounds=(0, 1))
+    held = dict(zip(pairs, block.held.values(), strict=True))
+
+    def read(_: PyomoBlock, n: int) -> PyomoRow:
+        i, t = pairs[n]
+        own = space.streamed_in[i, t, t]
+        variables = [held[i, t], *(y[n] for n in own)]
+        return LinearExpression(linear_coefs=[1] * len(variables), linear_vars=variables) >= 1
+
+    def kept_on(_: PyomoBlock, n: int) -> PyomoRow:
+        i, t = pairs[n]
+        on = k[space.point_after[space.point_of[i, t]]]
+        return LinearExpression(linear_coefs=[1, -1], linear_vars=[held[i, t], on]) >= 0
+
+    block.held_read = pyo.Constraint(block.held_pairs, rule=in_order(read), doc="what is not streamed is in RAM")
+    block.held_on = pyo.Constraint(block.held_pairs, rule=in_order(kept_on), doc="what is kept beyond is in RAM")
+    found: dict[int, tuple[float, list[Any], list[float]]] = {}
+    for t in range(len(space.problem.operators)):
+        own = space.streams_of.get((t, t), [])
+        if not own:
+            continue
+        weight = dict.fromkeys(own, 0.0)
+        terms: list[tuple[Any, float]] = []
+        saved = 0.0
+        for i in sorted({i for n in own for i in space.stream_ways[n].streamed_in}):
+            size = float(space.tensor_bytes[i])
+            if (i, t) in held:
+                saved += size
+                terms.append((held[i, t], size))
+                continue
+            for n in space.streamed_in[i, t, t]:
+                weight[n] -= size
+        for n in own:
+            way = space.stream_ways[n]
+            weight[n] -= sum(float(space.tensor_bytes[i]) for i in way.streamed_out if i not in way.streamed_in)
+            weight[n] += space.stream_workspace_bytes[n] - float(space.workspace_bytes[t])
+        terms += [(y[n], nbytes) for n, nbytes in weight.items()]
+        found[t] = saved, [variable for variable, _ in terms], [nbytes for _, nbytes in terms]
+    return found
 
 
 def _spanning(space: RetentionSpace) -> list[list[int]]:
@@ -113,22 +184,22 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     crowded = _crowded(block, shares, room * (1 + VIOLATION))
     if not crowded:
         return []
-    values = tuple(share.tolist() for share in shares)  # read one by one, which is slow of arrays
+    values = [share.tolist() for share in shares]  # read one by one, which is slow of arrays
     made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
     rows = [Instant(block, made[0][x], made[1][x], x, *values).row((nbytes - room) / room) for x, nbytes in crowded]
     block.found += rows
     return rows
 
 
-def _crowded(block: PyomoBlock, shares: tuple[Floats, Floats, Floats], least: float) -> list[tuple[int, float]]:
+def _crowded(block: PyomoBlock, shares: Shares, least: float) -> list[tuple[int, float]]:
     """The recomputations that a point opens during which more than `least` bytes are live, and how many."""
     space: RetentionSpace = block.model().space
     if not len(space.recompute_stage):
         return []
-    r, k, p = shares
-    if space.transfer_times:
+    r, k, p, _ = shares
+    if space.transfer_times or space.streams:
         opened = np.flatnonzero(r > ACTIVE).tolist()
-        values = r.tolist(), k.tolist(), p.tolist()
+        values = [share.tolist() for share in shares]
         across = _spanned_bytes(space, k)
         made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
         live = ((x, across[made[1][x]] + Instant(block, made[0][x], made[1][x], x, *values).nbytes) for x in opened)
@@ -138,14 +209,18 @@ def _crowded(block: PyomoBlock, shares: tuple[Floats, Floats, Floats], least: fl
     return list(zip(found.tolist(), nbytes[found].tolist(), strict=True))
 
 
-def _shares(block: PyomoBlock, point: PointLike) -> tuple[Floats, Floats, Floats]:
-    """(n_recomputes,) r of a point, and (n_points,) k and p."""
+Shares = tuple[Floats, Floats, Floats, Floats]
+
+
+def _shares(block: PyomoBlock, point: PointLike) -> Shares:
+    """(n_recomputes,) r of a point, (n_points,) k and p, and (n_streams,) y."""
     model = block.model()
     space: RetentionSpace = model.space
     p = np.zeros(len(space.point_tensor))
     if space.paging:
         p[space.page_point] = point[model.paging.p]
-    return point[model.recompute.r], point[model.residency.k], p
+    y = point[model.streaming.y] if space.streams else np.zeros(0)
+    return point[model.recompute.r], point[model.residency.k], p, y
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
@@ -158,9 +233,18 @@ def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
     return np.asarray(np.cumsum(steps))
 
 
-def stage_bytes(space: RetentionSpace, k: Floats) -> Floats:
-    """(n_stages,) bytes live while each stage's own operator runs, where `k`, (n_points,), is what is kept."""
+def stage_bytes(space: RetentionSpace, k: Floats, y: Floats | None = None) -> Floats:
+    """(n_stages,) bytes live while each stage's own operator runs.
+
+    k
+        (n_points,) what is kept; of what its operator streams, what is kept beyond isn't counted.
+    y
+        (n_streams,) which runs stream.
+    """
     live = _spanned_bytes(space, k)[:-1] + space.working_set_bytes
+    if y is not None and space.streams:
+        first = np.flatnonzero(space.streams.operator == space.streams.stage)
+        np.add.at(live, space.streams.stage[first], y[first] * space.stream_less_bytes[first])
     unread = np.flatnonzero(~space.point_real & (space.point_after >= 0))
     on = space.point_after[unread]
     np.add.at(live, space.point_stage[unread], k[on] * space.tensor_bytes[space.point_tensor[unread]])
@@ -173,7 +257,8 @@ def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
     k = point[model.residency.k]
     full = space.room_bytes * (1 - VIOLATION)
     found = set()
-    for t, left in enumerate((full - stage_bytes(space, k)).tolist()):
+    y = point[model.streaming.y] if space.streams else None
+    for t, left in enumerate((full - stage_bytes(space, k, y)).tolist()):
         unread = [
             int(space.point_after[e])
             for e in space.points_at.get(t, ())

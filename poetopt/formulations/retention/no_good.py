@@ -12,6 +12,9 @@ a plan of the schedule: K has all that this one keeps, and a tensor that it page
 for the first time, which it still is. Computes and transfers that are left out delay nothing (each event begins at the
 latest end of those it waits for), and nothing takes more room. So it is in time as well, which none is.
 
+Where runs may stream (`streaming`), those that do are among the R, and all others that could among the N: a run
+another way may take less time.
+
 N matters because a page-out may belong to any stay of its tensor, and a recompute makes one more.
 
 A schedule that only the layout refuses says nothing of others, as less or more may well fit: the row is then over all
@@ -44,7 +47,11 @@ def _not_again(model: Any, values: list[tuple[Any, Floats]]) -> Row:
     variables: list[Any] = []
     signs: list[float] = []
     for variable, array in values:
-        if variable is model.recompute.r or (model.space.paging and variable is model.paging.p):
+        if (
+            variable is model.recompute.r
+            or (model.space.paging and variable is model.paging.p)
+            or (model.space.streams and variable is model.streaming.y)
+        ):
             variables += variable.values()
             signs += np.where(array > 0.5, -1.0, 1.0).tolist()
         elif model.space.transfer_times and variable is model.page_out_times.x:  # one stage of each tensor
@@ -61,6 +68,8 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
     for variable, array in values:
         if space.paging and variable is model.paging.o:  # follows from the page-ins
             continue
+        if space.streams and variable is model.memory.held:  # follows from what is streamed
+            continue
         entries = list(variable.values())
         variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
     active = len(variables)
@@ -70,5 +79,8 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
     for x, (operator, stage) in enumerate(made):
         if any(stage <= first.get(i, -1) for i in space.problem.operators[operator].outputs):
             variables.append(again[x])
+    for variable, array in values:  # another way to run may take less time
+        if space.streams and variable is model.streaming.y:
+            variables += [entry for entry, value in zip(variable.values(), array, strict=True) if value < 0.5]
     signs = [-1.0] * active + [1.0] * (len(variables) - active)
     return Row(variables, signs, 1.0 - active, math.inf, 1.0, "late", core=True, block="transfer_overlap")

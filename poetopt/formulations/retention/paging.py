@@ -16,6 +16,10 @@ $$ p_{i,q} \le o_i \quad \text{(1d, 1e)}, \qquad
 A tensor's copy stays on storage to the end of the step, so that the row on $C$ is exact; a tensor larger than the
 storage is never written.
 
+Where runs may stream (`streaming`), what is streamed out is written by that, and what is streamed in has to be there:
+$p_{i,q} \le o_i + Y^{out}_i$ and $y_{j,t,v} \le o_i + Y^{out}_i$. What comes back in the very stage after its first
+run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$.
+
 A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
 paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
 
@@ -55,17 +59,42 @@ def _build(block: PyomoBlock) -> None:
     block.o_index = slot
     p, o = list(block.p.values()), list(block.o.values())
     written = [o[slot[int(i)]] if int(i) in slot else None for i in paged]
+    streamed = list(model.streaming.y.values()) if space.streams else []
+    left = {i: [streamed[n] for n in own] for i, own in space.streamed_out.items()}
+    at_once = [
+        int(i) in left and tensors[int(i)].producer + 1 == t and not space.stored[i]
+        for i, t in zip(paged, space.point_stage[space.page_point].tolist(), strict=True)
+    ]
 
     def written_first(_: PyomoBlock, y: int) -> PyomoRow:
         if written[y] is None:
             return pyo.Constraint.Skip
-        return LinearExpression(linear_coefs=[1, -1], linear_vars=[p[y], written[y]]) <= 0
+        there = [] if at_once[y] else [written[y]]
+        there += left.get(int(paged[y]), [])
+        return LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[p[y], *there]) <= 0
 
     block.written_first = pyo.Constraint(
         model.page_ins, rule=in_order(written_first), doc="(1d, 1e) what is paged in was written to storage"
     )
+    reads = [(n, i) for n, way in enumerate(space.stream_ways) for i in way.streamed_in if i in slot]
+    reads = [(n, i) for n, i in reads if n not in space.streamed_out.get(i, ())]
+
+    def streamed_first(_: PyomoBlock, index: int) -> PyomoRow:
+        n, i = reads[index]
+        there = [o[slot[i]], *left.get(i, [])]
+        return LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[streamed[n], *there]) <= 0
+
+    if reads:
+        block.streamed_first = pyo.Constraint(
+            pyo.RangeSet(0, len(reads) - 1), rule=streamed_first, doc="what is streamed in is on storage"
+        )
+    # each way to storage takes the blocks
+    ways = [(i, variable) for i, own in left.items() for variable in own]
     block.storage = pyo.Constraint(
-        rule=lambda _: fits_storage(space.problem, candidates.tolist(), o), doc="what the storage holds"
+        rule=lambda _: fits_storage(
+            space.problem, [*candidates.tolist(), *(i for i, _ in ways)], [*o, *(variable for _, variable in ways)]
+        ),
+        doc="what the storage holds",
     )
     block.energy_j = _sum(
         terms(block.p, np.array([tensors[i].page_in_j for i in paged])),

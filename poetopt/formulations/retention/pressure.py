@@ -34,9 +34,9 @@ class Pressure:
         """Learn from a cut that another scope's bound rests on, whose window begins there."""
         self.by_stage[stage] += self._kept_bytes[stage]
 
-    def note(self, kept: Floats) -> None:
-        """Learn from a point, of which `kept` (n_points,) are the values of k."""
-        here = stage_bytes(self._space, kept) >= (1 - FULL) * self._space.room_bytes
+    def note(self, kept: Floats, streamed: Floats | None = None) -> None:
+        """Learn from a point: `kept` (n_points,) are its values of k, `streamed` (n_streams,) those of y."""
+        here = stage_bytes(self._space, kept, streamed) >= (1 - FULL) * self._space.room_bytes
         self.by_stage += (here | np.append(here[1:], False)) * self._kept_bytes
 
 

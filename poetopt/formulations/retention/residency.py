@@ -28,6 +28,8 @@ Source: the paper's 1b and 1c, with S_ram aggregated over the stages between two
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
@@ -37,6 +39,9 @@ from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Count
 from poetopt.formulations.sets import in_order
+
+Terms = dict[int, list[MonomialTermExpression]]
+"""By point."""
 
 
 def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
@@ -70,12 +75,25 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
         not made.computed or len(space.problem.operators[made.producer].outputs) == 1 for made in space.problem.tensors
     ]
 
+    y = list(model.streaming.y.values()) if space.streams else []
+    # by point: what streams the tensor in for the stage's own operator, and what had left it on storage alone before
+    streamed = {
+        space.point_of[i, t]: [_times(1, y[n]) for n in own] for (i, j, t), own in space.streamed_in.items() if j == t
+    }
+    gone = {
+        after_run: [_times(1, y[n]) for n in own]
+        for i, own in space.streamed_out.items()
+        if (after_run := next_point(space, i)) >= 0
+    }
+
     def occupancy(_: PyomoBlock, e: int) -> PyomoRow:
         made = ones[e]
         lower: int | None = 1 if real[e] else None
+        if e in streamed:  # or streamed in: a row below
+            lower = None
         upper: int | None = 1 if exclusive else None
         if exclusive and recompute_of_point[e] >= 0 and not single[tensor[e]]:
-            if real[e]:
+            if lower is not None:
                 upper = None
             else:
                 made = [made[0], *made[2:]]  # all but r
@@ -84,6 +102,8 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
         return lower, LinearExpression(made), upper
 
     def continuity(_: PyomoBlock, e: int) -> PyomoRow:
+        if before[e] < 0 and e in gone:  # its first run may stream it out
+            return LinearExpression([ones[e][0], *gone[e]]) <= 1
         if before[e] < 0:
             # what storage holds alone isn't there when the step begins
             return ones[e][0] <= 0 if missing[e] else pyo.Constraint.Skip
@@ -98,6 +118,9 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
         model.points, rule=in_order(continuity), doc="(1c) only what was there can be kept"
     )
 
+    if space.streams:
+        _streamed(block, streamed, ones, gone)
+
     needs = [
         (x, space.point_of[i, t])
         for x, (j, t) in enumerate(zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True))
@@ -109,7 +132,9 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
 
     def dependence(_: PyomoBlock, index: int) -> PyomoRow:
         x, e = needs[index]
-        return LinearExpression([again[x], *taken[e]]) <= 0
+        run = (tensor[e], int(space.recompute_operator[x]), int(space.recompute_stage[x]))
+        elsewhere = [_times(-1, y[n]) for n in space.streamed_in.get(run, ())]
+        return LinearExpression([again[x], *taken[e], *elsewhere]) <= 0
 
     recomputations, names, at = space.recomputations, space.tensor_names, tensor
     block.reads = pyo.Set(
@@ -120,14 +145,20 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
     block.dependence = pyo.Constraint(
         block.reads, rule=in_order(dependence), doc="(1b) what a recomputed operator reads is there"
     )
-    idle = _idle_page_ins(space, free=model.goal is not ENERGY or space.limits.open) if exclusive else []
+    free = model.goal is not ENERGY or space.limits.open
+    idle = _idle_page_ins(space, streamed, free=free) if exclusive else []
 
     def purpose(_: PyomoBlock, index: int) -> PyomoRow:
         e = idle[index]
         i, t = tensor[e], int(space.point_stage[e])
         used = [ones[after[e]][0]] if after[e] >= 0 else []
-        used += [again[x] for h in space.problem.readers[i] if (x := space.recompute_of.get((h, t))) is not None]
-        return LinearExpression([_times(-1, p[page_of_point[e]]), *used]) >= 0
+        for h in space.problem.readers[i]:
+            x = space.recompute_of.get((h, t))
+            if x is not None:
+                used += [again[x], *(_times(-1, y[n]) for n in space.streamed_in.get((i, h, t), ()))]
+        if e in streamed:  # the stage's own operator reads it, unless it streams it
+            used += [_times(-1, y[n]) for n in space.streamed_in[i, t, t]]
+        return LinearExpression([_times(-1, p[page_of_point[e]]), *used]) >= (-1 if e in streamed else 0)
 
     block.idle = pyo.Set(
         initialize=[space.points[e] for e in idle], dimen=2, doc="(tensor, stage): page-ins that may be for nothing"
@@ -135,7 +166,37 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
     block.purpose = pyo.Constraint(block.idle, rule=in_order(purpose), doc="what is paged in is kept or read")
 
 
-def _idle_page_ins(space: RetentionSpace, *, free: bool) -> list[int]:
+def next_point(space: RetentionSpace, i: int) -> int:
+    """The point up to which a tensor isn't kept where its first run, or its update, streams it out; -1: none."""
+    first, last = space.tensor_range[i]
+    update = space.problem.tensors[i].updated_by
+    if update < 0:
+        return first if first < last else -1
+    return int(space.point_after[space.point_of[i, update]])
+
+
+def _streamed(block: PyomoBlock, streamed: Terms, ones: list[list[Any]], gone: Terms) -> None:
+    """The rows of `streaming` on what is in RAM."""
+    space: RetentionSpace = block.model().space
+    reads, lost = list(streamed), [e for e in gone if space.point_before[e] >= 0]
+
+    def there_or_streamed(_: PyomoBlock, n: int) -> PyomoRow:
+        return 1, LinearExpression([*ones[reads[n]], *streamed[reads[n]]]), None
+
+    def not_kept(_: PyomoBlock, n: int) -> PyomoRow:
+        return LinearExpression([ones[lost[n]][0], *gone[lost[n]]]) <= 1
+
+    block.there_or_streamed = pyo.Constraint(
+        [space.points[e] for e in reads],
+        rule=in_order(there_or_streamed),
+        doc="what a stage's own operator reads is in RAM, or streamed in",
+    )
+    block.not_kept = pyo.Constraint(
+        [space.points[e] for e in lost], rule=in_order(not_kept), doc="what was streamed out isn't in RAM"
+    )
+
+
+def _idle_page_ins(space: RetentionSpace, streamed: Terms, *, free: bool) -> list[int]:
     """The points at which a page-in costs nothing and may be for nothing.
 
     free
@@ -144,7 +205,8 @@ def _idle_page_ins(space: RetentionSpace, *, free: bool) -> list[int]:
     return [
         e
         for e in space.page_point.tolist()
-        if not space.point_real[e] and (free or space.problem.tensors[int(space.point_tensor[e])].page_in_j <= 0)
+        if (not space.point_real[e] or e in streamed)
+        and (free or space.problem.tensors[int(space.point_tensor[e])].page_in_j <= 0)
     ]
 
 

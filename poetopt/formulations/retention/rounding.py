@@ -61,6 +61,8 @@ def _build(block: PyomoBlock) -> None:
     block.variables = [*model.residency.k.values(), *model.recompute.r.values()]
     if model.space.paging:
         block.variables += model.paging.p.values()
+    if model.space.streams:  # what is held is whole where all else is
+        block.variables += [*model.streaming.y.values(), *model.memory.held.values()]
     block.rows = None
     block.numbered = 0
 
@@ -95,6 +97,8 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     parts = [point[model.residency.k], point[model.recompute.r]]
     if model.space.paging:
         parts.append(point[model.paging.p])
+    if model.space.streams:
+        parts += [point[model.streaming.y], point[model.memory.held]]
     values = np.clip(np.concatenate(parts), 0.0, 1.0)
     cuts = [cut for knapsack in block.rows if (cut := _cut(block, knapsack, values)) is not None]
     return sorted(cuts, key=lambda row: -row.violation)[:ROUND]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
+from poetopt.formulations.retention.streams import Streams, run_bytes, slots
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.sets import distinct
-from poetopt.problem import Problem
+from poetopt.problem import Problem, Variant
 
 Flags = NDArray[np.bool_]
 
@@ -51,6 +52,8 @@ class RetentionSpace:
     transfer_times
         Whether a tensor has a point at every stage up to its last read, so that it may be moved in any; not one whose
         home is storage.
+    streams
+        The runs that may stream operands.
     """
 
     problem: Problem
@@ -71,6 +74,7 @@ class RetentionSpace:
     dominated: Flags
     lean: bool
     transfer_times: bool = False
+    streams: Streams = field(default_factory=Streams)
 
     def __deepcopy__(self, memo: object) -> RetentionSpace:
         """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
@@ -129,6 +133,7 @@ class RetentionSpace:
         slot, room = self.problem.alignment, self.limits.ram_bytes - self.problem.reserve_bytes
         sizes = [tensor.nbytes for tensor in self.problem.tensors]
         sizes += [operator.workspace_bytes for operator in self.problem.operators]
+        sizes += [way.workspace_bytes for way in self.stream_ways]
         fits = any(0 < nbytes % slot <= room % slot for nbytes in sizes)
         room = self._slots(room) if fits else room // slot * slot
         unit = int(self.memory_unit)
@@ -153,7 +158,7 @@ class RetentionSpace:
         return np.array(sums) + self.workspace_bytes
 
     def _slots(self, nbytes: int) -> int:
-        return -(-nbytes // self.problem.alignment) * self.problem.alignment
+        return slots(self.problem, nbytes)
 
     @cached_property
     def operator_names(self) -> tuple[str, ...]:
@@ -186,6 +191,10 @@ class RetentionSpace:
     def written(self) -> Ints:
         """The tensors that are written out where they are paged in, ascending."""
         paged = self.point_tensor[self.page_point]
+        if self.streams:
+            paged = np.concatenate(
+                [paged, np.array([i for way in self.stream_ways for i in way.streamed_in], dtype=int)]
+            )
         # what is never written anew is on storage for good
         unwritten = self.stored & ~np.array([tensor.updated for tensor in self.problem.tensors], dtype=bool)
         return np.unique(paged[~unwritten[paged]])
@@ -231,6 +240,72 @@ class RetentionSpace:
             found.setdefault(t, []).append(e)
         return found
 
+    # Streamed runs.
+
+    @cached_property
+    def stream_ways(self) -> list[Variant]:
+        """(n_streams,) how each streamed run goes."""
+        operators, runs = self.problem.operators, self.streams
+        pairs = zip(runs.operator.tolist(), runs.variant.tolist(), strict=True)
+        return [operators[k].variants[v - 1] for k, v in pairs]
+
+    @cached_property
+    def stream_workspace_bytes(self) -> list[float]:
+        """(n_streams,) what the workspace of each streamed run takes of the arena."""
+        return [float(self._slots(way.workspace_bytes)) for way in self.stream_ways]
+
+    @cached_property
+    def stream_less_bytes(self) -> Floats:
+        """(n_streams,) what each streamed run takes of the arena, less what the plain one does; mostly negative."""
+        runs = zip(self.streams.operator.tolist(), self.streams.variant.tolist(), strict=True)
+        return np.array([run_bytes(self.problem, k, v) - float(self.working_set_bytes[k]) for k, v in runs])
+
+    @cached_property
+    def streams_of(self) -> dict[tuple[int, int], list[int]]:
+        """(operator, stage) -> the streamed runs that this one may be."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for y, run in enumerate(zip(self.streams.operator.tolist(), self.streams.stage.tolist(), strict=True)):
+            found.setdefault(run, []).append(y)
+        return found
+
+    @cached_property
+    def streamed_in(self) -> dict[tuple[int, int, int], list[int]]:
+        """(tensor, operator, stage) -> the streamed runs of the operator there that read the tensor from storage."""
+        found: dict[tuple[int, int, int], list[int]] = {}
+        for run, own in self.streams_of.items():
+            for y in own:
+                for i in self.stream_ways[y].streamed_in:
+                    found.setdefault((i, *run), []).append(y)
+        return found
+
+    @cached_property
+    def streamed_out(self) -> dict[int, list[int]]:
+        """Tensor -> the streamed runs that leave it on storage and not in RAM: first ones, and updates."""
+        found: dict[int, list[int]] = {}
+        for y, way in enumerate(self.stream_ways):
+            for i in way.streamed_out:
+                found.setdefault(i, []).append(y)
+        return found
+
+    @cached_property
+    def held(self) -> list[tuple[int, int]]:
+        """(tensor, stage): the stage's own operator may stream the tensor, which may be kept in RAM all the same."""
+        return [
+            (i, t)
+            for i, operator, t in self.streamed_in
+            if operator == t and self.problem.tensors[i].updated_by != t and self.point_after[self.point_of[i, t]] >= 0
+        ]
+
+    @cached_property
+    def least_bytes(self) -> list[float]:
+        """(n_operators,) what the first run of each takes of the arena in the way that takes the least."""
+        return [
+            min([float(run_bytes(self.problem, t, int(self.streams.variant[y]))) for y in own] + [whole])
+            if (own := self.streams_of.get((t, t)))
+            else whole
+            for t, whole in enumerate(self.working_set_bytes.tolist())
+        ]
+
     def crossing(self, k: Floats) -> Floats:
         """(n_tensors, n_stages) of k by point: what each tensor's interval keeps from a stage to the next.
 
@@ -249,4 +324,5 @@ class RetentionSpace:
     def memory_unit(self) -> float:
         """Bytes that one unit in a memory row stands for: the greatest common divisor of what is in the arena."""
         sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
+        sizes += [self._slots(way.workspace_bytes) for way in self.stream_ways]
         return float(math.gcd(*map(int, sizes)) or 1)

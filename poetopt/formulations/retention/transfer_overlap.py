@@ -391,7 +391,9 @@ class _Overlap:
 
 
 def _needed(space: Space) -> bool:
-    return space.paging and space.problem.dma and space.limits.makespan_s is not None
+    # what streams takes other room than the rows count, and the channel for itself
+    streams = isinstance(space, RetentionSpace) and bool(space.streams)
+    return space.paging and space.problem.dma and space.limits.makespan_s is not None and not streams
 
 
 transfer_overlap = Block(

@@ -1,0 +1,165 @@
+r"""Block `streaming`: which runs stream operands from storage, or outputs to it, chunk by chunk; and by which variant.
+
+A run (j, t) is the first one of its operator (t = j) or a recompute. For each of its variants v, beside the plain run,
+
+$$ y_{j,t,v} \in \{0, 1\}, \qquad \sum_v y_{t,t,v} \le 1 \text{ (= 1 where the plain run doesn't fit)}, \qquad
+   \sum_v y_{j,t,v} \le r_{j,t} $$
+$$ E = \sum_{j,t,v} (\Phi_v - \Phi_j)\, y_{j,t,v}, \qquad T = \sum_{j,t,v} (\Psi_v - \Psi_j)\, y_{j,t,v} $$
+
+With $Y^{in}_{i,j,t}$ the sum of those that read tensor i from storage, and $Y^{out}_i$ of those that leave it there and
+not in RAM (first runs of its operator, or its update), the other blocks have
+
+$$ \begin{aligned}
+   a_{i,t} + Y^{in}_{i,t,t} &\ge 1      && \text{what a stage's own operator reads is in RAM, or streamed} \\
+   r_{j,t} - Y^{in}_{i,j,t} &\le a_{i,t} && \text{likewise of a recompute} \\
+   y_{j,t,v},\ p_{i,q} &\le o_i + Y^{out}_i && \text{what is streamed in or paged in is on storage} \\
+   k_{i,q} &\le 1 - Y^{out}_i          && \text{at the point after it, what was streamed out isn't in RAM}
+   \end{aligned} $$
+
+and in stage t's memory row (`memory`) a run by v takes what v leaves whole, and its own workspace.
+
+| symbol        | attribute | unit | meaning                                                     |
+|---------------|-----------|------|-------------------------------------------------------------|
+| $y_{j,t,v}$   | `y`       | -    | the run of operator j in stage t is by its variant v        |
+| $\Phi_v$      | -         | J    | energy of a run by variant v, its transfers included        |
+| $\Psi_v$      | -         | s    | time of such a run                                          |
+
+*Separation.* What is kept across a stage leaves room for some of its ways alone: with $W_v$ what a run by v takes of
+the budget B, plain or not, the rows
+
+$$ k_{i,q} \le \sum_{v:\ W_v + m_i \le B} y_{t,t,v}, \qquad y_{t,t,0} := 1 - \sum_v y_{t,t,v} $$
+
+hold for each interval that spans t, and are found where a point violates them.
+
+Source: this project's reference notes on streamed variants.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.streams import run_bytes
+from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
+from poetopt.formulations.sets import in_order
+
+VIOLATION = 0.02
+"""Rows that a point violates by less are not worth having."""
+ROUND = 500
+"""At most so many a round, the most violated first."""
+
+
+def _build(block: PyomoBlock) -> None:
+    model = block.model()
+    space: RetentionSpace = model.space
+    operators, streams = space.problem.operators, space.streams
+    names = space.operator_names
+    runs = zip(streams.operator.tolist(), streams.stage.tolist(), streams.variant.tolist(), strict=True)
+    block.runs = pyo.Set(
+        initialize=[(names[j], t, v) for j, t, v in runs],
+        dimen=3,
+        doc="(operator, stage, variant): the operator may run by the variant there",
+    )
+    block.y = pyo.Var(block.runs, domain=pyo.Binary)
+    y, r = list(block.y.values()), list(model.recompute.r.values())
+    choices = list(space.streams_of.items())
+    room = space.room_bytes
+    # a row of the budget alone would let a relaxation take a little of the plain run
+    forced = {j for j, t in space.streams_of if j == t and space.working_set_bytes[j] > room and not space.limits.open}
+
+    def one_way(_: PyomoBlock, n: int) -> PyomoRow:
+        (j, t), own = choices[n]
+        if j == t:
+            ways = LinearExpression(linear_coefs=[1] * len(own), linear_vars=[y[e] for e in own])
+            return (1, ways, 1) if t in forced else ways <= 1
+        again = r[space.recompute_of[j, t]]
+        return LinearExpression(linear_coefs=[*[1] * len(own), -1], linear_vars=[*(y[e] for e in own), again]) <= 0
+
+    block.one_way = pyo.Constraint(
+        [(names[j], t) for (j, t), _ in choices], rule=in_order(one_way), doc="a run goes one way"
+    )
+    ways = space.stream_ways
+    plain = [operators[j] for j in streams.operator.tolist()]
+    more_j = np.array([way.energy_j - own.energy_j for way, own in zip(ways, plain, strict=True)])
+    more_s = np.array([way.time_s - own.time_s for way, own in zip(ways, plain, strict=True)])
+    block.energy_j = terms(block.y, more_j)
+    block.compute_s = terms(block.y, more_s)
+    block.written_bytes = terms(block.y, np.array([float(way.written_bytes) for way in ways]))
+    block.tight = None
+
+
+def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
+    """What is kept across a stage though the ways that leave room for it are taken for less."""
+    if point.integral:
+        return []
+    model = block.model()
+    if block.tight is None:
+        block.tight = _tight(model)
+    y, k = point[block.y], point[model.residency.k]
+    found = []
+    for t, kept, room_of in block.tight:
+        own = model.space.streams_of[t, t]
+        plain = max(0.0, 1.0 - float(y[own].sum()))
+        for e, fitting in zip(kept, room_of, strict=True):
+            if k[e] > VIOLATION:
+                with_room = float(y[[n for n in fitting if n >= 0]].sum()) + (plain if -1 in fitting else 0.0)
+                if k[e] > with_room + VIOLATION:
+                    found.append((float(k[e] - with_room), t, e, fitting))
+    found.sort(key=lambda row: (-row[0], row[1:3]))
+    return [_room_row(block, t, e, fitting, violation) for violation, t, e, fitting in found[:ROUND]]
+
+
+def _tight(model: PyomoBlock) -> list[tuple[int, list[int], list[tuple[int, ...]]]]:
+    """(stage, intervals that span it, for each the runs with room for it; -1: the plain one), where some have none."""
+    space: RetentionSpace = model.space
+    found = []
+    for t in range(len(space.problem.operators)):
+        own = space.streams_of.get((t, t))
+        if not own:
+            continue
+        ways = [(-1, run_bytes(space.problem, t))]
+        ways += [(n, run_bytes(space.problem, t, int(space.streams.variant[n]))) for n in own]
+        kept, rooms = [], []
+        for e in model.memory.spanning[t]:
+            size = space.tensor_bytes[space.point_tensor[e]]
+            fitting = tuple(n for n, nbytes in ways if nbytes + size <= space.room_bytes)
+            if len(fitting) < len(ways):
+                kept.append(e)
+                rooms.append(fitting)
+        if kept:
+            found.append((t, kept, rooms))
+    return found
+
+
+def _room_row(block: PyomoBlock, t: int, e: int, fitting: tuple[int, ...], violation: float) -> Row:
+    model = block.model()
+    y = list(block.y.values())
+    own = model.space.streams_of[t, t]
+    k = list(model.residency.k.values())[e]
+    if -1 in fitting:  # the plain run's share is what the others leave
+        others = [n for n in own if n not in fitting]
+        return Row([k, *(y[n] for n in others)], [1.0] * (len(others) + 1), -np.inf, 1.0, violation, "room")
+    variables = [k, *(y[n] for n in fitting)]
+    return Row(variables, [1.0, *[-1.0] * len(fitting)], -np.inf, 0.0, violation, "room")
+
+
+def _counts(block: PyomoBlock) -> list[Count]:
+    """How many runs of all stages cost the same above a plain one."""
+    space = block.model().space
+    more = np.array(
+        [
+            way.energy_j - space.problem.operators[j].energy_j
+            for way, j in zip(space.stream_ways, space.streams.operator.tolist(), strict=True)
+        ]
+    )
+    return alike(block.y, more, more)
+
+
+def _needed(space: Space) -> bool:
+    return isinstance(space, RetentionSpace) and bool(space.streams)
+
+
+streaming = Block("streaming", _build, requires=("recompute",), separator=_separate, when=_needed, counts=_counts)

@@ -1,0 +1,170 @@
+"""Runs that stream operands: optima against all schedules, plans against the simulator, and what is left out."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poetopt.engine.search import search
+from poetopt.engine.solution import Options, Solution, Status
+from poetopt.formulations import formulation
+from poetopt.formulations.block import Limits
+from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
+from poetopt.problem import Problem
+from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
+from poetopt.testing.problems import small_problem
+from tests.formulations.points import FakePoint, activity, by_item
+from tests.plan.test_streamed import network
+from tests.plan.three_steps import run_thrice
+from tests.seeds import seeds
+from tests.stored import with_parameters
+from tests.streamed import with_variants
+
+TOLERANCE = 1e-6
+
+
+def tight_with_variants(rng: random.Random, *, forward: int, dma: bool = False) -> tuple[Problem, int]:
+    """A step whose runs may stream, and a budget that ordinary training exceeds, mostly with some plain run alone."""
+    while True:
+        problem = small_problem(rng, forward=forward, dma=dma)
+        if rng.random() < 0.8:
+            problem = with_parameters(rng, problem)
+        problem = with_variants(rng, problem, share=rng.choice((0.3, 0.6)))
+        least, plain = problem.least_ram_bytes, store_all_bytes(problem)
+        if least < plain:
+            return problem, min(plain - 1, least + rng.choice((0, 1, 2, 3, rng.randint(0, plain - least))))
+
+
+def optimal(problem: Problem, ram_bytes: int, **options: Any) -> Solution:
+    asked = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1, time_limit_s=60)
+    return search(problem, replace(asked, **options))
+
+
+def space_of(problem: Problem, ram_bytes: int, *, lean: bool = False) -> RetentionSpace:
+    return retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True, lean)
+
+
+def few(space: RetentionSpace) -> bool:
+    ways = math.prod(1 + len(own) for own in space.streams_of.values())
+    return sum(map(len, decisions(space))) + math.log2(ways) <= FEW_DECISIONS
+
+
+@pytest.mark.parametrize("seed", seeds(800))
+def test_optima_are_those_of_all_schedules_of_the_space(seed: int) -> None:
+    rng = random.Random(seed)
+    problem, ram_bytes = tight_with_variants(rng, forward=rng.choice((1, 2, 2)), dma=rng.random() < 0.3)
+    space = space_of(problem, ram_bytes)
+    if not few(space):
+        return
+    known = best(formulation("retention"), valid(space, ram_bytes), ram_bytes)
+    found = optimal(problem, ram_bytes)
+    if known is None:
+        assert found.plan is None
+        return
+    assert found.overhead_bound_j == pytest.approx(known[0], abs=TOLERANCE)
+    if found.simulation is not None and found.plan is not None and found.status is Status.OPTIMAL:
+        assert found.simulation.overhead_j == pytest.approx(known[0], abs=TOLERANCE)
+        run_thrice(found.plan, ram_bytes)
+
+
+def test_every_schedule_is_a_point_and_every_row_holds_of_it() -> None:
+    """Cuts that separators find at points in between, too."""
+    chosen, seen, rows = formulation("retention"), 0, 0
+    for seed in range(50):
+        rng = random.Random(seed)
+        problem, ram_bytes = tight_with_variants(rng, forward=rng.choice((1, 2)))
+        space = space_of(problem, ram_bytes)
+        if not few(space) or not space.streams:
+            continue
+        model = chosen.build(problem, ram_bytes=ram_bytes, scope="full")
+        points = []
+        for schedule, plan, simulation in valid(space, ram_bytes):
+            values = chosen.points.values(model, schedule)
+            if values is None:
+                continue
+            stands_for = chosen.points.schedule(model, FakePoint(values, integral=True))
+            assert stands_for.variants == schedule.variants
+            assert stands_for.recomputes == schedule.recomputes
+            assert simulate(plan_of(problem, stands_for)).overhead_j <= simulation.overhead_j + TOLERANCE
+            points.append(values)
+            assert plan.problem.name == problem.name
+        if not points:
+            continue
+        seen += len(points)
+        for _ in range(3):
+            shares = rng.choices(points, k=3)
+            mixed = [(part[0][0], np.mean([array for _, array in part], axis=0)) for part in zip(*shares, strict=True)]
+            mixed = [(variable, array * rng.choice((1.0, 0.5, 0.9))) for variable, array in mixed]
+            for row in chosen.separate(model, FakePoint(mixed, integral=False)):
+                rows += 1
+                for values in points:
+                    left = activity(row, by_item(values))
+                    assert row.lower - TOLERANCE <= left <= row.upper + TOLERANCE, (row.kind, seed)
+    assert seen > 100
+    assert rows > 100
+
+
+def test_nothing_changes_where_no_operator_has_variants() -> None:
+    rng = random.Random(1)
+    problem = with_parameters(rng, small_problem(rng, forward=2))
+    space = space_of(problem, problem.least_ram_bytes + 2)
+    assert not space.streams
+    model = formulation("retention").build(problem, ram_bytes=problem.least_ram_bytes + 2, scope="full")
+    assert "streaming" not in model.block_names
+
+
+def test_variants_that_no_optimum_needs_are_left_out() -> None:
+    problem = network()
+    forward = problem.operators[0]
+    dearer = replace(forward.variants[0], energy_j=9.0)
+    larger = replace(forward.variants[1], workspace_bytes=100)
+    problem = replace(
+        problem, operators=(replace(forward, variants=(*forward.variants, dearer, larger)), *problem.operators[1:])
+    )
+    space = space_of(problem, 80)
+    assert sorted(set(space.streams.variant[space.streams.operator == 0].tolist())) == [1, 2]
+    # where joules alone count, what costs more than transfers around a plain run has to save room
+    roomy = replace(forward, variants=(replace(forward.variants[0], workspace_bytes=30),))
+    problem = replace(problem, operators=(roomy, *problem.operators[1:]))
+    assert (0, 0) in space_of(problem, 80).streams_of
+    assert (0, 0) not in space_of(problem, 80, lean=True).streams_of
+
+
+def test_without_storage_nothing_streams() -> None:
+    problem = replace(network(), paging=False)
+    assert not space_of(problem, 100).streams
+    assert not retention_space(network(), Limits(ram_bytes=100), "full", False, True).streams
+
+
+def test_least_ram_is_that_of_streamed_runs() -> None:
+    """Where no plain run fits a schedule is found, and proven; one byte less, and none is possible."""
+    problem = network()
+    found = optimal(problem, problem.least_ram_bytes)
+    assert found.status is Status.OPTIMAL
+    assert found.simulation is not None
+    assert found.simulation.streamed_runs == 3
+    assert optimal(problem, problem.least_ram_bytes - 1).status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("name", ["poet", "retention"])
+def test_plain_schedules_stay_valid_answers(name: str) -> None:
+    """`poet` knows no variants: its operators run plain, as Algorithm 1's do."""
+    rng, plain, streamed = random.Random(3), 0, 0
+    for _ in range(8):
+        problem, _ = tight_with_variants(rng, forward=2)
+        ram_bytes = store_all_bytes(problem) - 1
+        found = optimal(problem, ram_bytes, formulation=name)
+        if found.simulation is not None:
+            plain += not found.simulation.streamed_runs
+            streamed += found.simulation.streamed_runs > 0
+    assert plain > 0
+    assert streamed == 0 or name == "retention"
