@@ -11,22 +11,31 @@ what kernels allocate themselves is one reserve beside the arena for the whole s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from poetopt.devices.homes import PARAMETERS, Homes, homes
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
-from poetopt.errors import ModelError
-from poetopt.graph import TrainingGraph, residence
+from poetopt.errors import ModelError, OptionError
+from poetopt.graph import Operator, TrainingGraph, residence
+from poetopt.operators.constants import constants_of
 from poetopt.operators.work import work
 from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.problem import Variant as ProblemVariant
 from poetopt.runtimes import runtime as runtime_of
-from poetopt.runtimes.contract import Runtime
+from poetopt.runtimes.contract import Runtime, Variant
+
+STREAM = ("auto", "never")
+"""Whether operators may stream operands from and to storage."""
 
 
 def cost(
-    graph: TrainingGraph, device: Device, runtime: Runtime | None = None, parameters: str = PARAMETERS[0]
+    graph: TrainingGraph,
+    device: Device,
+    runtime: Runtime | None = None,
+    parameters: str = PARAMETERS[0],
+    stream: str = STREAM[1],
 ) -> Problem:
     """The scheduling problem of one training step on a device.
 
@@ -35,6 +44,8 @@ def cost(
     parameters
         `resident`, or `paged`: parameters, optimizer states and constants have their home on storage, and are
         scheduled.
+    stream
+        `auto`: operators may stream operands from and to storage, where the runtime has ways; or `never`.
 
     Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator, then
     those whose home is storage; operators in the graph's order without views. Times are seconds, energies joules, sizes
@@ -44,6 +55,8 @@ def cost(
     whose figures nothing can be counted with, or whose runtime there isn't.
     """
     check_usable(device)
+    if stream not in STREAM:
+        raise OptionError(f"stream={stream!r}: must be {' or '.join(STREAM)}")
     takes = runtime_of(device.runtime) if runtime is None else runtime
     where = homes(graph, device, parameters)
     resident = {**where.ram, **where.flash}
@@ -51,6 +64,8 @@ def cost(
     tensors: list[ProblemTensor] = []
     operators: list[ProblemOperator] = []
     kernels = kept = 0
+    streams = stream == STREAM[0] and device.storage is not None
+    constants = constants_of(graph)
 
     def add(name: str, producer: int) -> None:
         nbytes, held = graph.tensors[name].nbytes, residence(graph.tensors[name].role)
@@ -93,7 +108,10 @@ def cost(
         )
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        plain, *_ = takes.variants(operator, graph.tensors)
+        movable = [name for name in (*operator.inputs, *operator.outputs) if graph.root(name) in index]
+        plain, *others = takes.variants(
+            operator, graph.tensors, movable=movable if streams else (), values=constants if streams else None
+        )
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))
         kept += layout.kept_bytes
@@ -117,6 +135,7 @@ def cost(
                 count=max(1, len(operator.members)),
                 time_s=device.compute_s(done),
                 energy_j=device.compute_j(done),
+                variants=tuple(_streamed(variant, operator, graph, index, device) for variant in others),
             )
         )
     return Problem(
@@ -151,6 +170,32 @@ def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:
         return device.transfers(tensor.nbytes)
     one = device.transfers(tensor.nbytes // tensor.shape[0])
     return Transfers(*(tensor.shape[0] * getattr(one, part.name) for part in fields(Transfers)))
+
+
+def _streamed(
+    variant: Variant, operator: Operator, graph: TrainingGraph, index: Mapping[str, int], device: Device
+) -> ProblemVariant:
+    """A runtime's variant on a device: transfers wait for one another and for the kernel."""
+
+    def places(names: Iterable[str]) -> tuple[int, ...]:
+        return tuple(sorted({index[graph.root(name)] for name in names}))
+
+    done = work(operator, graph.tensors)
+    updated = [old for old, _ in operator.updates if old in variant.streamed_in]
+    reads, writes = variant.reads, variant.writes
+    return ProblemVariant(
+        streamed_in=places(variant.streamed_in),
+        streamed_out=places((*variant.streamed_out, *updated)),
+        workspace_bytes=variant.workspace.temporaries_bytes,
+        time_s=device.compute_s(done)
+        + sum(count * device.page_in_s(nbytes) for nbytes, count in reads)
+        + sum(count * device.page_out_s(nbytes) for nbytes, count in writes),
+        energy_j=device.compute_j(done)
+        + sum(count * device.page_in_j(nbytes) for nbytes, count in reads)
+        + sum(count * device.page_out_j(nbytes) for nbytes, count in writes),
+        read_bytes=variant.read_bytes,
+        written_bytes=variant.written_bytes,
+    )
 
 
 def _overtaken(graph: TrainingGraph, operators: Sequence[ProblemOperator], where: Homes) -> tuple[ProblemOperator, ...]:

@@ -7,11 +7,14 @@ nothing, and its library need not be installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 Operands = Sequence[Tensor | None]
 """The inputs of a node in order, None for an absent one."""
@@ -56,13 +59,30 @@ class Variant:
         What it takes of RAM beside what is in RAM while it runs.
     streamed_in, streamed_out
         Inputs and outputs of the operator that go between storage and kernel chunk by chunk, and are never whole in
-        RAM.
+        RAM. What it updates is among the inputs: old chunks are read, and new ones written over them.
+    reads, writes
+        Transfers of one run: bytes, and how many there are of so many bytes.
+    detail
+        What the runtime's own code generator writes it from.
     """
 
     name: str
     workspace: InnerLayout
     streamed_in: tuple[str, ...] = ()
     streamed_out: tuple[str, ...] = ()
+    reads: tuple[tuple[int, int], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
+    detail: object = field(default=None, compare=False, repr=False)
+
+    @property
+    def read_bytes(self) -> int:
+        """All that one run reads from storage."""
+        return sum(nbytes * count for nbytes, count in self.reads)
+
+    @property
+    def written_bytes(self) -> int:
+        """All that one run writes there."""
+        return sum(nbytes * count for nbytes, count in self.writes)
 
 
 class Runtime(Protocol):
@@ -113,9 +133,23 @@ class Runtime(Protocol):
         ...
 
     def variants(
-        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
-    ) -> Sequence[Variant]:
-        """The ways to run an operator; the first is plain: it streams nothing, and its workspace is `workspace`."""
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        movable: Collection[str] = (),
+        values: Mapping[str, Array] | None = None,
+    ) -> Iterable[Variant]:
+        """The ways to run an operator; the first is plain: it streams nothing, and its workspace is `workspace`.
+
+        movable
+            What may be on storage, by the operator's names: nothing else is streamed.
+        values
+            Constants by name, where they are known.
+
+        A short list, and the same for each device: a plan names one by its place.
+        """
         ...
 
     def reserve_bytes(self, kernels: int) -> int:

@@ -120,7 +120,7 @@ def _operator(runtime: Runtime, operator: Operator, tensors: Mapping[str, Tensor
     """Hold what is said of one operator against the contract; how many of its nodes write over an operand."""
     layout = runtime.workspace(operator, tensors)
     require(layout == runtime.workspace(operator, tensors), f"{where}: asked again, it has another workspace")
-    variants = runtime.variants(operator, tensors)
+    variants = tuple(runtime.variants(operator, tensors))
     require(variants, f"{where}: there is no variant of it")
     streamed = (*variants[0].streamed_in, *variants[0].streamed_out)
     require(not streamed, f"{where}: the first variant streams {', '.join(streamed)}")

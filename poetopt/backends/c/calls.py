@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from poetopt.backends.c.names import comment
-from poetopt.backends.c.operators import OperatorCode
+from poetopt.backends.c.operators import OperatorCode, Run
 from poetopt.backends.c.storage import Storage
 from poetopt.plan.instructions import Action, Plan
-from poetopt.step.belongs import streams
 from poetopt.step.places import Moment, moments
 
 
-def calls(plan: Plan, operators: Mapping[int, OperatorCode], storage: Storage) -> Iterator[str]:
+def calls(plan: Plan, operators: Mapping[Run, OperatorCode], storage: Storage) -> Iterator[str]:
     """A statement for each instruction that does something, with the instruction's number and its operator's name."""
     problem = plan.problem
     for moment in moments(plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is Action.COMPUTE:
-            if moment.instruction.variant:
-                raise streams(problem.operators[target].name, "generated C")
-            code = operators[target]
-            yield f"{code.function}({', '.join(operands(moment, code))}); /* {moment.number} */"
+            code = operators[target, moment.instruction.variant]
+            given = [*operands(moment, code), *(f"{storage.blocks[index]}u" for index in code.stored)]
+            call = f"{code.function}({', '.join(given)})"
+            yield f"{f'PO_TRY({call})' if code.stored else call}; /* {moment.number} */"
         elif action is not Action.FREE:
             tensor, block = problem.tensors[target], storage.blocks[target]
             move = "po_write" if action is Action.PAGE_OUT else "po_read"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from poetopt.backends.c.names import comment
+from poetopt.backends.c.operators import OperatorCode
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
@@ -12,6 +13,8 @@ from poetopt.step.places import moments
 
 ROW = 16
 """Numbers in a line."""
+WAYS = 256
+"""How many ways an operator has at most."""
 HEAD_BYTES, TAIL_BYTES = 1 + FINGERPRINT_BYTES, 4
 """Version and fingerprint before, checksum behind the events and exceptions of a compact plan."""
 
@@ -32,9 +35,11 @@ def decoded(program: DeviceProgram) -> Mapping[str, object]:
         "offset_type": "uint16_t" if small else "uint32_t",
         "offsets": _rows([offset // alignment for offset in offsets] or [0]),
         "count": len(problem.operators),
+        "ways": WAYS,
         "written": _rows([tensors[0] if tensors else 0 for tensors in written]),
         "read": _rows([tensors[0] if tensors else 0 for tensors in read]),
         "operators": "".join(_operator(program)),
+        "streamed": "".join(_streamed(program)),
         "tensors": "".join(_tensor(program)),
     }
 
@@ -44,7 +49,7 @@ def _offsets(program: DeviceProgram) -> Iterator[int]:
     for moment in moments(program.plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is Action.COMPUTE:
-            code = program.operators[target]
+            code = program.operators[target, moment.instruction.variant]
             yield from (moment.at[index] for index in code.tensors)
             if code.workspace:
                 yield moment.workspace
@@ -53,11 +58,27 @@ def _offsets(program: DeviceProgram) -> Iterator[int]:
 
 
 def _operator(program: DeviceProgram) -> Iterator[str]:
-    for index, code in program.operators.items():
-        count = len(code.tensors) + code.workspace
-        operands = [*code.given, *(f"PO_OPERAND({k})" for k in range(count))]
-        operands += [f"po_state + {code.state_at}"] if code.state else []
-        yield f"    case {index}:\n        {code.function}({', '.join(operands)});\n        return {count};\n"
+    for (index, way), code in program.operators.items():
+        if not way:
+            count, operands = _operands(code)
+            yield f"    case {index}:\n        {code.function}({', '.join(operands)});\n        return {count};\n"
+
+
+def _streamed(program: DeviceProgram) -> Iterator[str]:
+    for (index, way), code in program.operators.items():
+        if way:
+            count, operands = _operands(code)
+            operands += [f"{program.storage.blocks[stored]}u" for stored in code.stored]
+            yield (
+                f"    case {index * WAYS + way}:\n        PO_TRY({code.function}({', '.join(operands)}));\n"
+                f"        *next = at + {count};\n        return 0;\n"
+            )
+
+
+def _operands(code: OperatorCode) -> tuple[int, list[str]]:
+    count = len(code.tensors) + code.workspace
+    operands = [*code.given, *(f"PO_OPERAND({k})" for k in range(count))]
+    return count, operands + ([f"po_state + {code.state_at}"] if code.state else [])
 
 
 def _tensor(program: DeviceProgram) -> Iterator[str]:

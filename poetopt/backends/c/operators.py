@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from poetopt.backends.c.names import comment, identifier
 from poetopt.backends.c.resident import Resident
-from poetopt.graph import Operator, Role, TrainingGraph
+from poetopt.graph import Operator, TrainingGraph
+from poetopt.operators.constants import constants_of
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import Arguments, Call
 from poetopt.runtimes.c.steps import Step, layout, steps
 from poetopt.runtimes.contract import InnerLayout
 from poetopt.step.places import Places
 
-if TYPE_CHECKING:
-    from poetopt.graph import Array
-
 Still = tuple[Resident, Resident]
 """What no schedule moves: in RAM, in flash."""
+Run = tuple[int, int]
+"""An operator and how it runs, as an instruction says it: by its variant, 0 for the plain one."""
 WORKSPACE = "work"
 """The parameter that is the operator's workspace."""
 
@@ -46,6 +44,8 @@ class OperatorCode:
         Where these begin among those of all operators.
     given
         What it is called with before anything else, in C: what tells it from others that share the function.
+    stored
+        What it takes the first block on storage of, by index in the problem, as the last; it returns a code then.
     """
 
     name: str
@@ -57,16 +57,7 @@ class OperatorCode:
     state: tuple[int, ...]
     state_at: int
     given: tuple[str, ...] = ()
-
-
-def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
-    """The values that no training changes, by name: what kernels may have written into the code."""
-    states = set(graph.states)
-    return {
-        name: value
-        for name, value in graph.values.items()
-        if graph.tensors[name].role is Role.CONSTANT and name not in states
-    }
+    stored: tuple[int, ...] = ()
 
 
 def operator_code(
@@ -77,7 +68,7 @@ def operator_code(
     Raises `UnsupportedOpError` where no kernel runs one of its nodes.
     """
     operator = places.operators[problem.operators[index].name]
-    writer = _Writer(operator, graph, places, still, layout(operator, graph.tensors, problem.alignment))
+    writer = Writer(operator, graph, places, still, layout(operator, graph.tensors, problem.alignment))
     lines: list[str] = []
     headers: dict[tuple[str, str], None] = {}
     state: list[int] = []
@@ -86,7 +77,7 @@ def operator_code(
         arguments = writer.arguments(step, len(state) if words else None)
         state += words
         headers.update(dict.fromkeys((step.kernel.include, header) for header in step.kernel.headers))
-        lines.append(f"/* {_shown(step.call)} */")
+        lines.append(f"/* {shown(step.call)} */")
         lines += step.kernel.code(step.call, arguments).splitlines()
     function = f"po_op_{index}_{identifier(operator.name)}"
     parameters = [f"void *t{k}" for k in range(len(writer.tensors))]
@@ -102,7 +93,7 @@ def operator_code(
     )
 
 
-class _Writer:
+class Writer:
     """The C expressions of what an operator's calls name."""
 
     def __init__(
@@ -117,6 +108,7 @@ class _Writer:
         self.workspace = False
 
     def arguments(self, step: Step, state: int | None) -> Arguments:
+        """What the code of a step's kernel is written with; `state`: where its words begin."""
         call = step.call
         return Arguments(
             tuple(self.of(name) if name else "" for name in call.node.inputs),
@@ -144,7 +136,8 @@ class _Writer:
         return f"PO_AT({WORKSPACE}, {offset}u)"
 
 
-def _shown(call: Call) -> str:
+def shown(call: Call) -> str:
+    """A call in words, as a comment has it."""
     node = call.node
     reads = ", ".join(comment(name) for name in node.inputs if name)
     return f"{comment(node.op_type)}: {reads} -> {', '.join(comment(name) for name in node.outputs if name)}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poetopt.backends.c.operators import OperatorCode, operator_code
+from poetopt.backends.c.operators import OperatorCode, Run, operator_code
 from poetopt.backends.c.resident import Resident, lay_out_resident
 from poetopt.backends.c.sharing import shared
 from poetopt.backends.c.storage import BLOCK_BYTES, Storage, lay_out_storage
+from poetopt.backends.c.streamed import streamed_code
 from poetopt.errors import PlanError
 from poetopt.graph import Tensor, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
@@ -41,7 +42,7 @@ class DeviceProgram:
     """A plan as it is written in C.
 
     operators
-        The function of each operator that the plan computes, by its index in the problem.
+        The function of each operator that the plan computes, by its index in the problem, and its variant.
     resident, flash
         What no schedule moves: in RAM, and in mapped flash.
     weights
@@ -54,7 +55,7 @@ class DeviceProgram:
 
     plan: Plan
     graph: TrainingGraph
-    operators: Mapping[int, OperatorCode]
+    operators: Mapping[Run, OperatorCode]
     resident: Resident
     flash: Resident
     storage: Storage
@@ -105,11 +106,14 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         for operator in problem.operators
     )
     resident, flash = lay_out_resident(graph, problem, kept_bytes)
-    operators: dict[int, OperatorCode] = {}
+    operators: dict[Run, OperatorCode] = {}
     words = 0
-    for index in sorted({step.target for step in plan.instructions if step.action is Action.COMPUTE}):
-        operators[index] = operator_code(index, graph, problem, places, (resident, flash), words)
-        words += len(operators[index].state)
+    for index, way in sorted(
+        {(step.target, step.variant) for step in plan.instructions if step.action is Action.COMPUTE}
+    ):
+        where = graph, problem, places, (resident, flash), words
+        operators[index, way] = streamed_code(index, way, *where) if way else operator_code(index, *where)
+        words += len(operators[index, way].state)
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
     offsets = input_offsets(plan)

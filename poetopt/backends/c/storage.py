@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poetopt.plan.instructions import Action, Plan
+from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
 
-BLOCK_BYTES = 512
-"""Of an SD card, and of the storage that `po_read` and `po_write` speak of."""
+__all__ = ["BLOCK_BYTES", "Storage", "lay_out_storage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class Storage:
     """The storage of a step.
 
     blocks
-        The first block of each tensor that is paged, or that has its first value there, by its index in the problem.
+        The first block of each tensor that is paged or streamed, or that has its first value there, by its index in the
+        problem.
     first
         The tensors with their first values there, in the order of their blocks, which come before all others.
     count
@@ -32,10 +33,14 @@ def lay_out_storage(plan: Plan, first: int = 0) -> Storage:
     """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plan moves."""
     problem = plan.problem
     begin = tuple(sorted({*problem.stored_at_start, *problem.lasting}))
-    moved = sorted({i.target for i in plan.instructions if i.action in (Action.PAGE_OUT, Action.PAGE_IN)})
+    moved = {i.target for i in plan.instructions if i.action in (Action.PAGE_OUT, Action.PAGE_IN)}
+    for step in plan.instructions:
+        if step.action is Action.COMPUTE and step.variant:
+            way = problem.operators[step.target].variant(step.variant)
+            moved.update((*way.streamed_in, *way.streamed_out))
     blocks: dict[int, int] = {}
     end = first
-    for index in dict.fromkeys((*begin, *moved)):
+    for index in dict.fromkeys((*begin, *sorted(moved))):
         blocks[index] = end
         end += -(-problem.tensors[index].nbytes // BLOCK_BYTES)
     return Storage(blocks, begin, end)

@@ -6,16 +6,26 @@ It answers from shapes alone and compiles nothing. `poetopt.runtimes.c.kernel` i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from poetopt.graph import VIEW_OPS, Node, Operator, Tensor, TrainingGraph
+from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.runtimes.c.kernel import ALIGNMENT
 from poetopt.runtimes.c.registry import kernel_for, reason, version
 from poetopt.runtimes.c.steps import as_run, call_of, layout
+from poetopt.runtimes.c.tiles.choice import worth
+from poetopt.runtimes.c.tiles.variants import variants
 from poetopt.runtimes.contract import InnerLayout, Operands, Variant
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 VERSION = "1"
 """The version of our own kernels, raised whenever results or scratch of one change."""
+
+
+STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
+"""The roles of what begins on storage, where it isn't in RAM for good."""
 
 
 class CRuntime:
@@ -43,10 +53,22 @@ class CRuntime:
         return layout(operator, tensors, ALIGNMENT if alignment is None else alignment)
 
     def variants(
-        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
-    ) -> tuple[Variant, ...]:
-        """One: a kernel reads and writes whole tensors."""
-        return (Variant("plain", self.workspace(operator, tensors, alignment)),)
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        movable: Collection[str] = (),
+        values: Mapping[str, Array] | None = None,
+    ) -> Iterator[Variant]:
+        """See `Runtime.variants`: the plain one, then those of `poetopt.runtimes.c.tiles`."""
+        alignment = ALIGNMENT if alignment is None else alignment
+        yield Variant("plain", self.workspace(operator, tensors, alignment))
+        if movable:
+            found = variants(operator, tensors, alignment, movable=movable, values=values)
+            sizes = {name: tensors[name].nbytes for name in movable}
+            stored = [name for name in movable if tensors[name].role in STORED]
+            yield from worth(found, sizes, stored)
 
     def reserve_bytes(self, kernels: int) -> int:
         """Nothing but what kernels allocate, and they don't."""

@@ -42,6 +42,7 @@ from poetopt.graph import Node, Tensor
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+    from poetopt.runtimes.c.tiles.tiling import Tiling
 
 ALIGNMENT = 8
 """Bytes that every buffer starts at a multiple of: those of the largest element, an int64."""
@@ -142,6 +143,10 @@ def _none(call: Call) -> int:
     return 0
 
 
+def _untiled(call: Call) -> tuple[Tiling, ...]:
+    return ()
+
+
 def _stateless(call: Call) -> tuple[int, ...]:
     return ()
 
@@ -166,6 +171,9 @@ class Kernel:
     state
         32-bit words that outlive the step (a random generator's), by their first values, from attributes alone. They
         are a part of the resident region.
+    tilings
+        How it runs chunk by chunk, with what it needs of storage in between: from shapes and attributes, and constants
+        as far as they are known (`poetopt.runtimes.c.tiles`). None: it takes whole operands alone.
     headers
         C files that its code includes.
     include
@@ -182,6 +190,7 @@ class Kernel:
     in_place: tuple[int, ...] = ()
     constants: tuple[int, ...] = ()
     state: Callable[[Call], tuple[int, ...]] = _stateless
+    tilings: Callable[[Call], tuple[Tiling, ...]] = _untiled
     headers: tuple[str, ...] = ()
     include: str = INCLUDE
     version: str = "1"

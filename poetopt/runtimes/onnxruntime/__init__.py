@@ -5,7 +5,8 @@ Its figures were measured: `poetopt.runtimes.onnxruntime.kernels` says how. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.runtimes.contract import InnerLayout, Operands, Variant
@@ -13,6 +14,9 @@ from poetopt.runtimes.onnxruntime.in_place import in_place
 from poetopt.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
 from poetopt.runtimes.onnxruntime.types import type_notes
 from poetopt.runtimes.workspace import node_by_node
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 PAGE = 4096
 """Bytes of a page of memory."""
@@ -39,7 +43,13 @@ class OnnxRuntime:
         return node_by_node(self, operator, tensors, alignment)
 
     def variants(
-        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        movable: Collection[str] = (),
+        values: Mapping[str, Array] | None = None,
     ) -> tuple[Variant, ...]:
         """One: a kernel reads and writes whole tensors."""
         return (Variant("plain", self.workspace(operator, tensors, alignment)),)

@@ -95,7 +95,7 @@ def test_instructions_are_counted_with_the_operator_that_takes_them(
     assert (counts[:-1, 0] > 0).all()
     assert counts[-1, 0] < counts[:-1, 0].sum()
     alike: dict[tuple[str, str], set[int]] = {}
-    for index, one in made.operators.items():
+    for (index, _), one in made.operators.items():
         if one.given and not any(given.rstrip("u").isdigit() for given in one.given):
             alike.setdefault((one.function, ""), set()).add(int(counts[index, 0]))
     assert alike

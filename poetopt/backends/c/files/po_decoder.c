@@ -1,5 +1,5 @@
 /* The plan in its compact form, without head and checksum: every operator is computed once in order, and what differs
-   is listed: recomputes, page-outs and page-ins. Where buffers are freed follows behind, and isn't needed here, for
+   is listed: recomputes, page-outs, page-ins, and what streams operands. Where buffers are freed follows behind, and isn't needed here, for
    offsets are given: those of each instruction's operands, one instruction after another, in units of ${unit} bytes. */
 static const uint8_t po_plan[${plan_bytes}] = {
 ${plan}};
@@ -23,6 +23,17 @@ static uint32_t po_compute(uint32_t operator, const ${offset_type} *at)
     switch (operator) {
 ${operators}    default:
         return 0;
+    }
+}
+
+/* Runs an operator by one of its ways to stream operands. */
+static int po_stream(uint32_t operator, uint32_t way, const ${offset_type} *at, const ${offset_type} **next)
+{
+    (void)at;
+    *next = at;
+    switch (operator * ${ways}u + way) {
+${streamed}    default:
+        return 1;
     }
 }
 
@@ -78,10 +89,19 @@ int po_step(void)
             PO_TRY(po_page(target, 1, PO_OPERAND(0)));
             at++;
             break;
-        default:
+        case 2:
             target += ahead < ${count}u ? po_first_read[ahead] : 0u;
             PO_TRY(po_page(target, 0, PO_OPERAND(0)));
             at++;
+            break;
+        default:
+            target += ahead;
+            PO_TRY(po_stream(target, po_number(&place), at, &at));
+            if (target == ahead) {
+                ahead++;
+            } else {
+                recomputed = target;
+            }
             break;
         }
     }

@@ -7,12 +7,15 @@
 ${includes}
 /* One function an operator. It is never inlined or cloned, so that it gives the same bits at each call. */
 #if defined(__clang__)
-#define PO_OPERATOR static __attribute__((noinline)) void
+#define PO_ALONE static __attribute__((noinline))
 #elif defined(__GNUC__)
-#define PO_OPERATOR static __attribute__((noipa)) void
+#define PO_ALONE static __attribute__((noipa))
 #else
-#define PO_OPERATOR static void
+#define PO_ALONE static
 #endif
+#define PO_OPERATOR PO_ALONE void
+/* One that reads from storage or writes there while it runs, and returns what po_read or po_write did. */
+#define PO_STREAMED PO_ALONE int
 
 #define PO_AT(base, offset) ((void *)((unsigned char *)(base) + (offset)))
 #define PO_ARENA(offset) PO_AT(po_arena, offset)

@@ -7,7 +7,8 @@
  *     sum of x[c][first_row + i * row_step + r * row_tap][first_col + j * col_step + s * col_tap] * w[o, c, r, s]
  *
  * with w[o, c, r, s] at w[o * w_out + c * w_in + r * w_row + s * w_col]; what lies outside of x is 0. Negative steps of
- * taps make the gradient by x of it. Some PO_PART terms, whole planes of taps, are a sum that joins those before. */
+ * taps make the gradient by x of it. Some PO_PART terms, whole planes of taps, are a sum that joins those before.
+ * Where `began`, y holds sums of other planes, which these join. */
 #ifndef PO_CONV_H
 #define PO_CONV_H
 
@@ -36,10 +37,11 @@ PO_INLINE int32_t po_last_tap(int32_t at, int32_t tap, int32_t taps, int32_t siz
 }
 
 /* Four outputs and four columns. `inside`: no tap leaves the row. */
-PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to, int32_t y_plane,
-                           int32_t y_col, int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw,
-                           int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap,
-                           int32_t column, int32_t col_step, int32_t col_tap, int32_t inside)
+PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
+                           int32_t began, int32_t y_plane, int32_t y_col, int32_t plane, int32_t width, int32_t low,
+                           int32_t high, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
+                           int32_t row, int32_t row_tap, int32_t column, int32_t col_step, int32_t col_tap,
+                           int32_t inside)
 {
     float t00 = 0.0f, t01 = 0.0f, t02 = 0.0f, t03 = 0.0f;
     float t10 = 0.0f, t11 = 0.0f, t12 = 0.0f, t13 = 0.0f;
@@ -84,33 +86,33 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
     {
         const float b0 = bias == NULL ? 0.0f : bias[0], b1 = bias == NULL ? 0.0f : bias[1];
         const float b2 = bias == NULL ? 0.0f : bias[2], b3 = bias == NULL ? 0.0f : bias[3];
-        po_start(y, t00, b0, from);
-        po_start(y + y_col, t01, b0, from);
-        po_start(y + 2 * y_col, t02, b0, from);
-        po_start(y + 3 * y_col, t03, b0, from);
+        po_start(y, t00, b0, from + began);
+        po_start(y + y_col, t01, b0, from + began);
+        po_start(y + 2 * y_col, t02, b0, from + began);
+        po_start(y + 3 * y_col, t03, b0, from + began);
         y += y_plane;
-        po_start(y, t10, b1, from);
-        po_start(y + y_col, t11, b1, from);
-        po_start(y + 2 * y_col, t12, b1, from);
-        po_start(y + 3 * y_col, t13, b1, from);
+        po_start(y, t10, b1, from + began);
+        po_start(y + y_col, t11, b1, from + began);
+        po_start(y + 2 * y_col, t12, b1, from + began);
+        po_start(y + 3 * y_col, t13, b1, from + began);
         y += y_plane;
-        po_start(y, t20, b2, from);
-        po_start(y + y_col, t21, b2, from);
-        po_start(y + 2 * y_col, t22, b2, from);
-        po_start(y + 3 * y_col, t23, b2, from);
+        po_start(y, t20, b2, from + began);
+        po_start(y + y_col, t21, b2, from + began);
+        po_start(y + 2 * y_col, t22, b2, from + began);
+        po_start(y + 3 * y_col, t23, b2, from + began);
         y += y_plane;
-        po_start(y, t30, b3, from);
-        po_start(y + y_col, t31, b3, from);
-        po_start(y + 2 * y_col, t32, b3, from);
-        po_start(y + 3 * y_col, t33, b3, from);
+        po_start(y, t30, b3, from + began);
+        po_start(y + y_col, t31, b3, from + began);
+        po_start(y + 2 * y_col, t32, b3, from + began);
+        po_start(y + 3 * y_col, t33, b3, from + began);
     }
 }
 
 /* One output and four columns. */
-PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to, int32_t y_col,
-                           int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw, int32_t w_in,
-                           int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap, int32_t column,
-                           int32_t col_step, int32_t col_tap, int32_t inside)
+PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
+                           int32_t began, int32_t y_col, int32_t plane, int32_t width, int32_t low, int32_t high,
+                           int32_t kw, int32_t w_in, int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap,
+                           int32_t column, int32_t col_step, int32_t col_tap, int32_t inside)
 {
     const float b = bias == NULL ? 0.0f : bias[0];
     float t0 = 0.0f, t1 = 0.0f, t2 = 0.0f, t3 = 0.0f;
@@ -130,16 +132,17 @@ PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float
             }
         }
     }
-    po_start(y, t0, b, from);
-    po_start(y + y_col, t1, b, from);
-    po_start(y + 2 * y_col, t2, b, from);
-    po_start(y + 3 * y_col, t3, b, from);
+    po_start(y, t0, b, from + began);
+    po_start(y + y_col, t1, b, from + began);
+    po_start(y + 2 * y_col, t2, b, from + began);
+    po_start(y + 3 * y_col, t3, b, from + began);
 }
 
 /* One output and one column. */
-PO_INLINE void po_conv_1x1(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to, int32_t plane,
-                           int32_t width, int32_t low, int32_t high, int32_t kw, int32_t w_in, int32_t w_row,
-                           int32_t w_col, int32_t row, int32_t row_tap, int32_t column, int32_t col_tap)
+PO_INLINE void po_conv_1x1(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
+                           int32_t began, int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw,
+                           int32_t w_in, int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap, int32_t column,
+                           int32_t col_tap)
 {
     const int32_t left = po_first_tap(column, col_tap, kw, width), right = po_last_tap(column, col_tap, kw, width);
     float t = 0.0f;
@@ -153,14 +156,14 @@ PO_INLINE void po_conv_1x1(float *y, const float *x, const float *w, const float
             }
         }
     }
-    po_start(y, t, bias == NULL ? 0.0f : bias[0], from);
+    po_start(y, t, bias == NULL ? 0.0f : bias[0], from + began);
 }
 
 PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bias, int32_t outs, int32_t ins,
                        int32_t rows, int32_t columns, int32_t y_plane, int32_t y_row, int32_t y_col, int32_t height,
                        int32_t width, int32_t kh, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
                        int32_t first_row, int32_t row_step, int32_t row_tap, int32_t first_col, int32_t col_step,
-                       int32_t col_tap)
+                       int32_t col_tap, int32_t began)
 {
     const int32_t plane = height * width;
     const int32_t part = po_larger(1, PO_PART / po_larger(1, kh * kw));
@@ -182,23 +185,36 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                 const int32_t start = wide ? po_smaller(j, columns - 4) : j, column = first_col + start * col_step;
                 const int32_t inside = padless || (column + back >= 0 && column + 3 * col_step + ahead < width);
                 float *at = y + o * y_plane + i * y_row + start * y_col;
+                if (began && start < j) { /* nothing may be added twice */
+                    const int32_t rest = columns - j, singles = many ? 4 : 1;
+                    int32_t k;
+                    for (k = 0; k < singles * rest; ++k) {
+                        const int32_t m = k / rest, n = j + k % rest;
+                        for (c = 0; c < ins; c += part) {
+                            po_conv_1x1(y + (o + m) * y_plane + i * y_row + n * y_col, x, v + m * w_out, NULL, c,
+                                        po_smaller(ins, c + part), began, plane, width, low, high, kw, w_in, w_row,
+                                        w_col, row, row_tap, first_col + n * col_step, col_tap);
+                        }
+                    }
+                    break;
+                }
                 for (c = 0; c < ins; c += part) {
                     const int32_t to = po_smaller(ins, c + part);
                     if (many && inside) {
-                        po_conv_4x4(at, x, v, b, c, to, y_plane, y_col, plane, width, low, high, kw, w_out, w_in,
-                                    w_row, w_col, row, row_tap, column, col_step, col_tap, 1);
+                        po_conv_4x4(at, x, v, b, c, to, began, y_plane, y_col, plane, width, low, high, kw, w_out,
+                                    w_in, w_row, w_col, row, row_tap, column, col_step, col_tap, 1);
                     } else if (many) {
-                        po_conv_4x4(at, x, v, b, c, to, y_plane, y_col, plane, width, low, high, kw, w_out, w_in,
-                                    w_row, w_col, row, row_tap, column, col_step, col_tap, 0);
+                        po_conv_4x4(at, x, v, b, c, to, began, y_plane, y_col, plane, width, low, high, kw, w_out,
+                                    w_in, w_row, w_col, row, row_tap, column, col_step, col_tap, 0);
                     } else if (wide && inside) {
-                        po_conv_1x4(at, x, v, b, c, to, y_col, plane, width, low, high, kw, w_in, w_row, w_col, row,
-                                    row_tap, column, col_step, col_tap, 1);
+                        po_conv_1x4(at, x, v, b, c, to, began, y_col, plane, width, low, high, kw, w_in, w_row, w_col,
+                                    row, row_tap, column, col_step, col_tap, 1);
                     } else if (wide) {
-                        po_conv_1x4(at, x, v, b, c, to, y_col, plane, width, low, high, kw, w_in, w_row, w_col, row,
-                                    row_tap, column, col_step, col_tap, 0);
+                        po_conv_1x4(at, x, v, b, c, to, began, y_col, plane, width, low, high, kw, w_in, w_row, w_col,
+                                    row, row_tap, column, col_step, col_tap, 0);
                     } else {
-                        po_conv_1x1(at, x, v, b, c, to, plane, width, low, high, kw, w_in, w_row, w_col, row, row_tap,
-                                    column, col_tap);
+                        po_conv_1x1(at, x, v, b, c, to, began, plane, width, low, high, kw, w_in, w_row, w_col, row,
+                                    row_tap, column, col_tap);
                     }
                 }
             }
@@ -207,21 +223,29 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
     }
 }
 
-/* Taps of one element and steps of one: for each image, a product of matrices. */
+/* Taps of one element and steps of one: a product of matrices. Planes lie y_plane and x_plane apart. */
+PO_INLINE void po_pointwise_image(float *y, const float *x, const float *w, const float *bias, int32_t outs,
+                                  int32_t ins, int32_t size, int32_t y_plane, int32_t x_plane, int32_t w_out,
+                                  int32_t w_in, int32_t began)
+{
+    int32_t m, i;
+    if (bias != NULL && !began) {
+        for (m = 0; m < outs; ++m) {
+            for (i = 0; i < size; ++i) {
+                y[m * y_plane + i] = bias[m];
+            }
+        }
+    }
+    po_product(y, w, x, outs, size, ins, y_plane, 1, w_out, w_in, x_plane, 1, bias != NULL || began);
+}
+
 PO_INLINE void po_pointwise(float *y, const float *x, const float *w, const float *bias, int32_t images, int32_t outs,
                             int32_t ins, int32_t size, int32_t w_out, int32_t w_in)
 {
-    int32_t n, m, i;
+    int32_t n;
     for (n = 0; n < images; ++n) {
-        if (bias != NULL) {
-            for (m = 0; m < outs; ++m) {
-                for (i = 0; i < size; ++i) {
-                    y[(n * outs + m) * size + i] = bias[m];
-                }
-            }
-        }
-        po_product(y + n * outs * size, w, x + n * ins * size, outs, size, ins, size, 1, w_out, w_in, size, 1,
-                   bias != NULL);
+        po_pointwise_image(y + n * outs * size, x + n * ins * size, w, bias, outs, ins, size, size, size, w_out, w_in,
+                           0);
     }
 }
 
@@ -238,36 +262,47 @@ PO_INLINE void po_convolution(float *y, const float *x, const float *w, const fl
             po_conv(y + (n * groups + g) * outs * size, x + (n * groups + g) * ins * height * width,
                     w + g * outs * ins * taps, bias == NULL ? NULL : bias + g * outs, outs, ins, rows, columns, size,
                     columns, 1, height, width, kh, kw, ins * taps, taps, kw, 1, -above, row_step, row_tap, -left,
-                    col_step, col_tap);
+                    col_step, col_tap, 0);
         }
     }
 }
 
-/* The gradient of x [images, groups * ins, height, width], given that of y [.., groups * outs, rows, columns]. With
- * steps of s, every s-th row and column of x meets the same taps: s * s convolutions. Dilation only with steps of 1. */
+/* The gradient of one group of one image, x [ins, height, width], given that of y [outs, rows, columns]; w_out apart
+ * are the weights of two outputs. With steps of s, every s-th row and column of x meets the same taps: s * s
+ * convolutions. Dilation only with steps of 1. */
+PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t outs,
+                                 int32_t ins, int32_t rows, int32_t columns, int32_t height, int32_t width, int32_t kh,
+                                 int32_t kw, int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
+                                 int32_t above, int32_t left, int32_t w_out, int32_t began)
+{
+    int32_t p, q;
+    for (p = 0; p < row_step; ++p) {
+        for (q = 0; q < col_step; ++q) {
+            /* x rows p, p + s, ...: taps r, r + s, ... from where (p + above - r * tap) is a multiple of s */
+            const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
+            const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
+            po_conv(dx + p * width + q, dy, w + r * kw + s, bias, ins, outs, (height - p + row_step - 1) / row_step,
+                    (width - q + col_step - 1) / col_step, height * width, row_step * width, col_step, rows, columns,
+                    r < kh ? (kh - r + row_step - 1) / row_step : 0, s < kw ? (kw - s + col_step - 1) / col_step : 0,
+                    kh * kw, w_out, row_step * kw, col_step, (p + above - r) / row_step, 1, -row_tap,
+                    (q + left - s) / col_step, 1, -col_tap, began);
+        }
+    }
+}
+
+/* The gradient of x [images, groups * ins, height, width], given that of y [.., groups * outs, rows, columns]. */
 PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t images,
                                        int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns,
                                        int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
                                        int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above, int32_t left)
 {
-    const int32_t taps = kh * kw, size = height * width;
-    int32_t n, g, p, q;
+    int32_t n, g;
     for (n = 0; n < images; ++n) {
         for (g = 0; g < groups; ++g) {
-            for (p = 0; p < row_step; ++p) {
-                for (q = 0; q < col_step; ++q) {
-                    /* x rows p, p + s, ...: taps r, r + s, ... from where (p + above - r * tap) is a multiple of s */
-                    const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
-                    const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
-                    po_conv(dx + (n * groups + g) * ins * size + p * width + q,
-                            dy + (n * groups + g) * outs * rows * columns, w + g * outs * ins * taps + r * kw + s,
-                            bias == NULL ? NULL : bias + g * ins, ins, outs, (height - p + row_step - 1) / row_step,
-                            (width - q + col_step - 1) / col_step, size, row_step * width, col_step, rows, columns,
-                            r < kh ? (kh - r + row_step - 1) / row_step : 0,
-                            s < kw ? (kw - s + col_step - 1) / col_step : 0, taps, ins * taps, row_step * kw, col_step,
-                            (p + above - r) / row_step, 1, -row_tap, (q + left - s) / col_step, 1, -col_tap);
-                }
-            }
+            po_image_by_input(dx + (n * groups + g) * ins * height * width,
+                              dy + (n * groups + g) * outs * rows * columns, w + g * outs * ins * kh * kw,
+                              bias == NULL ? NULL : bias + g * ins, outs, ins, rows, columns, height, width, kh, kw,
+                              row_step, col_step, row_tap, col_tap, above, left, ins * kh * kw, 0);
         }
     }
 }
@@ -290,11 +325,12 @@ PO_INLINE void po_tile_done(float *dw, const po_update *update, const float *til
     }
 }
 
-PO_INLINE void po_convolution_by_weight(float *dw, const po_update *update, const float *dy, const float *x,
-                                        int32_t images, int32_t groups, int32_t outs, int32_t ins, int32_t rows,
-                                        int32_t columns, int32_t height, int32_t width, int32_t kh, int32_t kw,
-                                        int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
-                                        int32_t above, int32_t left)
+/* Images of dy and of x lie dy_image and x_image apart, and weights of two outputs w_out. */
+PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const float *dy, const float *x, int32_t images,
+                                   int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns,
+                                   int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
+                                   int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above, int32_t left,
+                                   int32_t dy_image, int32_t x_image, int32_t w_out)
 {
     const int32_t taps = kh * kw, size = rows * columns, plane = height * width;
     int32_t n, g, r, s, i, m, c, k;
@@ -310,14 +346,14 @@ PO_INLINE void po_convolution_by_weight(float *dw, const po_update *update, cons
                 for (m = 0; m < outs; m += po_tile_edge(outs, m)) {
                     for (c = 0; c < ins; c += po_tile_edge(ins, c)) {
                         const int32_t high_tile = po_tile_edge(outs, m), wide_tile = po_tile_edge(ins, c);
-                        const int32_t at = (g * outs + m) * ins * taps + c * taps + r * kw + s;
+                        const int32_t at = (g * outs + m) * w_out + c * taps + r * kw + s;
                         float tile[16];
                         for (i = 0; i < 16; ++i) {
                             tile[i] = 0.0f;
                         }
                         for (n = 0; n < images; ++n) {
-                            const float *up = dy + ((n * groups + g) * outs + m) * size;
-                            const float *in = x + ((n * groups + g) * ins + c) * plane;
+                            const float *up = dy + n * dy_image + (g * outs + m) * size;
+                            const float *in = x + n * x_image + (g * ins + c) * plane;
                             for (i = low; i < high; ++i) {
                                 const float *a = up + i * columns;
                                 const float *b = in + (top + i * row_step) * width + side;
@@ -335,12 +371,23 @@ PO_INLINE void po_convolution_by_weight(float *dw, const po_update *update, cons
                                 }
                             }
                         }
-                        po_tile_done(dw, update, tile, at, high_tile, wide_tile, ins * taps, taps);
+                        po_tile_done(dw, update, tile, at, high_tile, wide_tile, w_out, taps);
                     }
                 }
             }
         }
     }
+}
+
+PO_INLINE void po_convolution_by_weight(float *dw, const po_update *update, const float *dy, const float *x,
+                                        int32_t images, int32_t groups, int32_t outs, int32_t ins, int32_t rows,
+                                        int32_t columns, int32_t height, int32_t width, int32_t kh, int32_t kw,
+                                        int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
+                                        int32_t above, int32_t left)
+{
+    po_images_by_weight(dw, update, dy, x, images, groups, outs, ins, rows, columns, height, width, kh, kw, row_step,
+                        col_step, row_tap, col_tap, above, left, groups * outs * rows * columns,
+                        groups * ins * height * width, ins * kh * kw);
 }
 
 #endif

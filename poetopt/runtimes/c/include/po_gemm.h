@@ -135,10 +135,10 @@ PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows
     }
 }
 
-/* An update by alpha a b, tile by tile, without a buffer for the product. */
+/* An update by alpha a b, tile by tile, without a buffer for the product; rows of what is updated lie u_row apart. */
 PO_INLINE void po_product_update(const po_update *update, const float *a, const float *b, int32_t rows,
-                                 int32_t columns, int32_t depth, int32_t a_row, int32_t a_col, int32_t b_row,
-                                 int32_t b_col, float alpha)
+                                 int32_t columns, int32_t depth, int32_t u_row, int32_t a_row, int32_t a_col,
+                                 int32_t b_row, int32_t b_col, float alpha)
 {
     int32_t m, n, k, i, j;
     for (m = 0; m < rows; m += po_tile_edge(rows, m)) {
@@ -161,21 +161,21 @@ PO_INLINE void po_product_update(const po_update *update, const float *a, const 
             }
             for (i = 0; i < high; ++i) {
                 for (j = 0; j < wide; ++j) {
-                    po_updated(update, (m + i) * columns + n + j, alpha * tile[i * 4 + j]);
+                    po_updated(update, (m + i) * u_row + n + j, alpha * tile[i * 4 + j]);
                 }
             }
         }
     }
 }
 
-/* y = alpha y + beta c, c by strides; y is dense. */
-PO_INLINE void po_scaled(float *y, const float *c, int32_t rows, int32_t columns, int32_t c_row, int32_t c_col,
-                         float alpha, float beta)
+/* y = alpha y + beta c, by strides. */
+PO_INLINE void po_scaled(float *y, const float *c, int32_t rows, int32_t columns, int32_t y_row, int32_t c_row,
+                         int32_t c_col, float alpha, float beta)
 {
     int32_t m, n;
     for (m = 0; m < rows; ++m) {
         for (n = 0; n < columns; ++n) {
-            y[m * columns + n] = alpha * y[m * columns + n] + (c == NULL ? 0.0f : beta * c[m * c_row + n * c_col]);
+            y[m * y_row + n] = alpha * y[m * y_row + n] + (c == NULL ? 0.0f : beta * c[m * c_row + n * c_col]);
         }
     }
 }

@@ -4,11 +4,12 @@
 
 #include "po_conv.h"
 
-/* The largest of each window; `where` gets its index in x, the first of equals, where not NULL. */
+/* The largest of each window; `where` gets its index in x, the first of equals, where not NULL. x may be a part of a
+ * tensor, from its element `first` on, that indices count from the begin of. */
 #define PO_MAX_POOL(NAME, INDEX)                                                                                       \
     PO_INLINE void NAME(float *y, INDEX *where, const float *x, int32_t planes, int32_t rows, int32_t columns,         \
                         int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step, int32_t col_step,     \
-                        int32_t row_tap, int32_t col_tap, int32_t above, int32_t left)                                 \
+                        int32_t row_tap, int32_t col_tap, int32_t above, int32_t left, int32_t first)                  \
     {                                                                                                                  \
         int32_t p, i, j, r, s;                                                                                         \
         for (p = 0; p < planes; ++p) {                                                                                 \
@@ -30,7 +31,7 @@
                     }                                                                                                  \
                     y[out] = most;                                                                                     \
                     if (where != NULL) {                                                                               \
-                        where[out] = found;                                                                            \
+                        where[out] = found + first;                                                                    \
                     }                                                                                                  \
                 }                                                                                                      \
             }                                                                                                          \
@@ -40,16 +41,16 @@
 PO_MAX_POOL(po_max_pool, int32_t)
 PO_MAX_POOL(po_max_pool_int64, int64_t)
 
-/* Each maximum's place gets its gradient added. */
+/* Each maximum's place gets its gradient added. dx may be a part, from element `first` on. */
 #define PO_MAX_POOL_GRADIENT(NAME, INDEX)                                                                              \
-    PO_INLINE void NAME(float *dx, const float *dy, const INDEX *where, int32_t size, int32_t outputs)                 \
+    PO_INLINE void NAME(float *dx, const float *dy, const INDEX *where, int32_t size, int32_t outputs, int32_t first)  \
     {                                                                                                                  \
         int32_t i;                                                                                                     \
         for (i = 0; i < size; ++i) {                                                                                   \
             dx[i] = 0.0f;                                                                                              \
         }                                                                                                              \
         for (i = 0; i < outputs; ++i) {                                                                                \
-            dx[where[i]] += dy[i];                                                                                     \
+            dx[where[i] - first] += dy[i];                                                                             \
         }                                                                                                              \
     }
 

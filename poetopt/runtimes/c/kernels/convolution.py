@@ -5,68 +5,18 @@ One axis is two with a height of one. A ConvTranspose is the gradient of a convo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
-from poetopt.graph import OWN_DOMAIN, Tensor
+from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.runtimes.c.kernels.geometry import geometry
 from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.tiles.convolutions import forward_tilings, input_tilings, weight_tilings
 from poetopt.runtimes.c.write import called, read, refuse_types, written
 
 HEADER = "po_conv.h"
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A convolution of two axes: x [images, groups * ins, size], w [groups * outs, ins, kernel], y [.., out]."""
-
-    images: int
-    groups: int
-    outs: int
-    ins: int
-    out: tuple[int, int]
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    steps: tuple[int, int]
-    taps: tuple[int, int]
-    before: tuple[int, int]
-
-    @property
-    def pointwise(self) -> bool:
-        """Whether it is a product of matrices, image by image."""
-        one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)
-        return one and self.groups == 1 and self.out == self.size
-
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers that the functions of the header take, in order."""
-        return (
-            self.images, self.groups, self.outs, self.ins, *self.out, *self.size, *self.kernel, *self.steps,
-            *self.taps, *self.before,
-        )  # fmt: skip
-
-
-def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
-    """The convolution that makes y of x by w, with the attributes of the call."""
-    axes = len(x.shape) - 2
-    groups = call.integer("group", 1)
-
-    def two(values: tuple[int, ...], filler: int) -> tuple[int, int]:
-        found = (filler,) * (2 - axes) + values
-        return found[0], found[1]
-
-    steps = call.integers("strides", (1,) * axes)
-    taps = call.integers("dilations", (1,) * axes)
-    before = call.integers("pads", (0,) * 2 * axes)[:axes]
-    where = call.text("auto_pad", "NOTSET")
-    if where.startswith("SAME"):
-        reach = zip(x.shape[2:], y.shape[2:], w.shape[2:], steps, taps, strict=True)
-        total = [max((o - 1) * s + (k - 1) * t + 1 - d, 0) for d, o, k, s, t in reach]
-        before = tuple(p // 2 if where == "SAME_UPPER" else p - p // 2 for p in total)
-    return Geometry(
-        x.shape[0], groups, w.shape[0] // groups, w.shape[1], two(y.shape[2:], 1), two(x.shape[2:], 1),
-        two(w.shape[2:], 1), two(steps, 1), two(taps, 1), two(before, 0),
-    )  # fmt: skip
 
 
 def _refuses(call: Call) -> str | None:
@@ -151,13 +101,16 @@ def _with_update(optimizer: str) -> Kernel:
     def refuses(call: Call) -> str | None:
         return "another number of operands" if len(call.inputs) != operands(optimizer, 2) else _refuses(call)
 
-    return Kernel(f"Conv.grad_weight+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,))
+    return Kernel(
+        f"Conv.grad_weight+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,),
+        tilings=weight_tilings(optimizer),
+    )  # fmt: skip
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("Conv", _conv, refuses=_refuses, headers=(HEADER,)),
-    Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,)),
-    Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,)),
+    Kernel("Conv", _conv, refuses=_refuses, headers=(HEADER,), tilings=forward_tilings),
+    Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,), tilings=input_tilings),
+    Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,), tilings=input_tilings),
     Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,)),
     *(_with_update(optimizer) for optimizer in RULES),
 )

@@ -9,6 +9,8 @@ import numpy as np
 from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, broadcast_strides, nest
+from poetopt.runtimes.c.tiles.axes import broadcast
+from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import c_float, read, written
 
 HEADER = "po_math.h"
@@ -62,7 +64,12 @@ def elementwise(
             text = f"(uint8_t)({text})"
         return block(*declared, written("y", y, arguments.outputs[0]), nest(y.shape, strides, f"{{y}} = {text};"))
 
-    return Kernel(op_type, code, domain, refused, in_place=in_place, constants=constants, headers=(HEADER,))
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        return broadcast(code, call)
+
+    return Kernel(
+        op_type, code, domain, refused, in_place=in_place, constants=constants, tilings=tilings, headers=(HEADER,)
+    )
 
 
 def _real(call: Call) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.tiles.axes import Code, along, leading
+from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types
 
 HEADER = "po_norm.h"
@@ -142,15 +145,56 @@ def _factor_refuses(call: Call) -> str | None:
     return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
 
 
+def _by_channel(code: Code, wide_inputs: tuple[int, ...]) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks of channels: the second axis of these inputs and the first output, the first one of all else."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        if len(call.output().shape) < 2:
+            return ()
+        inputs = [1 if k in wide_inputs else 0 for k in range(len(call.inputs))]
+        return along(code, call, inputs, [1, *(0 for _ in call.outputs[1:])])
+
+    return tilings
+
+
+def _by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks of rows: the first axis of more than one, before the one along which rows go."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        shape = call.output().shape
+        axis = leading(shape, call.integer("axis", -1) % len(shape))
+        if axis is None:
+            return ()
+        inputs = [axis if k in wide_inputs else None for k in range(len(call.inputs))]
+        return along(code, call, inputs, [axis if k < outputs else None for k in range(len(call.outputs))])
+
+    return tilings
+
+
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("BatchNormalization", _batch_norm, refuses=_batch_norm_refuses, in_place=(0,), headers=(HEADER,)),
-    Kernel("BatchNormalization.training", _batch_norm_training, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
-    Kernel("BatchNormalization.grad_weight", _batch_norm_sums, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
-    Kernel("LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel(
+        "BatchNormalization", _batch_norm, refuses=_batch_norm_refuses, in_place=(0,), headers=(HEADER,),
+        tilings=_by_channel(_batch_norm, (0,)),
+    ),
+    Kernel(
+        "BatchNormalization.training", _batch_norm_training, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        tilings=_by_channel(_batch_norm_training, (0,)),
+    ),
+    Kernel(
+        "BatchNormalization.grad_weight", _batch_norm_sums, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        tilings=_by_channel(_batch_norm_sums, (0, 1)),
+    ),
+    Kernel(
+        "LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,),
+        tilings=_by_row(_layer_norm, (0,), 3),
+    ),
     Kernel("LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
-    Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,)),
-    Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,)),
-    Kernel("Softmax.grad_input", _softmax_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+    Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
+    Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
+    Kernel(
+        "Softmax.grad_input", _softmax_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        tilings=_by_row(_softmax_gradient, (0, 1), 1),
+    ),
     Kernel("NegativeLogLikelihoodLoss", _likelihood_loss, refuses=_likelihood_refuses, headers=(HEADER,)),
     Kernel(
         "SoftmaxCrossEntropyLoss.grad_input", _cross_entropy_gradient, OWN_DOMAIN, _factor_refuses, in_place=(0,),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.tiles.axes import Code, along, leading
+from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Tiling
 from poetopt.runtimes.c.write import c_float, called, refuse_types
 
 HEADER = "po_pool.h"
@@ -42,18 +46,18 @@ def _refuses(call: Call) -> str | None:
     return refuse_types(call, "float32", "int64", "int32")
 
 
-def _max_pool(call: Call, arguments: Arguments) -> str:
+def _max_pool(call: Call, arguments: Arguments, first: str = "0") -> str:
     x, y = call.input(0), call.output()
     indexed = len(call.outputs) > 1 and call.outputs[1] is not None
     where = arguments.outputs[1] if indexed else "NULL"
     wide = "_int64" if indexed and call.output(1).dtype == "int64" else ""
-    return called(f"po_max_pool{wide}", arguments.outputs[0], where, arguments.inputs[0], *_window(call, x, y))
+    return called(f"po_max_pool{wide}", arguments.outputs[0], where, arguments.inputs[0], *_window(call, x, y), first)
 
 
-def _max_pool_gradient(call: Call, arguments: Arguments) -> str:
+def _max_pool_gradient(call: Call, arguments: Arguments, first: str = "0") -> str:
     dy, where, dx = call.input(0), call.input(1), call.output()
     wide = "_int64" if where.dtype == "int64" else ""
-    return called(f"po_max_pool_gradient{wide}", arguments.outputs[0], *arguments.inputs[:2], dx.size, dy.size)
+    return called(f"po_max_pool_gradient{wide}", arguments.outputs[0], *arguments.inputs[:2], dx.size, dy.size, first)
 
 
 def _average_pool(call: Call, arguments: Arguments) -> str:
@@ -97,11 +101,52 @@ def _indexed(call: Call) -> str | None:
     return refuse_types(call, "float32", "int64", "int32")
 
 
+def _by_plane(code: Code) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks of planes: of images or, where there is but one, of channels."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        axis = leading(call.output().shape, 2)
+        return () if axis is None else along(code, call, [axis] * len(call.inputs), [axis] * len(call.outputs))
+
+    return tilings
+
+
+def _by_indexed_plane(code: Callable[[Call, Arguments, str], str], wide: int) -> Callable[[Call], tuple[Tiling, ...]]:
+    """The same of what counts places in all of an operand (0: the input, 1: the output), from the chunk's first one."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        shape = (call.output() if wide else call.input(0)).shape
+        axis = leading(shape, 2)
+        if axis is None:
+            return ()
+        unit = prod(shape[axis + 1 :])
+        (plain,) = along(_max_pool, call, [axis] * len(call.inputs), [axis] * len(call.outputs))
+
+        def one(call: Call, chunk: Chunk) -> str:
+            def whole(call: Call, arguments: Arguments) -> str:
+                return code(call, arguments, f"{chunk.begin[OUTER]} * {unit}")
+
+            (counted,) = along(whole, call, [axis] * len(call.inputs), [axis] * len(call.outputs))
+            return counted.code(call, chunk)
+
+        return (replace(plain, code=one),)
+
+    return tilings
+
+
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("MaxPool", _max_pool, refuses=_refuses, headers=(HEADER,)),
-    Kernel("MaxPool.indexed", _max_pool, OWN_DOMAIN, _refuses, headers=(HEADER,)),
-    Kernel("MaxPool.grad_input", _max_pool_gradient, OWN_DOMAIN, _indexed, headers=(HEADER,)),
-    Kernel("AveragePool", _average_pool, refuses=_refuses, headers=(HEADER,)),
-    Kernel("AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes, headers=(HEADER,)),
-    Kernel("GlobalAveragePool", _global_average, refuses=_real, headers=(NORM,)),
-)
+    Kernel("MaxPool", _max_pool, refuses=_refuses, headers=(HEADER,), tilings=_by_indexed_plane(_max_pool, 0)),
+    Kernel(
+        "MaxPool.indexed", _max_pool, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=_by_indexed_plane(_max_pool, 0)
+    ),
+    Kernel(
+        "MaxPool.grad_input", _max_pool_gradient, OWN_DOMAIN, _indexed, headers=(HEADER,),
+        tilings=_by_indexed_plane(_max_pool_gradient, 1),
+    ),
+    Kernel("AveragePool", _average_pool, refuses=_refuses, headers=(HEADER,), tilings=_by_plane(_average_pool)),
+    Kernel(
+        "AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes, headers=(HEADER,),
+        tilings=_by_plane(_average_pool_gradient),
+    ),
+    Kernel("GlobalAveragePool", _global_average, refuses=_real, headers=(NORM,), tilings=_by_plane(_global_average)),
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -9,9 +10,14 @@ from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
 from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
+from poetopt.runtimes.c.tiles.axes import along, leading
+from poetopt.runtimes.c.tiles.matrices import PART, Ways
+from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types, written
 
 HEADER = "po_gemm.h"
+LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
+"""How a product of rows m, columns n and depth k is taken apart: the outer loop and the inner one."""
 
 
 def _real(call: Call) -> str | None:
@@ -36,12 +42,89 @@ def _gemm(call: Call, arguments: Arguments) -> str:
         lines.insert(0, read("c", c, arguments.inputs[2]))
         lines.append(
             called(
-                "po_scaled", "y", "c", rows, columns, *broadcast_strides(c.shape, y.shape), float(alpha), float(beta)
+                "po_scaled",
+                "y",
+                "c",
+                rows,
+                columns,
+                columns,
+                *broadcast_strides(c.shape, y.shape),
+                float(alpha),
+                float(beta),
             )
         )
     elif alpha != 1.0:
-        lines.append(called("po_scaled", "y", "NULL", rows, columns, 0, 0, float(alpha), 0.0))
+        lines.append(called("po_scaled", "y", "NULL", rows, columns, columns, 0, 0, float(alpha), 0.0))
     return block(*lines)
+
+
+def _ways(call: Call, rows: int, columns: int, depth: int) -> Ways:
+    """The axes of the operands a, b and y; what else there is stays whole."""
+    a = "km" if call.integer("transA", 0) else "mk"
+    b = "nk" if call.integer("transB", 0) else "kn"
+    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
+    return Ways({"m": rows, "n": columns, "k": depth}, (a, b, *rest), ("mn",), "k", {"k": PART})
+
+
+def _product(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
+    """One chunk of y = a b, or of what it is summed up of, and `then` once it is."""
+    a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
+    b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
+    y, y_apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
+    m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
+    adds = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "k" else "0"
+    product = called(
+        "po_product", "y", "a", "b", m, n, k, y_apart["m"], 1, a_apart["m"], a_apart["k"], b_apart["k"], b_apart["n"],
+        adds,
+    )  # fmt: skip
+    return block(f"const float *a = {a};", f"const float *b = {b};", f"float *y = {y};", product, then)
+
+
+def _gemm_tilings(call: Call) -> tuple[Tiling, ...]:
+    a, y = call.input(0), call.output()
+    depth = a.shape[0] if call.integer("transA", 0) else a.shape[1]
+    return _ways(call, y.shape[0], y.shape[1], depth).tilings(LOOPS, _gemm_chunk)
+
+
+def _gemm_chunk(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    m, n = (ways.count(letter, loops, chunk) for letter in "mn")
+    _, apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
+    scaled = ""
+    if call.has(2) and beta:
+        c = call.input(2)
+        row, column = broadcast_strides(c.shape, call.output().shape)
+        at = f"(const float *){chunk.inputs[2].at}"
+        for letter, step in (("m", row), ("n", column)):
+            if step and letter in loops:
+                at += f" + {ways.begin(letter, loops, chunk)} * {step}"
+        scaled = called("po_scaled", "y", at, m, n, apart["m"], row, column, float(alpha), float(beta))
+    elif alpha != 1.0:
+        scaled = called("po_scaled", "y", "NULL", m, n, apart["m"], 0, 0, float(alpha), 0.0)
+    if scaled and loops[INNER] == "k":  # once all is summed up
+        scaled = f"if ({chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}) {{\n    {scaled}\n}}"
+    return _product(ways, loops, call, chunk, scaled)
+
+
+def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
+    a, b, y = call.input(0), call.input(1), call.output()
+    if len(a.shape) > 1 and len(b.shape) > 1 and prod(b.shape[:-2]) == 1:
+        ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
+        return ways.tilings(LOOPS, _product)
+    if len(a.shape) == len(b.shape) == len(y.shape) and a.shape[:-2] == b.shape[:-2]:
+        axis = leading(y.shape, len(y.shape) - 2)
+        return () if axis is None else along(_matmul, call, (axis, axis), (axis,))
+    return ()
+
+
+def _batch_tilings(code: Callable[[Call, Arguments], str]) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks of matrices."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        axis = leading(call.output().shape, len(call.output().shape) - 2)
+        return () if axis is None else along(code, call, (axis, axis), (axis,))
+
+    return tilings
 
 
 def _matmul(call: Call, arguments: Arguments) -> str:
@@ -116,8 +199,35 @@ def _with_update(optimizer: str) -> Kernel:
         alpha = float(call.number("alpha", 1.0))
         return block(
             *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
-            called("po_product_update", "&u", *arguments.inputs[:2], rows, columns, depth, *steps, alpha),
+            called("po_product_update", "&u", *arguments.inputs[:2], rows, columns, depth, columns, *steps, alpha),
         )
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        a, b = call.input(0), call.input(1)
+        turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+        rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
+        depth = a.shape[0] if turned_a else a.shape[1]
+        plain = _ways(call, rows, columns, depth)
+        updated = ("mn",) * (1 + states)
+        scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
+        ways = replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)
+        return ways.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code)
+
+    def chunk_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
+        b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
+        news = [ways.operand("mn", part, loops, chunk) for part in chunk.outputs]
+        olds = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+        m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
+        scalars = tuple(part.at for part in chunk.inputs[3 + states :])
+        arguments = Arguments(("", "", *olds, *scalars), tuple(at for at, _ in news))
+        return block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called(
+                "po_product_update", "&u", a, b, m, n, k, news[0][1]["m"], a_apart["m"], a_apart["k"], b_apart["k"],
+                b_apart["n"], float(call.number("alpha", 1.0)),
+            ),
+        )  # fmt: skip
 
     def refuses(call: Call) -> str | None:
         return (
@@ -126,13 +236,21 @@ def _with_update(optimizer: str) -> Kernel:
             else _empty(call)
         )
 
-    return Kernel(f"Gemm+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,))
+    return Kernel(
+        f"Gemm+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,), tilings=tilings
+    )
 
 
 KERNELS: tuple[Kernel, ...] = (
     *(_with_update(optimizer) for optimizer in RULES),
-    Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,)),
-    Kernel("MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,)),
-    Kernel("MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,)),
-    Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,)),
-)
+    Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,), tilings=_gemm_tilings),
+    Kernel(
+        "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,),
+        tilings=_batch_tilings(_matmul_by_input),
+    ),
+    Kernel(
+        "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,),
+        tilings=_batch_tilings(_matmul_by_weight),
+    ),
+    Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,), tilings=_matmul_tilings),
+)  # fmt: skip

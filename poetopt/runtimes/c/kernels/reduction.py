@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, index, loops, merged, strides_of
+from poetopt.runtimes.c.tiles.axes import Code, along, leading
+from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import c_float, read, written
 
 HEADER = "po_math.h"
@@ -25,7 +29,7 @@ def _axes(call: Call) -> tuple[int, ...]:
     return tuple(axis % rank for axis in axes)
 
 
-def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> object:
+def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
     """What writes the C of a reduction.
 
     first
@@ -68,9 +72,26 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> object:
     return code
 
 
+def _kept(code: Code) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks along the first axis that stays, where none before it is longer than one."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        shape = call.input(0).shape
+        if call.has(1) and call.value(1) is None:
+            return ()
+        reduced = _axes(call)
+        axis = leading(shape, len(shape))
+        if axis is None or axis in reduced:
+            return ()
+        kept = axis if call.integer("keepdims", 1) else sum(1 for a in range(axis) if a not in reduced)
+        return along(code, call, [axis, *(None for _ in call.inputs[1:])], [kept])
+
+    return tilings
+
+
 def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}") -> Kernel:
     code = _reduction(first, term, joined, last)
-    return Kernel(op_type, code, refuses=_refuses, constants=(1,), headers=(HEADER,))  # type: ignore[arg-type]
+    return Kernel(op_type, code, refuses=_refuses, constants=(1,), tilings=_kept(code), headers=(HEADER,))
 
 
 _ADDED = "{s} + {p}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.tiles.axes import flat
+from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types
 
 HEADER = "po_update.h"
@@ -73,7 +75,12 @@ def _kernel(optimizer: str) -> Kernel:
             return f"an update by {optimizer} of {len(call.inputs)} operands"
         return refuse_types(call, "float32")
 
-    return Kernel(f"{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(0, 1), headers=(HEADER,))
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        return flat(code, call)
+
+    return Kernel(
+        f"{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(0, 1), tilings=tilings, headers=(HEADER,)
+    )
 
 
 KERNELS: tuple[Kernel, ...] = tuple(_kernel(optimizer) for optimizer in RULES)

@@ -1,0 +1,278 @@
+"""An operator that streams operands as one C function: loops over chunks, around the same kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from poetopt.backends.c.names import comment, identifier
+from poetopt.backends.c.operators import WORKSPACE, OperatorCode, Still, Writer, shown
+from poetopt.errors import PlanError
+from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
+from poetopt.operators.constants import constants_of
+from poetopt.problem import Problem
+from poetopt.runtimes.c.kernel import INCLUDE, Arguments
+from poetopt.runtimes.c.steps import Step, steps
+from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Slice, Tiling
+from poetopt.runtimes.c.tiles.variants import Streamed
+from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
+from poetopt.runtimes.contract import Variant
+from poetopt.step.places import Places
+
+HEADER = "po_stream.h"
+
+
+def streamed_code(
+    index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, still: Still, state_at: int
+) -> OperatorCode:
+    """The function of operator `index` of `problem` by its variant `number`, from 1.
+
+    Raises `PlanError` where the runtime has another variant of that number.
+    """
+    operator = places.operators[problem.operators[index].name]
+    variant = variant_of(index, number, graph, problem, places, operator)
+    detail = variant.detail
+    assert isinstance(detail, Streamed)
+    writer = Writer(operator, graph, places, still, detail.layout)
+    run = steps(operator, graph.tensors, constants_of(graph), problem.alignment)
+    made = Function(operator, graph.tensors, writer, detail, run)
+    lines = list(made.lines())
+    function = f"po_op_{index}_v{number}_{identifier(operator.name)}"
+    blocks = tuple(places.index[graph.root(name)] for name in detail.streamed)
+    parameters = [f"void *t{k}" for k in range(len(writer.tensors))]
+    parameters += [f"void *{WORKSPACE}"]
+    parameters += ["uint32_t *state"] if made.state else []
+    parameters += [f"uint32_t b{k}" for k in range(len(blocks))]
+    told = [f"t{k}: {comment(problem.tensors[i].name)}" for k, i in enumerate(writer.tensors)]
+    told += [f"b{k}: {comment(name)}, on storage" for k, name in enumerate(detail.streamed)]
+    head = f"/* operator {index}, way {number}: {comment(operator.name)} ({comment(operator.kind)})"
+    head += "".join(f"\n   {line}" for line in told) + " */"
+    body = "".join(f"    {line}\n" if line else "\n" for line in lines)
+    text = f"{head}\nPO_STREAMED {function}({', '.join(parameters)})\n{{\n{body}    return 0;\n}}\n"
+    headers = {(INCLUDE, HEADER): None}
+    headers.update(dict.fromkeys((step.kernel.include, header) for step in run for header in step.kernel.headers))
+    return OperatorCode(
+        operator.name, function, tuple(writer.tensors), True, text, tuple(headers), tuple(made.state), state_at,
+        stored=blocks,
+    )  # fmt: skip
+
+
+def variant_of(
+    index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, operator: Operator
+) -> Variant:
+    """The runtime's own variant that is the problem's. Raises `PlanError` where there is none."""
+    movable = [name for name in (*operator.inputs, *operator.outputs) if graph.root(name) in places.index]
+    _, *found = places.runtime.variants(
+        operator, graph.tensors, problem.alignment, movable=movable, values=constants_of(graph)
+    )
+    planned = problem.operators[index].variants[number - 1]
+    if number <= len(found) and found[number - 1].workspace.temporaries_bytes == planned.workspace_bytes:
+        return found[number - 1]
+    raise PlanError(
+        f"the plan runs {operator.name!r} by its variant {number} with {planned.workspace_bytes} B of workspace, and "
+        "the runtime has no such variant; solve the model again"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A streamed tensor: its number among the streamed, where its buffer is, and what is done with it."""
+
+    number: int
+    name: str
+    taken: Slice
+    extent: int
+    nbytes: int
+    offset: int
+    reads: bool
+    writes: bool
+
+    @property
+    def window(self) -> bool:
+        """Whether it goes through a window: chunks are runs of bytes."""
+        return self.taken.pieces == 1
+
+    def span(self, count: str) -> tuple[str, str]:
+        """Its chunk's first byte, and the one after its last."""
+        at = FROM[self.taken.level]
+        return f"(uint32_t){at} * {self.taken.unit_bytes}u", f"(uint32_t)({at} + {count}) * {self.taken.unit_bytes}u"
+
+    def enter(self, count: str) -> Iterator[str]:
+        """What makes its chunk be in RAM, or have room there."""
+        begin, end = self.span(count)
+        if self.window:
+            yield f"PO_TRY(po_window_to(&po_w{self.number}, {begin}, {end}, {int(self.reads)}));"
+        elif self.reads:
+            yield f"PO_TRY(po_pieces_in({self._pieces(count)}));"
+
+    def leave(self, count: str) -> Iterator[str]:
+        """What writes its chunk."""
+        if self.writes and self.window:
+            yield f"PO_TRY(po_window_out(&po_w{self.number}, {self.span(count)[1]}));"
+        elif self.writes:
+            yield f"PO_TRY(po_pieces_out({self._pieces(count)}));"
+
+    def _pieces(self, count: str) -> str:
+        unit = self.taken.unit_bytes
+        begin = f"b{self.number} + (uint32_t){FROM[self.taken.level]} * {unit}u / {BLOCK_BYTES}u"
+        apart = f"{self.extent * unit // BLOCK_BYTES}u"
+        return (
+            f"{begin}, {apart}, PO_AT({WORKSPACE}, {self.offset}u), (uint32_t){count} * {unit}u, {self.taken.pieces}u"
+        )
+
+    @property
+    def at(self) -> str:
+        """Where its chunk is."""
+        begin = f"(uint32_t){FROM[self.taken.level]} * {self.taken.unit_bytes}u"
+        if self.window:
+            return f"po_window_at(&po_w{self.number}, {begin})"
+        return f"PO_AT({WORKSPACE}, {self.offset}u)"
+
+
+class Pointers(Protocol):
+    """C expressions of what a function's calls name, as `Writer` has them."""
+
+    def of(self, name: str) -> str:
+        """Where a tensor lies."""
+        ...
+
+    def arguments(self, step: Step, state: int | None) -> Arguments:
+        """What the code of a step's kernel is written with."""
+        ...
+
+
+class Function:
+    """The statements of a function."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        writer: Pointers,
+        detail: Streamed,
+        run: Sequence[Step],
+    ) -> None:
+        self.operator, self.tensors, self.writer, self.detail, self.run = operator, tensors, writer, detail, run
+        self.same = inner_storage(operator)
+        self.old = {new: old for old, new in operator.updates}
+        self.state: list[int] = []
+        form = detail.form
+        self.moved: dict[str, _Moved] = {}
+        for k, (name, offset) in enumerate(zip(detail.streamed, detail.offsets, strict=True)):
+            taken = form.slices[name]
+            made = name not in operator.inputs
+            writes = made or name in self.old.values()
+            extent = form.loop(taken.level).extent
+            self.moved[name] = _Moved(k, name, taken, extent, tensors[name].nbytes, offset, not made, writes)
+
+    def lines(self) -> Iterator[str]:
+        """All of them."""
+        form, detail = self.detail.form, self.detail
+        for moved in self.moved.values():
+            if moved.window:
+                at = f"PO_AT({WORKSPACE}, {moved.offset}u)"
+                yield f"po_window po_w{moved.number} = {{{at}, b{moved.number}, {moved.nbytes}u, 0u, 0u}};"
+        if form.outer is None:
+            yield from self.step(0, form.tilings[0], "0")
+        elif not form.fixed:
+            head = _loop(OUTER, form.outer.extent, detail.outer)
+            yield from _block(head, self.chunk(COUNT[OUTER]))
+        else:
+            extent, size = form.outer.extent, detail.outer
+            whole, rest = divmod(extent, size)
+            at = FROM[OUTER]
+            yield from _block(
+                [f"for (int32_t {at} = 0; {at} < {whole * size}; {at} += {size}) {{"], self.chunk(str(size))
+            )
+            if rest:
+                yield from _block(["{", f"    const int32_t {at} = {whole * size};"], self.chunk(str(rest)))
+        for step in self.run[len(form.tilings) :]:
+            words = step.kernel.state(step.call)
+            arguments = self.writer.arguments(step, len(self.state) if words else None)
+            self.state += words
+            yield f"/* {shown(step.call)} */"
+            yield from step.kernel.code(step.call, arguments).splitlines()
+
+    def chunk(self, count: str) -> Iterator[str]:
+        """A chunk of the outer loop."""
+        mine = [moved for moved in self.moved.values() if moved.taken.level == OUTER]
+        for moved in mine:
+            yield from moved.enter(count)
+        for k, tiling in enumerate(self.detail.form.tilings):
+            yield from self.step(k, tiling, count)
+        for moved in mine:
+            yield from moved.leave(count)
+
+    def step(self, number: int, tiling: Tiling, count: str) -> Iterator[str]:
+        """A step's part of a chunk."""
+        step = self.run[number]
+        yield f"/* {shown(step.call)} */"
+        if tiling.inner is None:
+            yield from tiling.code(step.call, self.taken(step, tiling, (count, "0"))).splitlines()
+            return
+        inner = COUNT[INNER]
+        mine = [moved for moved in self.moved.values() if moved.taken.level == INNER]
+
+        def body() -> Iterator[str]:
+            for moved in mine:
+                yield from moved.enter(inner)
+            yield from tiling.code(step.call, self.taken(step, tiling, (count, inner))).splitlines()
+            for moved in mine:
+                yield from moved.leave(inner)
+
+        yield from _block(_loop(INNER, tiling.inner.extent, self.detail.inner), body())
+
+    def taken(self, step: Step, tiling: Tiling, counts: tuple[str, str]) -> Chunk:
+        """What a tiling's code is written with."""
+
+        def parts(operands: Sequence[Tensor | None], slices: Sequence[Slice | None]) -> tuple[Part, ...]:
+            return tuple(
+                Part("", "0")
+                if t is None
+                else Part(self.writer.of(t.name), "0")
+                if s is None
+                else self.part(t, s, counts)
+                for t, s in zip(operands, slices, strict=True)
+            )
+
+        scratch = self.writer.arguments(step, None).scratch if step.scratch_bytes else ""
+        begin = (FROM[OUTER] if self.detail.form.outer is not None else "0", FROM[INNER] if tiling.inner else "0")
+        return Chunk(
+            parts(step.call.inputs, tiling.inputs), parts(step.call.outputs, tiling.outputs), begin, counts, scratch
+        )
+
+    def part(self, tensor: Tensor, taken: Slice, counts: tuple[str, str]) -> Part:
+        """Where a chunk of a tensor is."""
+        width = DTYPE_BYTES[tensor.dtype]
+        side_by_side = f"{counts[taken.level]} * {taken.unit_bytes // width}"
+        name = self.same.get(tensor.name, tensor.name)
+        layout = self.detail.layout
+        if name in layout.offsets:
+            return Part(self.writer.of(name), side_by_side)
+        name = layout.storage.get(name, name)
+        moved = self.moved.get(self.old.get(name, name))
+        if moved is not None:
+            return Part(moved.at, side_by_side)
+        extent = self.detail.form.loop(taken.level).extent
+        at = f"PO_AT({self.writer.of(name)}, (uint32_t){FROM[taken.level]} * {taken.unit_bytes}u)"
+        return Part(at, str(extent * taken.unit_bytes // width))
+
+
+def _loop(level: int, extent: int, size: int) -> list[str]:
+    """The head of a loop, and how long its chunk is."""
+    at, count = FROM[level], COUNT[level]
+    rest = f"{extent} - {at}"
+    return [
+        f"for (int32_t {at} = 0; {at} < {extent}; {at} += {size}) {{",
+        f"    const int32_t {count} = {rest} < {size} ? {rest} : {size};"
+        if extent % size
+        else f"    const int32_t {count} = {size};",
+    ]
+
+
+def _block(head: Sequence[str], body: Iterator[str]) -> Iterator[str]:
+    yield from head
+    for line in body:
+        yield f"    {line}" if line else line
+    yield "}"

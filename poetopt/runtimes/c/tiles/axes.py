@@ -1,0 +1,95 @@
+"""Tilings of kernels that treat each step along an axis alike: the kernel itself, called with fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.runtimes.c.kernel import Arguments, Call
+from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling, sliced
+
+Code = Callable[[Call, Arguments], str]
+"""A kernel's own."""
+Axes = Sequence[int | None]
+"""Of each operand in order: the axis that is cut, None for what stays whole."""
+
+
+def along(code: Code, call: Call, inputs: Axes, outputs: Axes) -> tuple[Tiling, ...]:
+    """Chunks along one axis of each operand; none where there is but one step."""
+    axis = next((a for a in outputs if a is not None), None)
+    k = next((k for k, a in enumerate(outputs) if a is not None), 0)
+    if axis is None:
+        return ()
+    extent = call.output(k).shape[axis]
+    if extent < 2:
+        return ()
+
+    def cut(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Slice | None, ...]:
+        return tuple(None if t is None or a is None else sliced(t, a) for t, a in zip(tensors, axes, strict=True))
+
+    def fewer(tensors: Sequence[Tensor | None], axes: Axes, count: int) -> tuple[Tensor | None, ...]:
+        return tuple(
+            t if t is None or a is None else replace(t, shape=(*t.shape[:a], count, *t.shape[a + 1 :]))
+            for t, a in zip(tensors, axes, strict=True)
+        )
+
+    def one(call: Call, chunk: Chunk) -> str:
+        count = int(chunk.count[OUTER])
+        cut_call = replace(call, inputs=fewer(call.inputs, inputs, count), outputs=fewer(call.outputs, outputs, count))
+        return code(cut_call, arguments_of(chunk))
+
+    return (Tiling(Loop(extent), None, cut(call.inputs, inputs), cut(call.outputs, outputs), one, fixed=True),)
+
+
+def arguments_of(chunk: Chunk) -> Arguments:
+    """A chunk as a kernel's own code takes it."""
+    return Arguments(tuple(p.at for p in chunk.inputs), tuple(p.at for p in chunk.outputs), chunk.scratch)
+
+
+def flat(code: Code, call: Call) -> tuple[Tiling, ...]:
+    """Chunks of any length of operands that have the result's elements in the same order; scalars stay whole."""
+    y = call.output()
+
+    def fits(t: Tensor | None) -> bool:
+        return t is None or t.size in (1, y.size)
+
+    if y.size < 2 or not all(map(fits, call.inputs)) or any(t is not None and t.size != y.size for t in call.outputs):
+        return ()
+
+    def cut(t: Tensor | None) -> Slice | None:
+        return Slice(OUTER, DTYPE_BYTES[t.dtype]) if t is not None and t.size == y.size else None
+
+    def one(call: Call, chunk: Chunk) -> str:
+        count = int(chunk.count[OUTER])
+
+        def fewer(t: Tensor | None) -> Tensor | None:
+            return t if t is None or t.size != y.size else replace(t, shape=(count,))
+
+        ins, outs = tuple(map(fewer, call.inputs)), tuple(map(fewer, call.outputs))
+        ins = tuple(t if t is None or t.size == count else replace(t, shape=()) for t in ins)
+        return code(replace(call, inputs=ins, outputs=outs), arguments_of(chunk))
+
+    made = Tiling(Loop(y.size), None, tuple(map(cut, call.inputs)), tuple(map(cut, call.outputs)), one, fixed=True)
+    return (made,)
+
+
+def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
+    """Tilings of an element-wise op: of any length, or along each axis of the result."""
+    y = call.output()
+    found = list(flat(code, call))
+    for axis, extent in enumerate(y.shape):
+        if extent > 1:
+            rank = len(y.shape)
+
+            def axis_of(t: Tensor | None, axis: int = axis, rank: int = rank) -> int | None:
+                own = axis - (rank - len(t.shape)) if t is not None else -1
+                return own if t is not None and own >= 0 and t.shape[own] > 1 else None
+
+            found += along(code, call, [axis_of(t) for t in call.inputs], [axis] * len(call.outputs))
+    return tuple(found)
+
+
+def leading(shape: Sequence[int], end: int) -> int | None:
+    """The first axis before `end` that has more than one step."""
+    return next((axis for axis in range(end) if shape[axis] > 1), None)

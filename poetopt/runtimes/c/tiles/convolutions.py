@@ -1,0 +1,204 @@
+"""Tilings of convolutions and their gradients: chunks of output channels, input channels, groups, and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import lcm, prod
+
+from poetopt.runtimes.c.kernel import Arguments, Call
+from poetopt.runtimes.c.kernels.geometry import Geometry, geometry
+from poetopt.runtimes.c.kernels.update import RULES, declared
+from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.tiles.matrices import PART, Ways
+from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Tiling
+from poetopt.runtimes.c.write import called
+
+# Axes: images b, groups g, output channels o and input channels c of a group, taps t, pixels of y p and of x q.
+X, W, Y = "bgcq", "goct", "bgop"
+
+
+def _part(taps: int) -> int:
+    """Of so many planes the products are summed up before they join a sum of such sums."""
+    return max(1, PART // max(1, taps))
+
+
+def _sizes(found: Geometry) -> dict[str, int]:
+    return {
+        "b": found.images, "g": found.groups, "o": found.outs, "c": found.ins, "t": prod(found.kernel),
+        "p": prod(found.out), "q": prod(found.size),
+    }  # fmt: skip
+
+
+def _pairs(found: Geometry, *pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """With several groups these alone are taken apart."""
+    return (("g", ""),) if found.groups > 1 else pairs
+
+
+def forward_tilings(call: Call) -> tuple[Tiling, ...]:
+    """x, w and bias to y."""
+    x, w, y = call.input(0), call.input(1), call.output()
+    found = geometry(call, x, w, y)
+    multiple = PART if found.pointwise else _part(prod(found.kernel))
+    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
+    ways = Ways(_sizes(found), (X, W, *rest), (Y,), "c", {"c": multiple})
+    pairs = _pairs(found, ("o", ""), ("o", "c"), ("", "c"))
+
+    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        at_x, x_apart = ways.operand(X, chunk.inputs[0], loops, chunk)
+        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_y, y_apart = ways.operand(Y, chunk.outputs[0], loops, chunk)
+        outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
+        began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "c" else "0"
+        bias = _bias(ways, loops, call, chunk, "go")
+        taps = prod(found.kernel)
+        y_at, x_at = f"y + n * {y_apart['b']} + g * {y_apart['g']}", f"x + n * {x_apart['b']} + g * {x_apart['g']}"
+        w_at, b_at = f"w + g * {found.outs * found.ins * taps}", _of_group(bias, found.outs)
+        if found.pointwise:
+            size = prod(found.out)
+            line = called(
+                "po_pointwise_image", y_at, x_at, w_at, b_at, outs, ins, size, size, size, found.ins, 1, began
+            )
+        else:
+            rows, columns = found.out
+            line = called(
+                "po_conv", y_at, x_at, w_at, b_at, outs, ins, rows, columns, rows * columns, columns, 1, *found.size,
+                *found.kernel, found.ins * taps, taps, found.kernel[1], 1, -found.before[0], found.steps[0],
+                found.taps[0], -found.before[1], found.steps[1], found.taps[1], began,
+            )  # fmt: skip
+        return _for_images(found, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
+
+    return (*ways.tilings(pairs, code), *_by_pixels(call, found, (X, W, *rest), Y, forward=True))
+
+
+def _by_pixels(
+    call: Call, found: Geometry, inputs: tuple[str | None, ...], output: str, *, forward: bool
+) -> tuple[Tiling, ...]:
+    """A product of matrices in chunks of pixels."""
+    if not found.pointwise:
+        return ()
+    same = [None if letters is None else letters.replace("q", "p") for letters in inputs]
+    out = output.replace("q", "p")
+    ways = Ways(_sizes(found), tuple(same), (out,))
+
+    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        at_x, x_apart = ways.operand(same[0] or "", chunk.inputs[0], loops, chunk)
+        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_y, y_apart = ways.operand(out, chunk.outputs[0], loops, chunk)
+        bias = _bias(ways, loops, call, chunk, "go" if forward else "gc")
+        channels = "oc" if forward else "co"
+        outs, ins = (found.outs, found.ins) if forward else (found.ins, found.outs)
+        steps = (found.ins, 1) if forward else (1, found.ins)
+        line = called(
+            "po_pointwise_image", f"y + n * {y_apart['b']}", f"x + n * {x_apart['b']}", "w",
+            "NULL" if bias == "NULL" else "c", outs, ins,
+            ways.count("p", loops, chunk), y_apart[channels[0]], x_apart[channels[1]], *steps, 0,
+        )  # fmt: skip
+        return _for_images(found, "1", (("x", at_x), ("w", at_w)), at_y, bias, line)
+
+    return ways.tilings((("p", ""),), code)
+
+
+def input_tilings(call: Call) -> tuple[Tiling, ...]:
+    """dY and w to dX, as a convolution's gradient or transposed."""
+    dy, w, dx = call.input(0), call.input(1), call.output()
+    found = geometry(call, dx, w, dy)
+    multiple = PART if found.pointwise else _phases(found)
+    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
+    ways = Ways(_sizes(found), (Y, W, *rest), (X,), "o", {"o": multiple})
+    pairs = _pairs(found, ("", "o"), ("c", "o"), ("c", ""))
+
+    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
+        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_dx, dx_apart = ways.operand(X, chunk.outputs[0], loops, chunk)
+        outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
+        began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "o" else "0"
+        bias = _bias(ways, loops, call, chunk, "gc")
+        taps = prod(found.kernel)
+        dx_at = f"y + n * {dx_apart['b']} + g * {dx_apart['g']}"
+        dy_at = f"x + n * {dy_apart['b']} + g * {dy_apart['g']}"
+        w_at, b_at = f"w + g * {found.outs * found.ins * taps}", _of_group(bias, found.ins)
+        if found.pointwise:
+            size = prod(found.out)
+            line = called(
+                "po_pointwise_image", dx_at, dy_at, w_at, b_at, ins, outs, size, size, size, 1, found.ins, began
+            )
+        else:
+            line = called(
+                "po_image_by_input", dx_at, dy_at, w_at, b_at, outs, ins, *found.out, *found.size, *found.kernel,
+                *found.steps, *found.taps, *found.before, found.ins * taps, began,
+            )  # fmt: skip
+        return _for_images(found, groups, (("x", at_dy), ("w", at_w)), at_dx, bias, line)
+
+    return (*ways.tilings(pairs, code), *_by_pixels(call, found, (Y, W, *rest), X, forward=False))
+
+
+def _phases(found: Geometry) -> int:
+    """What output channels are summed up in multiples of: of each set of taps that some rows and columns meet."""
+    (height, width), (down, right) = found.kernel, found.steps
+    counts = {
+        max(0, -(-(height - r) // down)) * max(0, -(-(width - s) // right)) for r in range(down) for s in range(right)
+    }
+    return lcm(*(_part(count) for count in counts))
+
+
+def weight_tilings(optimizer: str) -> Callable[[Call], tuple[Tiling, ...]]:
+    """dY, x, w and the optimizer's states, which are updated."""
+    states = RULES[optimizer].states
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        plain = geometry(call, call.input(1), call.output(), call.input(0))
+        found = plain
+        if plain.pointwise:  # a plane is one row
+            found = replace(plain, out=(1, prod(plain.out)), size=(1, prod(plain.size)))
+        updated = (W,) * (1 + states)
+        scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
+        ways = Ways(_sizes(found), (Y, X, *updated, *scalars), updated)
+
+        def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+            at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
+            at_x, x_apart = ways.operand(X, chunk.inputs[1], loops, chunk)
+            olds = [ways.operand(W, part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+            news = [ways.operand(W, part, loops, chunk)[0] for part in chunk.outputs]
+            outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
+            arguments = Arguments(("", "", *olds, *(p.at for p in chunk.inputs[3 + states :])), tuple(news))
+            return block(
+                *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+                called(
+                    "po_images_by_weight", "NULL", "&u", at_dy, at_x, found.images, groups, outs, ins, *found.out,
+                    *found.size, *found.kernel, *found.steps, *found.taps, *found.before, dy_apart["b"], x_apart["b"],
+                    found.ins * prod(found.kernel),
+                ),
+            )  # fmt: skip
+
+        return ways.tilings(_pairs(found, ("o", ""), ("o", "c")), code)
+
+    return tilings
+
+
+def _bias(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, letters: str) -> str:
+    """Where the bias of a chunk's first channel is; "NULL" without one."""
+    if not call.has(2):
+        return "NULL"
+    at = f"(const float *){chunk.inputs[2].at}"
+    for letter, step in ((letters[0], ways.sizes[letters[1]]), (letters[1], 1)):
+        if letter in loops:
+            at += f" + {ways.begin(letter, loops, chunk)} * {step}"
+    return at
+
+
+def _of_group(bias: str, channels: int) -> str:
+    return bias if bias == "NULL" else f"c + g * {channels}"
+
+
+def _for_images(
+    found: Geometry, groups: str, inputs: tuple[tuple[str, str], ...], output: str, bias: str, line: str
+) -> str:
+    """A call for each group of each image, with the operands x, w, c and y."""
+    operands = [f"const float *{name} = {at};" for name, at in inputs]
+    operands += [f"float *y = {output};"] + ([] if bias == "NULL" else [f"const float *c = {bias};"])
+    if " g * " in line:
+        line = f"for (int32_t g = 0; g < {groups}; ++g) {{\n    {line}\n}}"
+    inner = "\n".join(f"    {text}" for text in line.splitlines())
+    return block(*operands, f"for (int32_t n = 0; n < {found.images}; ++n) {{\n{inner}\n}}")

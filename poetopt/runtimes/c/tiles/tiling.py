@@ -1,0 +1,102 @@
+"""How a call of a kernel is taken apart: one loop or two over chunks of its operands.
+
+A tiling says which operand goes through which loop, and writes the C of one chunk. Sums keep the plain kernel's order:
+where a loop goes over what is summed up, its chunks are multiples of the parts in which the plain kernel sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.runtimes.c.kernel import Call
+
+OUTER, INNER = 0, 1
+FROM = ("po_o", "po_i")
+"""C variables: where the chunk of each loop begins."""
+COUNT = ("po_os", "po_is")
+"""And how long it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop in steps of chunks.
+
+    extent
+        What it goes over: rows, channels, ...
+    multiple
+        Chunks are multiples of it, but for the last.
+    """
+
+    extent: int
+    multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What of an operand a chunk of a loop takes.
+
+    level
+        OUTER or INNER.
+    unit_bytes
+        Of the operand, for each step of the loop.
+    pieces
+        How many runs of bytes that is, as far apart as the whole loop's bytes.
+    """
+
+    level: int
+    unit_bytes: int
+    pieces: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a chunk of an operand begins, in C, and how many elements lie between the begins of its pieces."""
+
+    at: str
+    apart: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What the code of one chunk is written with: its operands, "" for what is absent, and each loop's begin and count.
+
+    A count is a number where the tiling is `fixed`.
+    """
+
+    inputs: tuple[Part, ...]
+    outputs: tuple[Part, ...]
+    begin: tuple[str, str]
+    count: tuple[str, str]
+    scratch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A way to take a call apart.
+
+    outer, inner
+        The loops; either may be missing. What goes through the outer one may be shared with other calls of the same
+        operator.
+    inputs, outputs
+        Of each operand; None: it is whole for all chunks.
+    code
+        The C statement of one chunk.
+    fixed
+        Whether the code is written for one number of steps of the outer loop. Then pieces lie side by side.
+    """
+
+    outer: Loop | None
+    inner: Loop | None
+    inputs: tuple[Slice | None, ...]
+    outputs: tuple[Slice | None, ...]
+    code: Callable[[Call, Chunk], str]
+    fixed: bool = False
+
+
+def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> Slice:
+    """Chunks of an axis."""
+    inner = prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
+    return Slice(level, inner, prod(tensor.shape[:axis]))
