@@ -77,6 +77,7 @@ def export(
     _check_momentum(module)
     batch = _batch(torch, arguments) if dynamic_batch else None
     model = _traced(torch, module, arguments, batch, input_names, output_names)
+    _without_added_biases(model)
     _name(model, stored)
     _name_nodes(model)
     _to_training(model, module)
@@ -157,6 +158,23 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
+
+
+def _without_added_biases(model: onnx.ModelProto) -> None:
+    """Take away the zeros that the exporter gives a convolution without a bias, and the nodes that made them."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        made = makers.get(node.input[2]) if node.op_type in ("Conv", "ConvTranspose") and len(node.input) > 2 else None
+        if made is not None and made.op_type == "Expand":
+            del node.input[2]
+    outputs = {entry.name for entry in model.graph.output}
+    while True:
+        read = outputs | {name for node in model.graph.node for name in node.input}
+        dead = [node for node in model.graph.node if not read.intersection(node.output)]
+        if not dead:
+            return
+        for node in dead:
+            model.graph.node.remove(node)
 
 
 def _check_momentum(module: Any) -> None:
