@@ -79,18 +79,34 @@ class Archive(Mapping[str, "Array"]):
     def __getitem__(self, name: str) -> Array:
         with self._opened(name) as file:
             header = self._header(name, file)
+            _check_size(name, header)
             data = np.empty(header.shape, header.dtype, order=header.order)
             flat = data.reshape(-1, order="A").view(np.uint8)
             done = 0
-            while done < flat.size:
-                part = file.read(min(2**20, flat.size - done))
-                if not part:
-                    raise ValueError(f"{name!r} is cut off")
+            for part in _parts(name, header, file):
                 flat[done : done + len(part)] = np.frombuffer(part, np.uint8)
                 done += len(part)
-            if file.read(1):
-                raise ValueError(f"{name!r} has more data than its shape {list(header.shape)}")
             return data
+
+    def parts(self, name: str) -> Iterator[bytes]:
+        """The bytes of an array, in its order, piece by piece."""
+        with self._opened(name) as file:
+            yield from _parts(name, self._header(name, file), file)
+
+    def start(self, name: str) -> int | None:
+        """Where the bytes of an array begin in the file; None where they are compressed."""
+        member = self._members[name]
+        if member.compress_type != zipfile.ZIP_STORED:
+            return None
+        with self._opened(name) as file:
+            self._header(name, file)
+            raw = self._archive.fp
+            if raw is None:
+                return None
+            within = file.tell()
+            raw.seek(member.header_offset)
+            names, extra = struct.unpack("<HH", raw.read(30)[26:])
+            return member.header_offset + 30 + int(names) + int(extra) + within
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[IO[bytes]]:
@@ -121,13 +137,31 @@ class Archive(Mapping[str, "Array"]):
             raise ValueError(f"{name!r} says that its shape is {list(found.shape)}")
         if found.nbytes > self._members[name].file_size:
             raise ValueError(f"{name!r} is too short for its shape {list(found.shape)}")
-        most = allowed(ARRAY_BYTES)
-        if found.nbytes > most:
-            raise ValueError(
-                f"{name!r} has {show_bytes(found.nbytes)}, and at most {show_bytes(most)} are read "
-                "(poetopt --max-file-size SIZE COMMAND allows more)"
-            )
+        if self._members[name].compress_type != zipfile.ZIP_STORED:
+            _check_size(name, found)
         return found
+
+
+def _check_size(name: str, header: Header) -> None:
+    """Refuse what would take more memory, or more room unpacked, than is allowed."""
+    most = allowed(ARRAY_BYTES)
+    if header.nbytes > most:
+        raise ValueError(
+            f"{name!r} has {show_bytes(header.nbytes)}, and at most {show_bytes(most)} are read "
+            "(poetopt --max-file-size SIZE COMMAND allows more)"
+        )
+
+
+def _parts(name: str, header: Header, file: IO[bytes]) -> Iterator[bytes]:
+    left = header.nbytes
+    while left:
+        part = file.read(min(2**20, left))
+        if not part:
+            raise ValueError(f"{name!r} is cut off")
+        left -= len(part)
+        yield part
+    if file.read(1):
+        raise ValueError(f"{name!r} has more data than its shape {list(header.shape)}")
 
 
 @contextmanager

@@ -71,16 +71,17 @@ def load_batch(path: str | os.PathLike[str], graph: Graph | None = None, *, sets
     with opened(path) as archive:
         if graph is None:
             return dict(archive)
-        _check_names(graph, archive)
+        check_names(graph, archive)
         for name in graph.inputs:
             shape, tensor = archive.header(name).shape, graph.tensors[name]
             longer = sets and len(shape) == len(tensor.shape) > 0 and shape[1:] == tensor.shape[1:]
             if shape != tensor.shape and not (longer and shape[0] > tensor.shape[0]):
-                raise _misfit(tensor, shape)
+                raise misfit(tensor, shape)
         return {name: archive[name] for name in graph.inputs}
 
 
-def _check_names(graph: Graph, data: Mapping[str, object]) -> None:
+def check_names(graph: Graph, data: Mapping[str, object]) -> None:
+    """Raise `ModelError` where `data` lacks an input of `graph`."""
     if missing := [name for name in graph.inputs if name not in data]:
         wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
         given = ", ".join(f"{name!r}{_form(data, name)}" for name in sorted(data)[:_SHOWN]) or "nothing"
@@ -88,7 +89,8 @@ def _check_names(graph: Graph, data: Mapping[str, object]) -> None:
         raise ModelError(f"the data lacks {wanted}; it has {given}. Name the arrays so: numpy.savez(path, {renamed})")
 
 
-def _misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
+def misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
+    """What to raise for data of a shape that an input can't have."""
     return ModelError(f"the data's {tensor.name!r} has shape {list(shape)}; it must be {_described(tensor)}")
 
 
@@ -100,12 +102,12 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
 
     Raises `ModelError` naming what is missing, or the input whose shape, type or range of values is wrong.
     """
-    _check_names(graph, data)
+    check_names(graph, data)
     batch: dict[str, Array] = {}
     for name in graph.inputs:
         tensor, array = graph.tensors[name], _array(name, data[name])
         if array.shape != tensor.shape:
-            raise _misfit(tensor, array.shape)
+            raise misfit(tensor, array.shape)
         dtype = numpy_dtype(tensor.dtype)
         if array.dtype != dtype:
             target = isinstance(graph, TrainingGraph) and name in graph.added_inputs and "float" in tensor.dtype
@@ -116,9 +118,7 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
                     f"convert it with .astype({tensor.dtype!r})"
                 )
         array = array.astype(dtype, copy=False)
-        _check_range(graph, name, array)
-        if name in _truths(graph):
-            _check_truths(name, array)
+        check_values(graph, name, array)
         batch[name] = aligned_copy(array)
     return batch
 
@@ -146,8 +146,13 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.name!r} ({tensor.dtype}, shape {list(tensor.shape)})"
 
 
-def _check_range(graph: Graph, name: str, array: Array) -> None:
-    """Labels and indices must be within what they choose from."""
+def check_values(graph: Graph, name: str, array: Array) -> None:
+    """Labels, indices, lengths and the target of bce must be within what they choose from, however many they are.
+
+    Raises `ModelError` for one that isn't.
+    """
+    if name in _truths(graph):
+        _check_truths(name, array)
     steps = _steps(graph, name)
     if steps is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) <= steps:
         raise ModelError(f"the data's {name!r} holds lengths of sequences, which must lie in 0..{steps}")

@@ -1,0 +1,63 @@
+"""What is trained on: rows of arrays in memory or in files, of which a batch at a time is read.
+
+| data | what it is |
+|---|---|
+| arrays by input name | in memory |
+| `FILE.npz` | arrays by input name; read in place where `numpy.savez` wrote it, unpacked once where it is compressed |
+| a folder of `.npz` files | the rows of one after the other, in the order of their names |
+| `FILE.csv` | a table with a line of names: see `poetopt.training.data.table` |
+| a folder of folders of images | a class each, numbered in the order of their names |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from poetopt.errors import ModelError
+from poetopt.graph import TrainingGraph
+from poetopt.training.data.arrays import of_arrays
+from poetopt.training.data.contract import DataSet
+
+__all__ = ["DataSet", "open_data"]
+
+
+def open_data(
+    data: Mapping[str, object] | str | os.PathLike[str], graph: TrainingGraph, workdir: Path | None = None
+) -> DataSet:
+    """The rows of `data` for the inputs of `graph`.
+
+    workdir
+        Where what is packed is unpacked to, in files without a name; by default the system's temporary folder.
+
+    Raises `ModelError` for what can't be read, or has other names, shapes or types than the graph's inputs.
+    """
+    if isinstance(data, Mapping):
+        return of_arrays(graph, data)
+    path = Path(data)
+    if path.is_dir():
+        return _of_folder(path, graph, workdir)
+    if path.suffix.lower() == ".csv":
+        from poetopt.training.data.table import of_table
+
+        return of_table(graph, path, workdir)
+    from poetopt.training.data.archive import of_archive
+
+    return of_archive(graph, path, workdir)
+
+
+def _of_folder(folder: Path, graph: TrainingGraph, workdir: Path | None) -> DataSet:
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    except OSError as error:
+        raise ModelError(f"can't read the folder {folder}: {error.strerror or error}") from error
+    shards = [folder / name for name in names if name.endswith(".npz")]
+    if shards:
+        from poetopt.training.data.archive import of_archive
+        from poetopt.training.data.shards import Shards
+
+        return Shards(str(folder), [of_archive(graph, shard, workdir, part=True) for shard in shards])
+    from poetopt.training.data.images import of_images
+
+    return of_images(graph, folder, [folder / name for name in names if (folder / name).is_dir()])

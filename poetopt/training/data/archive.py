@@ -1,0 +1,44 @@
+"""Rows of an `.npz` file: read where they lie in it, or unpacked once where they are compressed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poetopt.backends.ort.archive import Archive, opened
+from poetopt.errors import ModelError
+from poetopt.graph import TrainingGraph
+from poetopt.training.data.arrays import Columns, which_are_rows
+from poetopt.training.data.columns import Column, InFile, InMemory, unpacked
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+def of_archive(graph: TrainingGraph, path: Path, workdir: Path | None = None, *, part: bool = False) -> Columns:
+    """The rows of an `.npz` file.
+
+    part
+        Whether other files have more rows; then nothing in it may be alike in every batch.
+
+    Raises ModelError for a file that can't be read, or arrays that fit no input.
+    """
+    shown = str(path)
+    with opened(path) as archive:
+        headers = {name: archive.header(name) for name in graph.inputs if name in archive}
+        shapes = {name: (header.shape, header.dtype) for name, header in headers.items()}
+        rows, same = which_are_rows(graph, shown, archive, shapes)
+        if part and same:
+            raise ModelError(f"{shown}: {same[0]!r} has no row for each sample; in a folder of files each array has")
+        columns = {name: _column(archive, name, shown, workdir) for name in rows}
+        fixed: dict[str, Array] = {name: archive[name] for name in same}
+    return Columns(graph, shown, columns, fixed)
+
+
+def _column(archive: Archive, name: str, shown: str, workdir: Path | None) -> Column:
+    header = archive.header(name)
+    if header.order == "F" and len(header.shape) > 1:
+        return InMemory(archive[name])
+    start = archive.start(name)
+    file = None if start is not None else unpacked(archive.parts(name), f"{name!r} of {shown}", workdir)
+    return InFile(shown, start or 0, header.shape[0], header.shape[1:], header.dtype, file)

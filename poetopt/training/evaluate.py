@@ -1,0 +1,206 @@
+"""Loss and accuracy of the network as it is, on rows that nothing is learned from.
+
+The forward operators of the step run one node after another, and each tensor goes when nothing reads it any more:
+nothing is kept for a backward pass, so that this takes less than a step does. BatchNormalization takes its running
+statistics, Dropout passes on what it reads. The loss is a sum in float64 over the rows, of the tensor that the step's
+loss reads; so rows that fill up the last batch don't count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+_SUMMING = frozenset({"Mul", "ReduceSum"})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What rows showed.
+
+    rows
+        How many counted.
+    loss
+        The mean over them.
+    accuracy
+        The share of labels (cross-entropy), or of outputs on the right side (bce), that are right; None for other
+        losses.
+    """
+
+    rows: int
+    loss: float
+    accuracy: float | None
+
+
+class Evaluator:
+    """The forward pass of a step, in the way of inference.
+
+    given
+        Parameters, statistics and constants by name, fetched when a node reads them.
+    """
+
+    def __init__(self, graph: TrainingGraph, given: Mapping[str, Array]) -> None:
+        self.graph = graph
+        self.kind = graph.loss_kind
+        self.batch = min(
+            (graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape), default=1
+        )
+        nodes = inference(graph)
+        self._read = _reads(graph, nodes)
+        kept = tuple(dict.fromkeys(self._read or (graph.loss,)))
+        nodes = _needed(nodes, kept)
+        made = {name for node in nodes for name in node.outputs}
+        operators = tuple(
+            Operator(
+                node.name or node.outputs[0], node.op_type, (node,), tuple(filter(None, node.inputs)), node.outputs
+            )
+            for node in nodes
+        )
+        forward = replace(graph, operators=operators)
+        self._inputs = tuple(name for name in kept if name not in made)
+        self._run = NodeByNode(forward, Sessions(forward), given, kept)
+        first = graph.tensors[self._read[0]].shape[:1] if self._read else ()
+        self.pads = bool(first) and self.kind != "none" and first[0] % self.batch == 0
+
+    def begin(self) -> _Sums:
+        """Sums of nothing so far."""
+        return _Sums()
+
+    def add(self, sums: _Sums, batch: Mapping[str, Array], rows: int) -> None:
+        """Count the first `rows` rows of a batch. Raises ExecutionError where a kernel fails."""
+        found = self._run.run(batch)
+        if not self._read:
+            sums.add(rows, float(found[self.graph.loss].reshape(-1)[0]) * rows, None, 0)
+            return
+        scores, wanted = (np.asarray(found[name]) for name in self._read)
+        part = scores.shape[0] * rows // self.batch
+        each, right = _LOSSES[self.kind](scores[:part].astype(np.float64), wanted[:part])
+        count = each.size
+        sums.add(rows, float(each.sum()) / max(1, count) * rows, right, count)
+
+
+class _Sums:
+    """What evaluating has counted so far."""
+
+    def __init__(self) -> None:
+        self.rows, self.loss, self.right, self.judged = 0, 0.0, 0, 0
+
+    def add(self, rows: int, loss: float, right: int | None, judged: int) -> None:
+        self.rows += rows
+        self.loss += loss
+        if right is not None:
+            self.right += right
+            self.judged += judged
+
+    def result(self) -> Evaluation:
+        accuracy = self.right / self.judged if self.judged else None
+        return Evaluation(self.rows, self.loss / max(1, self.rows), accuracy)
+
+
+def _cross_entropy(scores: Any, labels: Any) -> tuple[Any, int | None]:
+    """Of scores [rows, classes, ...] at labels [rows, ...]."""
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    each = -np.take_along_axis(log_prob, np.expand_dims(labels.astype(np.int64), 1), 1)
+    return each, int((scores.argmax(axis=1) == labels).sum())
+
+
+def _binary(logits: Any, target: Any) -> tuple[Any, int | None]:
+    each = np.logaddexp(0.0, logits) - logits * target
+    return each, int(((logits > 0) == (np.asarray(target) > 0.5)).sum())
+
+
+def _squares(output: Any, target: Any) -> tuple[Any, int | None]:
+    return (output - target) ** 2, None
+
+
+_LOSSES = {"cross-entropy": _cross_entropy, "bce": _binary, "mse": _squares}
+
+
+def _reads(graph: TrainingGraph, nodes: tuple[Node, ...]) -> tuple[str, str] | None:
+    """The tensors that the loss compares: scores and labels, or output and target. None of a loss of the model's."""
+    producers = {name: node for node in nodes for name in node.outputs}
+    if graph.loss_kind not in _LOSSES:
+        return None
+    node = producers[graph.loss]
+    if graph.loss_kind == "cross-entropy":
+        scores = node.inputs[0]
+        if node.op_type == "NegativeLogLikelihoodLoss":
+            scores = producers[scores].inputs[0]
+        return scores, node.inputs[1]
+    while node.op_type in _SUMMING or node.op_type in VIEW_OPS:
+        before = producers[node.inputs[0]]
+        if graph.loss_kind == "mse" and node.op_type == "Mul" and node.inputs[0] == node.inputs[1]:
+            return before.inputs[0], before.inputs[1]
+        node = before
+    return next(
+        (product.inputs[0], product.inputs[1]) for product in (producers[node.inputs[1]],) if product.op_type == "Mul"
+    )
+
+
+def inference(graph: TrainingGraph) -> tuple[Node, ...]:
+    """The forward nodes of a step, the loss included, as they are in inference."""
+    nodes = [node for operator in graph.operators if not operator.backward for node in operator.nodes]
+    producers = {name: node for node in nodes for name in node.outputs}
+    statistics = _statistics(graph, nodes, producers)
+    found: list[Node] = []
+    for node in nodes:
+        if node.op_type == "BatchNormalization" and node.attributes.get("training_mode", 0) and not node.domain:
+            running = tuple(statistics.get(name, "") for name in node.outputs[1:3])
+            if all(running):
+                attributes = {**node.attributes, "training_mode": 0}
+                node = replace(
+                    node, inputs=(*node.inputs[:3], *running), outputs=node.outputs[:1], attributes=attributes
+                )
+        elif node.op_type == "Mul" and _drops(node, producers):
+            inner = producers[node.inputs[0]]
+            node = Node("Identity", (inner.inputs[0],), node.outputs, name=node.name)
+        found.append(node)
+    return tuple(found)
+
+
+def _statistics(graph: TrainingGraph, nodes: list[Node], producers: Mapping[str, Node]) -> Mapping[str, str]:
+    """For the mean or variance of a batch, the running statistic that it is mixed into."""
+    changing = {*graph.carried}
+    found: dict[str, str] = {}
+    for node in nodes:
+        if node.op_type != "Add" or len(node.inputs) != 2:
+            continue
+        kept, fresh = (producers.get(name) for name in node.inputs)
+        if (
+            kept is not None
+            and fresh is not None
+            and kept.op_type == fresh.op_type == "Mul"
+            and kept.inputs[0] in changing
+        ):
+            found[fresh.inputs[0]] = kept.inputs[0]
+    return found
+
+
+def _drops(node: Node, producers: Mapping[str, Node]) -> bool:
+    """Whether it is the product with a Dropout's mask: (x factor) mask."""
+    inner, mask = (producers.get(name) for name in node.inputs)
+    while mask is not None and mask.op_type == "Cast":
+        mask = producers.get(mask.inputs[0])
+    drawn = None if mask is None or mask.op_type != "GreaterOrEqual" else producers.get(mask.inputs[0])
+    return drawn is not None and drawn.op_type == "RandomUniform" and inner is not None and inner.op_type == "Mul"
+
+
+def _needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]:
+    names = set(wanted)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if names.intersection(node.outputs):
+            kept.append(node)
+            names.update(node.inputs)
+    return tuple(reversed(kept))

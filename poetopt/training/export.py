@@ -1,0 +1,125 @@
+"""The trained network: the original file with other numbers in its parameters and running statistics, all else alike.
+
+Where the bytes of all of them lie in the file itself, they are written over in a copy of it, one tensor after the
+other: what isn't trained is the same byte by byte, and no two tensors need be in memory. Otherwise the structure is
+read and written anew (`poetopt.training.initializers`); data in files of its own is copied to files beside the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from poetopt.errors import ModelError
+from poetopt.files import replacing
+from poetopt.frontends.external import opened, real_folder
+from poetopt.graph import Tensor
+from poetopt.training.initializers import External, external_data, put
+from poetopt.training.wire import Span, tensor_spans
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+TIED_BYTES = 64
+"""A tensor as small as this may equal another by chance."""
+
+
+def export(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    values: Mapping[str, Array],
+    out: str | os.PathLike[str],
+    *,
+    known: Mapping[str, Tensor],
+    allow_symlinks: bool = False,
+) -> None:
+    """Write the network `source` to `out` with `values` in place of its own, whole or not at all.
+
+    source
+        A file, or a model in memory, which is not changed.
+    values
+        Parameters and running statistics by name.
+    known
+        All tensors that the network was read with: an initializer of the file that is none of them may be a copy of a
+        parameter, and then gets its values, in its own order of axes.
+
+    Raises ModelError where the file can't be read, or has no place for one of the values; OutputError where `out` can't
+    be written.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        put(model, values, known, lambda found: _no_file(found.name))
+        with replacing(out) as place:
+            place.write_bytes(model.SerializeToString())
+        return
+    path = Path(source)
+    spans = _spans(path)
+    sizes = {known[name].nbytes for name in values}
+    tied = [name for name, span in spans.items() if name not in known and TIED_BYTES < span.nbytes in sizes]
+    if all(name in spans for name in values) and not tied:
+        with open(path, "rb") as file, replacing(out) as place, open(place, "r+b") as made:
+            shutil.copyfileobj(file, made)
+            for name, value in values.items():
+                _write(made, spans[name], value, name)
+        return
+    _anew(path, values, Path(out), known, allow_symlinks=allow_symlinks)
+
+
+def _spans(path: Path) -> Mapping[str, Span]:
+    try:
+        with open(path, "rb") as file:
+            return tensor_spans(file)
+    except OSError as error:
+        raise ModelError(
+            f"can't read {path}: {error.strerror or error}; the trained network is this file with other numbers"
+        ) from error
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _anew(
+    path: Path, values: Mapping[str, Array], out: Path, known: Mapping[str, Tensor], *, allow_symlinks: bool
+) -> None:
+    model = onnx.load(os.fspath(path), load_external_data=False)
+    folder = real_folder(path.parent)
+    data = external_data(model)
+
+    def read(found: External) -> bytes:
+        with opened(f"{path}: {found.name!r}", folder, found.location, allow_symlinks=allow_symlinks) as file:
+            file.seek(found.offset)
+            return file.read() if found.nbytes is None else file.read(found.nbytes)
+
+    left = put(model, values, known, read)
+    for number, location in enumerate(dict.fromkeys(found.location for found in data.values()), 1):
+        name = f"{out.name}.data" if number == 1 else f"{out.name}.{number}.data"
+        with (
+            opened(str(path), folder, location, allow_symlinks=allow_symlinks) as file,
+            replacing(out.parent / name) as place,
+            open(place, "r+b") as made,
+        ):
+            shutil.copyfileobj(file, made)
+            for tensor, value in left.items():
+                if data[tensor].location == location:
+                    _write(made, Span(data[tensor].offset, value.nbytes), value, tensor)
+        for found in data.values():
+            if found.location == location:
+                found.rename(name)
+    with replacing(out) as place:
+        place.write_bytes(model.SerializeToString())
+
+
+def _write(file: IO[bytes], span: Span, value: Array, name: str) -> None:
+    if value.nbytes != span.nbytes:
+        raise ModelError(f"{name!r} has {value.nbytes} B, and {span.nbytes} in the file; it is another network's")
+    file.seek(span.start)
+    file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+
+
+def _no_file(name: str) -> bytes:
+    raise ModelError(f"the data of {name!r} is in a file beside the model; give the model by its path")
