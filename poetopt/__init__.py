@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from poetopt.api.on_device import emit, execute_on, train_on
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
+    from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
     from poetopt.comparison.goals import front, lexicographic
     from poetopt.comparison.interface import compare, pareto
@@ -64,6 +65,7 @@ __all__ = [
     "Problem",
     "Report",
     "Tensor",
+    "Trainer",
     "Training",
     "TrainingFile",
     "TrainingGraph",
@@ -128,6 +130,7 @@ _HOMES = {
     "Problem": "poetopt.problem",
     "Report": "poetopt.report.report",
     "Tensor": "poetopt.graph",
+    "Trainer": "poetopt.api.trainer",
     "Training": "poetopt.api",
     "TrainingFile": "poetopt.api",
     "TrainingGraph": "poetopt.graph",

@@ -23,6 +23,7 @@ from poetopt.commands.plans import emit, run, show, verify
 from poetopt.commands.profile import profile
 from poetopt.commands.solve import solve
 from poetopt.commands.sweep import sweep
+from poetopt.commands.train import train
 from poetopt.console import complain, guarded, own_the_process, say
 from poetopt.errors import OptionError
 from poetopt.version import __version__
@@ -38,6 +39,7 @@ app = typer.Typer(
 
 app.command(short_help="Find the schedule of least energy.")(solve)
 app.command(short_help="Execute a plan and check its gradients, or train with it.")(run)
+app.command(short_help="Train for epochs by a plan, and write the trained network.")(train)
 app.command(short_help="Write a plan as C for a microcontroller.")(emit)
 app.command(short_help="Check a plan again, and its proof.")(verify)
 app.command(short_help="Show a plan as a page, a picture, a text or a trace.")(show)

@@ -219,7 +219,7 @@ def _stopped() -> int:
     """Tell of the signal that ended the command; its exit code."""
     interrupts.deafen()  # a second one must not cut the message off
     number = interrupts.came() or signal.SIGINT
-    complain(interrupts.WORDS[number])
+    complain(interrupts.words(number))
     return interrupts.CODES[number]
 
 

@@ -29,13 +29,14 @@ SAME_S = 0.5
 class _Mark:  # no dataclass: what they need to be made takes longer than all else here
     """first: the signal that came first. at_s: when. held: whether it only leaves its mark, as an answer is in hand.
 
-    terminals: which of stdout and stderr were one at the start.
+    terminals: which of stdout and stderr were one at the start. kept: what to tell of what was kept.
     """
 
     first: signal.Signals | None = None
     at_s: float = 0.0
     held: bool = False
     terminals: tuple[int, ...] = ()
+    kept: str = ""
 
 
 _mark = _Mark()
@@ -90,6 +91,16 @@ def let_go() -> None:
     """Something long follows that an interrupt is to end again; one that came since `hold` does so now."""
     _mark.held = False
     check()
+
+
+def add(kept: str) -> None:
+    """What the message of the interrupt is to tell besides: where to go on."""
+    _mark.kept = kept
+
+
+def words(number: signal.Signals) -> str:
+    """The message of an interrupt."""
+    return f"{WORDS[number]}; {_mark.kept}" if _mark.kept else WORDS[number]
 
 
 def deafen() -> None:

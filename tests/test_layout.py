@@ -51,6 +51,7 @@ LAYERS = (
     ("formulations", "plan"),
     ("step",),
     ("backends",),
+    ("training",),
     ("heuristics", "branching"),
     ("engine",),
     ("exchange", "diagnosis"),

@@ -43,7 +43,6 @@ class Carried:
         offsets = input_offsets(plan)
         self.in_ram: dict[str, Array] = {}
         self._stored: list[str] = []
-        self._updated = {held.name for held in tensors if held.updated}
         self.used: Mapping[str, tuple[int, ...]] = {}
         for i, held in enumerate(tensors):
             if held.name not in self.first:
@@ -105,7 +104,7 @@ class Carried:
         if name in self.in_ram:
             return self.in_ram[name]
         found = np.array(self.first[name], order="C")
-        if name in self._updated:
+        if name in self._stored:
             self._pages.read(name, _bytes(found))
         return found
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poetopt.backends.ort.batch import check_batch
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
@@ -71,6 +72,10 @@ class Evaluator:
         self._run = NodeByNode(forward, Sessions(forward), given, kept)
         first = graph.tensors[self._read[0]].shape[:1] if self._read else ()
         self.pads = bool(first) and self.kind != "none" and first[0] % self.batch == 0
+
+    def checked(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
+        """A batch as the graph reads it. Raises ModelError where it doesn't fit."""
+        return check_batch(self.graph, batch)
 
     def begin(self) -> _Sums:
         """Sums of nothing so far."""

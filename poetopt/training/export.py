@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -32,6 +32,7 @@ TIED_BYTES = 64
 
 def export(
     source: str | os.PathLike[str] | onnx.ModelProto,
+    names: Sequence[str],
     values: Mapping[str, Array],
     out: str | os.PathLike[str],
     *,
@@ -42,8 +43,8 @@ def export(
 
     source
         A file, or a model in memory, which is not changed.
-    values
-        Parameters and running statistics by name.
+    names, values
+        Of the parameters and running statistics; each value is asked for when it is written.
     known
         All tensors that the network was read with: an initializer of the file that is none of them may be a copy of a
         parameter, and then gets its values, in its own order of axes.
@@ -54,21 +55,21 @@ def export(
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
-        put(model, values, known, lambda found: _no_file(found.name))
+        put(model, names, values, known, lambda found: _no_file(found.name))
         with replacing(out) as place:
             place.write_bytes(model.SerializeToString())
         return
     path = Path(source)
     spans = _spans(path)
-    sizes = {known[name].nbytes for name in values}
+    sizes = {known[name].nbytes for name in names}
     tied = [name for name, span in spans.items() if name not in known and TIED_BYTES < span.nbytes in sizes]
-    if all(name in spans for name in values) and not tied:
+    if all(name in spans for name in names) and not tied:
         with open(path, "rb") as file, replacing(out) as place, open(place, "r+b") as made:
             shutil.copyfileobj(file, made)
-            for name, value in values.items():
-                _write(made, spans[name], value, name)
+            for name in names:
+                _write(made, spans[name], values[name], name)
         return
-    _anew(path, values, Path(out), known, allow_symlinks=allow_symlinks)
+    _anew(path, names, values, Path(out), known, allow_symlinks=allow_symlinks)
 
 
 def _spans(path: Path) -> Mapping[str, Span]:
@@ -84,7 +85,13 @@ def _spans(path: Path) -> Mapping[str, Span]:
 
 
 def _anew(
-    path: Path, values: Mapping[str, Array], out: Path, known: Mapping[str, Tensor], *, allow_symlinks: bool
+    path: Path,
+    names: Sequence[str],
+    values: Mapping[str, Array],
+    out: Path,
+    known: Mapping[str, Tensor],
+    *,
+    allow_symlinks: bool,
 ) -> None:
     model = onnx.load(os.fspath(path), load_external_data=False)
     folder = real_folder(path.parent)
@@ -95,7 +102,7 @@ def _anew(
             file.seek(found.offset)
             return file.read() if found.nbytes is None else file.read(found.nbytes)
 
-    left = put(model, values, known, read)
+    left = put(model, names, values, known, read)
     for number, location in enumerate(dict.fromkeys(found.location for found in data.values()), 1):
         name = f"{out.name}.data" if number == 1 else f"{out.name}.{number}.data"
         with (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -55,7 +55,11 @@ def external_data(model: ModelProto) -> dict[str, External]:
 
 
 def put(
-    model: ModelProto, values: Mapping[str, Array], known: Mapping[str, Tensor], read: Callable[[External], bytes]
+    model: ModelProto,
+    names: Sequence[str],
+    values: Mapping[str, Array],
+    known: Mapping[str, Tensor],
+    read: Callable[[External], bytes],
 ) -> dict[str, Array]:
     """Put `values` into `model`; those that are left are in files of their own.
 
@@ -69,8 +73,9 @@ def put(
     protos = {proto.name: proto for proto in model.graph.initializer}
     outside = external_data(model)
     left: dict[str, Array] = {}
-    copies = _copies(protos, outside, values, known, read)
-    for name, value in values.items():
+    copies = _copies(protos, outside, names, known, read)
+    for name in names:
+        value = values[name]
         for copy, order in [(name, None), *copies.get(name, ())]:
             array = value if order is None else _turned(value, order, tuple(protos[copy].dims))
             if copy in outside:
@@ -84,7 +89,7 @@ def put(
 
 def _fill(proto: TensorProto, value: Array) -> None:
     for field in _TYPED:
-        proto.ClearField(field)  # type: ignore[arg-type]
+        proto.ClearField(field)
     proto.raw_data = np.ascontiguousarray(value).tobytes()
 
 
@@ -126,7 +131,7 @@ def _named_apart(nodes: object, name: str) -> bool:
 def _copies(
     protos: Mapping[str, TensorProto],
     outside: Mapping[str, External],
-    values: Mapping[str, Array],
+    names: Sequence[str],
     known: Mapping[str, Tensor],
     read: Callable[[External], bytes],
 ) -> Mapping[str, list[tuple[str, tuple[int, ...]]]]:
@@ -142,15 +147,15 @@ def _copies(
         flat = np.frombuffer(read(outside[name]), known[name].dtype if name in known else dtypes[proto.data_type])
         return flat.reshape(tuple(proto.dims))
 
-    dtypes = {elem_type(known[name].dtype): np.dtype(known[name].dtype) for name in values if name in protos}
-    sizes = {(elem_type(known[name].dtype), known[name].size) for name in values if name in protos}
+    dtypes = {elem_type(known[name].dtype): np.dtype(known[name].dtype) for name in names if name in protos}
+    sizes = {(elem_type(known[name].dtype), known[name].size) for name in names if name in protos}
     found: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, proto in protos.items():
         size = int(np.prod(list(proto.dims), dtype=np.int64))
         if name in known or (proto.data_type, size) not in sizes:
             continue
         copy = first(name)
-        for root in values:
+        for root in names:
             if root in protos and protos[root].data_type == proto.data_type and known[root].size == size:
                 order = _order(first(root), copy)
                 if order is not None:

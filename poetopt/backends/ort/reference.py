@@ -6,6 +6,7 @@ memory that onnxruntime allocates and that goes when nobody holds it; and the wh
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ class NodeByNode:
     """The training graph run one node after another; every value is a numpy array of its own.
 
     given
-        Parameters and constants, by name.
+        Parameters and constants, by name; each is asked for when a node reads it.
     kept
         The tensors to return.
     """
@@ -82,7 +83,7 @@ class NodeByNode:
 
     def run(self, batch: Batch) -> Results:
         """One step; the tensors to keep, by name. Raises `ExecutionError` where a kernel fails."""
-        values: dict[str, Array] = {**self.given, **batch}
+        values: ChainMap[str, Array] = ChainMap(dict(batch), self.given)  # type: ignore[arg-type]
         tensors = self.graph.tensors
         for step in self._steps:
             if step.session is None:

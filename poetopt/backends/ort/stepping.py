@@ -145,7 +145,11 @@ class ScheduledStep:
         In RAM it is a read-only view, until the next step; on storage it is read into a copy, one by one. Of tables of
         which a step has rows, all rows. Together with `taken` they are all that the next step depends on.
         """
-        return _Values(self)
+        return _Values(self, self.names)
+
+    def given(self) -> Mapping[str, Array]:
+        """All that a step reads beside its batch, constants too, fetched as in `values`."""
+        return _Values(self, tuple(dict.fromkeys((*self._given, *self.program.carried.first))))
 
     def load(self, values: Mapping[str, Array], taken: int | None = None) -> None:
         """Go on from these values; what is not in them stays as it is.
@@ -215,19 +219,23 @@ class ScheduledStep:
 class _Values(Mapping[str, "Array"]):
     """See `ScheduledStep.values`."""
 
-    def __init__(self, step: ScheduledStep) -> None:
+    def __init__(self, step: ScheduledStep, names: tuple[str, ...]) -> None:
         self._step = step
+        self._names = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._step.names:
+        if name not in self._names:
             raise KeyError(name)
         return self._step._value(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._step.names)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._step.names)
+        return len(self._names)
 
 
 def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str, Array]) -> Region:

@@ -193,18 +193,25 @@ class Batches:
 
 
 class Momentum:
-    """Stochastic gradient descent in place: v = m v + g, p = p - lr v (without momentum, v is g)."""
+    """Stochastic gradient descent in place: v = m v + g + w p, p = p - lr v (without momentum, v is g + w p).
 
-    def __init__(self, parameters: Mapping[str, Array], lr: float, momentum: float) -> None:
+    velocity
+        v of each parameter, where there is momentum.
+    """
+
+    def __init__(self, parameters: Mapping[str, Array], lr: float, momentum: float, weight_decay: float = 0.0) -> None:
         self.parameters = parameters
         self.lr = lr
         self.momentum = momentum
-        self._velocity = {name: np.zeros_like(p) for name, p in parameters.items()} if momentum else {}
+        self.weight_decay = weight_decay
+        self.velocity: Mapping[str, Array] = (
+            {name: np.zeros_like(p) for name, p in parameters.items()} if momentum else {}
+        )
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state."""
-        return sum(velocity.nbytes for velocity in self._velocity.values())
+        return sum(velocity.nbytes for velocity in self.velocity.values())
 
     def step(self, gradients: Mapping[str, Array]) -> None:
         """Update every parameter with its gradient."""
@@ -212,10 +219,12 @@ class Momentum:
             # Of any floating type, for which numpy's own annotations have no arithmetic in place.
             p: Any = parameter.reshape(-1)
             g: Any = gradients[name].reshape(-1)
-            v: Any = self._velocity[name].reshape(-1) if self.momentum else None
+            v: Any = self.velocity[name].reshape(-1) if self.momentum else None
             for start in range(0, p.size, SLICE):
                 part = slice(start, start + SLICE)
                 change = g[part]
+                if self.weight_decay:
+                    change = change + p[part] * p.dtype.type(self.weight_decay)
                 if v is not None:
                     v[part] *= p.dtype.type(self.momentum)
                     v[part] += change

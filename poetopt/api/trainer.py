@@ -1,0 +1,249 @@
+"""Training for epochs with a plan, in Python: `Trainer`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
+from poetopt.errors import OptionError, PlanError
+from poetopt.telling import paced, telling
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.graph import Array
+    from poetopt.plan.codec import PlanFile
+    from poetopt.plan.instructions import Plan
+    from poetopt.report.report import Report
+    from poetopt.telling import Told
+    from poetopt.training.evaluate import Evaluation
+    from poetopt.training.result import Position, Trained
+    from poetopt.training.source import Data
+    from poetopt.training.update import Optimizer
+
+
+class Trainer:
+    """Trains a network by a plan, with nothing beside the schedule; a context manager.
+
+        report = po.solve(po.load("net.onnx").differentiate(optimizer="adam").cost("a72"), ram="60%")
+        with po.Trainer(report, lr=1e-3) as trainer:
+            trainer.fit({"input": x, "labels": y}, epochs=3, validate={"input": x_test, "labels": y_test})
+            trainer.export("trained.onnx")
+
+    plan
+        A plan, what `solve` or `load_plan` gave, or a plan file's path.
+    model
+        The network that `export` writes anew; with a plan file's path also the one whose weights training begins with.
+        By default the plan's own.
+    lr, momentum, weight_decay, hyperparameters
+        Of the plan's optimizer; the others (`beta1`, `eps`, ...) by their names. What isn't given has its default.
+        Where the plan's step ends with gradients, they are those of descent with momentum.
+    lr_schedule
+        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`.
+    optimizer
+        For a plan whose step ends with gradients: an optimizer of one's own, called with parameters and gradients by
+        name, which updates the parameters in place. If it has `states`, arrays by name that it writes in place, they
+        are part of checkpoints.
+    accumulate, clip_norm
+        For such a plan: sum the gradients of so many steps before an update, and bound the norm of all of them.
+    seed
+        Of the order of batches.
+    workdir
+        Where paged tensors lie, and data that must be unpacked; by default the system's temporary folder.
+    told, progress
+        As for `execute`.
+
+    Raises OptionError for what the plan's step can't do, PlanError for a plan that can't be executed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | PlanFile | Report | str | os.PathLike[str],
+        *,
+        model: str | os.PathLike[str] | onnx.ModelProto | None = None,
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        hyperparameters: Mapping[str, float] | None = None,
+        lr_schedule: str = "constant",
+        optimizer: Optimizer | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        workdir: str | os.PathLike[str] | None = None,
+        threads: int = 1,
+        told: Told | None = None,
+        progress: bool = False,
+    ) -> None:
+        from poetopt.training.learner import Learner
+        from poetopt.training.rates import parse_schedule
+
+        if seed < 0:
+            raise OptionError(f"--seed {seed}: must be 0 or more")
+        self.seed, self.lr_schedule, self._schedule = seed, lr_schedule, parse_schedule(lr_schedule)
+        self._told = told or telling(progress)
+        path = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
+        found = load_plan(plan, model=model) if path else read_plan(plan)  # type: ignore[arg-type]
+        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **(hyperparameters or {})}
+        self.plan = plan_in(found)
+        graph = self.plan.problem.graph
+        self._model = model if model is not None else graph.source if graph is not None else ""
+        self._learner = Learner(
+            self.plan,
+            {name: float(value) for name, value in said.items() if value is not None},
+            ram_bytes=budget_of(found),
+            optimizer=optimizer,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            workdir=None if workdir is None else Path(workdir),
+            threads=threads,
+            told=self._told,
+        )
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """Those of the steps that follow, by name; they may be changed."""
+        return self._learner.hyperparameters
+
+    @property
+    def taken(self) -> int:
+        """How many steps were taken."""
+        return self._learner.step.taken
+
+    @property
+    def gradients(self) -> Mapping[str, Array]:
+        """Of the last step, by parameter, where the plan's step ends with them. Views, until the next step."""
+        return self._learner.step.gradients
+
+    @property
+    def parameters(self) -> Mapping[str, Array]:
+        """Of such a step: views, to be updated in place."""
+        return self._learner.step.parameters
+
+    def values(self) -> Mapping[str, Array]:
+        """Parameters, running statistics and optimizer states by name, fetched when they are asked for. Read-only."""
+        return self._learner.step.values()
+
+    def step(self, batch: Mapping[str, object], *, lr: float | None = None) -> float:
+        """Take one step, the update included; the batch's loss before it.
+
+        Raises ModelError for a batch that doesn't fit, ExecutionError where a kernel or the storage fails.
+        """
+        return self._learner.take(batch, lr)
+
+    def batches(self, data: Data, *, epoch: int = 0, batch_order: str = "shuffle") -> Iterator[Mapping[str, Array]]:
+        """The whole batches of an epoch (from 0), for a loop of one's own around `step`.
+
+        data
+            Arrays by input name, the path of an `.npz` file, of a folder of such files, of a `.csv` file, or of a
+            folder with a folder of images for each class; or an iterable of batches, or a function that takes the epoch
+            and gives one.
+        batch_order
+            `shuffle`, by seed and epoch alone, or `sequential`. Iterables keep their own.
+
+        Raises ModelError for what can't be read, or fits no input; its message names file and row.
+        """
+        from poetopt.training.source import source_of
+
+        learner = self._learner
+        return source_of(data, learner.graph, batch_order, self.seed, learner.workdir).epoch(epoch)
+
+    def evaluate(self, data: Data) -> Evaluation:
+        """Loss and accuracy on rows that nothing is learned from: a forward pass in the way of inference.
+
+        It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights. Raises as `batches`.
+        """
+        from poetopt.training.validate import evaluate, validation_of
+
+        learner = self._learner
+        found = validation_of(data, learner.graph, learner.workdir)
+        return evaluate(learner.evaluator, found, paced(self._told))
+
+    def fit(
+        self,
+        data: Data,
+        *,
+        epochs: int = 1,
+        batch_order: str = "shuffle",
+        validate: Data | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        resume: bool = False,
+        after_epoch: Callable[[Position, int], object] | None = None,
+    ) -> Trained:
+        """Train for `epochs`, from where a checkpoint has left off.
+
+        data, batch_order
+            As in `batches`. The last rows of an epoch, which fill no batch, are left out; shuffled, they are others in
+            each epoch.
+        validate
+            Data that are evaluated after each epoch.
+        checkpoint
+            A folder for checkpoints: one after each epoch, and after every `every` steps. The two newest are kept, each
+            of them whole, whenever the process is killed.
+        resume
+            Go on from the newest checkpoint in the folder, if there is one: to the same bits.
+        after_epoch
+            Called after each epoch with where training stands, and `epochs`.
+
+        Raises OptionError for numbers that make no sense, ModelError for data that don't fit, OutputError where a
+        checkpoint can't be written, PlanError where it can't be read or is another network's, and ExecutionError where
+        the loss is no finite number any more: the checkpoints are then from before.
+        """
+        from poetopt.training.loop import Asked, Fit
+        from poetopt.training.source import source_of
+        from poetopt.training.validate import validation_of
+
+        learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
+        asked = Asked(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
+        source = source_of(data, learner.graph, batch_order, self.seed, learner.workdir)
+        held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
+        source.check(self._told)
+        if held_out is not None:
+            held_out.check(self._told)
+        return Fit(learner, asked, source, held_out, after_epoch).run()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint into a folder, whole or not at all; its path. Raises OutputError."""
+        return self._learner.save(Path(folder), {})
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from the newest checkpoint of a folder.
+
+        Raises PlanError where there is none, it is damaged, or another network's.
+        """
+        from poetopt.training.checkpoint import newest
+
+        found = newest(Path(folder))
+        if found is None:
+            raise PlanError(f"{os.fspath(folder)}: there is no checkpoint in it; give the folder that one was saved to")
+        self._learner.load(found)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained network: the model's file with the values so far, and all else as it was.
+
+        Raises ModelError where the model's file isn't there, OutputError where `path` can't be written.
+        """
+        from poetopt.training.export import export
+        from poetopt.training.original import original
+
+        graph = self._learner.graph
+        trained = [name for name in self._learner.step.names if name not in graph.optimizer_states]
+        source = original(self._model, self.plan.problem.recipe)
+        export(source, trained, self.values(), path, known=graph.tensors)
+
+    def close(self) -> None:
+        """Give up the storage."""
+        self._learner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

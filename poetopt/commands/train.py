@@ -1,0 +1,127 @@
+"""`poetopt train`: epochs by a plan, checkpoints, and the trained network as ONNX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from poetopt.commands.completion import choices
+from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
+from poetopt.console import check_outputs, doing, say, write_json
+from poetopt.errors import OptionError
+from poetopt.optimizers import NAMES
+
+if TYPE_CHECKING:
+    from poetopt.training.result import Position
+
+
+def train(
+    plan: PlanArgument,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.npz|FILE.csv|FOLDER",
+            help="Arrays by input names, a table, a folder of .npz files, or of a folder of images for each class.",
+        ),
+    ],
+    out: Annotated[str, typer.Option("-o", "--out", metavar="TRAINED.onnx", help="Write the trained network there.")],
+    epochs: Annotated[int, typer.Option(metavar="E", help="How often all of the data is gone through.", min=1)] = 1,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="The learning rate; default: 0.001.")] = None,
+    lr_schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="constant|cosine|step:EPOCHS:FACTOR",
+            help="How it changes: step:10:0.1 takes a tenth every ten epochs.",
+            autocompletion=choices("constant", "cosine", "step:10:0.1"),
+        ),
+    ] = "constant",
+    momentum: Annotated[float | None, typer.Option(metavar="M", help="The momentum, where there is one.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(metavar="W", help="The weight decay; default: the optimizer's.")
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|sgd|momentum|adam|adamw",
+            help="The one that the plan has: it is part of the plan's step (solve --optimizer).",
+            autocompletion=choices(*NAMES),
+        ),
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option(metavar="K", help="Sum gradients over K steps; of a plan without --optimizer.", min=1)
+    ] = 1,
+    clip_norm: Annotated[
+        float | None, typer.Option(metavar="C", help="Bound the norm of all gradients; of a plan without --optimizer.")
+    ] = None,
+    batch_order: Annotated[
+        str,
+        typer.Option(
+            metavar="shuffle|sequential",
+            help="Order of the rows; shuffled anew in each epoch, by --seed.",
+            autocompletion=choices("shuffle", "sequential"),
+        ),
+    ] = "shuffle",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the order.", min=0)] = 0,
+    validate: Annotated[
+        str | None, typer.Option(metavar="FILE|FOLDER", help="Data to evaluate after each epoch.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Keep the two newest checkpoints there.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="A checkpoint every N steps; one after each epoch comes anyway.", min=1),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one, to the same bits.")
+    ] = False,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Train a network for epochs by a plan, with nothing beside the schedule, and write it as ONNX.
+
+    Ctrl-C ends it with a checkpoint, where there is a --checkpoint.
+    """
+    import poetopt as po
+    from poetopt.report.trained import epoch_text, trained_document, trained_text
+
+    check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    check_optimizer(loaded.plan.problem.graph.optimizer if loaded.plan.problem.graph else "none", optimizer, plan)
+
+    def after_epoch(position: Position, of: int) -> None:
+        say(epoch_text(position, of), unless=[json])
+
+    with (
+        doing("preparing the step") as told,
+        po.Trainer(
+            loaded, model=model, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
+            accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
+        ) as trainer,
+    ):  # fmt: skip
+        ended = trainer.fit(
+            data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
+            resume=resume, after_epoch=after_epoch,
+        )  # fmt: skip
+        told("writing the trained network")
+        trainer.export(out)
+    write_json(trained_document(loaded.plan, ended, out), json)
+    say(trained_text(loaded.plan, ended, out), unless=[json])
+    return 0
+
+
+def check_optimizer(has: str, asked: str | None, plan: str) -> None:
+    """Raise OptionError where another optimizer is asked for than the plan's step has."""
+    if asked is None or asked == has:
+        return
+    what = "ends with gradients, and descent with --momentum follows it" if has == "none" else f"updates by {has}"
+    remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"
+    raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with what the plan has")

@@ -1,0 +1,236 @@
+"""A step by a plan with what follows it, as one thing that learns, is saved and goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poetopt.backends.ort.executor import graph_of, taken_bytes
+from poetopt.backends.ort.stepping import STEP, ScheduledStep
+from poetopt.errors import ExecutionError, OptionError, PlanError
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import simulate
+from poetopt.telling import Told, silent
+from poetopt.training import checkpoint
+from poetopt.training.evaluate import Evaluator
+from poetopt.training.update import Optimizer, Update, check_update
+from poetopt.units import show_bytes
+from poetopt.version import __version__
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+DESCENT = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
+"""Hyperparameters of what follows a step that ends with gradients, and their defaults."""
+
+
+class Learner:
+    """Steps by `plan`, each with its update.
+
+    hyperparameters
+        By name, all but the step's number.
+    step
+        What runs the plan.
+    update
+        What follows a step that ends with gradients; None where the step updates.
+
+    Arguments and errors are those of `poetopt.Trainer`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        hyperparameters: Mapping[str, float],
+        *,
+        ram_bytes: int | None = None,
+        optimizer: Optimizer | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        workdir: Path | None = None,
+        threads: int = 1,
+        told: Told = silent,
+    ) -> None:
+        graph = graph_of(plan, None)
+        check_hyperparameters(graph, hyperparameters)
+        check_update(accumulate, clip_norm)
+        if graph.optimizer != "none":
+            _check_inside(graph, optimizer, accumulate, clip_norm)
+        self.plan, self.workdir, self.told = plan, workdir, told
+        self.step = ScheduledStep(plan, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
+        self.graph: TrainingGraph = self.step.graph
+        own = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
+        self.hyperparameters: dict[str, float] = {**(own or DESCENT), **hyperparameters}
+        self.update: Update | None = None
+        if graph.optimizer == "none":
+            said = self.hyperparameters
+            self.update = Update(
+                self.step.parameters, lr=said["lr"], momentum=said["momentum"], weight_decay=said["weight_decay"],
+                optimizer=optimizer, accumulate=accumulate, clip_norm=clip_norm,
+            )  # fmt: skip
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """The forward pass, with the values as they are."""
+        return Evaluator(self.graph, self.step.given())
+
+    @property
+    def optimizer(self) -> str:
+        """Its name."""
+        if self.update is None:
+            return self.graph.optimizer
+        if self.update.optimizer is not None:
+            return type(self.update.optimizer).__name__
+        return "momentum" if self.hyperparameters["momentum"] else "sgd"
+
+    @property
+    def planned_bytes(self) -> int:
+        """What the plan takes: arena, kernels, resident region."""
+        return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
+
+    def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:
+        """One step; the loss before it."""
+        rate = self.hyperparameters["lr"] if lr is None else lr
+        if self.update is None:
+            return self.step.run(batch, {**self.hyperparameters, "lr": rate})
+        loss = self.step.run(batch)
+        self.update.learn(self.step.gradients, rate)
+        return loss
+
+    def save(self, folder: Path, extra: Mapping[str, object]) -> Path:
+        """Write a checkpoint with `extra` in it. Raises ExecutionError where a value is no finite number any more."""
+        meta = {
+            "poetopt": __version__,
+            "network": self.graph.name,
+            "optimizer": self.optimizer,
+            "taken": self.step.taken,
+            "summed": self.update.summed if self.update is not None else 0,
+            "hyperparameters": self.hyperparameters,
+            **extra,
+        }
+        return checkpoint.save(folder, self.step.taken, meta, _Finite(self._states()))
+
+    def load(self, found: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint. Raises PlanError for another network's; then nothing has changed."""
+        states = self._states()
+        shown, meta = str(found.path), found.meta
+        network, optimizer = meta.get("network"), meta.get("optimizer")
+        if optimizer != self.optimizer:
+            raise PlanError(f"{shown}: it was made with the optimizer {optimizer}, and this is {self.optimizer}")
+        shapes = found.shapes()
+        for name, array in states.items():
+            if name not in shapes or shapes[name] != (array.shape, array.dtype):
+                has = (
+                    f"has {name!r} as {shapes[name][1]} {list(shapes[name][0])}"
+                    if name in shapes
+                    else f"lacks {name!r}"
+                )
+                raise PlanError(
+                    f"{shown}: it is of another network ({network}): it {has}, and {self.graph.name!r} has it as "
+                    f"{array.dtype} {list(array.shape)}; give the plan that it was made with, or another folder"
+                )
+        if extra := next((name for name in shapes if name not in states), None):
+            raise PlanError(f"{shown}: it is of another network ({network}), which has {extra!r}; give its own plan")
+        taken, summed = meta.get("taken"), meta.get("summed", 0)
+        if not isinstance(taken, int) or not isinstance(summed, int):
+            raise PlanError(f"{shown}: it doesn't say after how many steps it was made; remove it")
+        outside = self._outside()
+        for name, array in found.states():
+            if name in outside:
+                np.copyto(outside[name], array)
+            else:
+                self.step.load({name: array})
+        self.step.load({}, taken=taken)
+        if self.update is not None:
+            self.update.summed = summed
+
+    def _outside(self) -> Mapping[str, Array]:
+        """What is remembered outside of the plan."""
+        return {} if self.update is None else self.update.states
+
+    def _states(self) -> Mapping[str, Array]:
+        return _Both(self.step.values(), self._outside())
+
+    def close(self) -> None:
+        """Give up the storage."""
+        self.step.close()
+
+
+class _Both(Mapping[str, "Array"]):
+    """Two mappings as one, asked lazily."""
+
+    def __init__(self, first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
+        self._first, self._second = first, second
+
+    def __getitem__(self, name: str) -> Array:
+        return self._second[name] if name in self._second else self._first[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self._first, *self._second)
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+
+class _Finite(_Both):
+    """The same, but what isn't finite is not saved over what is."""
+
+    def __init__(self, states: Mapping[str, Array]) -> None:
+        super().__init__(states, {})
+
+    def __getitem__(self, name: str) -> Array:
+        found = super().__getitem__(name)
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise ExecutionError(
+                f"{name!r} holds NaN or infinity: the training has diverged, and isn't saved over what was before; "
+                "take a smaller --lr, or look at the data"
+            )
+        return found
+
+
+def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
+    """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
+    known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')} {value:g}"
+        if name not in known or name == STEP:
+            has = ", ".join(n for n in known if n != STEP)
+            whose = "descent" if graph.optimizer == "none" else graph.optimizer
+            raise OptionError(
+                f"{option}: the plan's optimizer is {whose}, which has {has}; solve with another --optimizer"
+            )
+        least, below = _RANGES.get(name, (0.0, math.inf))
+        if not (least <= value < below) or (name in ("lr", "eps") and value == 0):
+            raise OptionError(f"{option}: {_SENSE.get(name, 'must be 0 or more')}")
+
+
+_RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
+_SENSE = {
+    "lr": "must be more than 0, as in 0.01",
+    "eps": "must be more than 0, as in 1e-8",
+    **dict.fromkeys(_RANGES, "must be at least 0 and less than 1, as in 0.9"),
+}
+
+
+def _check_inside(
+    graph: TrainingGraph, optimizer: Callable[..., Any] | None, accumulate: int, clip_norm: float | None
+) -> None:
+    """Raise OptionError for what needs all gradients at once, where the step updates as it goes."""
+    asked = {
+        "an optimizer of one's own": optimizer is not None,
+        f"--accumulate {accumulate}": accumulate > 1,
+        f"--clip-norm {clip_norm or 0:g}": clip_norm is not None,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            size = sum(graph.tensors[name].nbytes for name in graph.trained)
+            raise OptionError(
+                f"{what}: the plan's step updates each parameter by {graph.optimizer} as soon as its gradient is "
+                f"there, and no whole gradient need exist; solve without --optimizer, so that the gradients stay "
+                f"({show_bytes(size)})"
+            )

@@ -1,0 +1,233 @@
+"""Epochs: batches in their order, rates, validations, checkpoints, and going on from one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poetopt import interrupts
+from poetopt.errors import ExecutionError, OptionError, PlanError, PoetError
+from poetopt.telling import paced
+from poetopt.training import checkpoint
+from poetopt.training.data import DataSet
+from poetopt.training.learner import Learner
+from poetopt.training.rates import Schedule
+from poetopt.training.result import Position, Trained, process_peak_bytes
+from poetopt.training.source import Source, batch_size
+from poetopt.training.validate import evaluate
+from poetopt.units import show_seconds
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a training; see `poetopt.Trainer.fit`."""
+
+    epochs: int
+    schedule: Schedule
+    lr_schedule: str
+    order: str
+    seed: int
+    folder: Path | None
+    every: int | None
+    resume: bool
+
+    def check(self, source: Source) -> None:
+        """Raise OptionError for numbers that make no sense."""
+        if self.epochs < 1:
+            raise OptionError(f"--epochs {self.epochs}: must be at least 1")
+        if self.every is not None and self.every < 1:
+            raise OptionError(f"--every {self.every}: must be at least 1")
+        if self.folder is None and (self.every is not None or self.resume):
+            option = "--resume" if self.resume else f"--every {self.every}"
+            raise OptionError(f"{option}: say where checkpoints are, with --checkpoint FOLDER")
+        if self.schedule.needs_length and source.batches is None:
+            raise OptionError(
+                f"--lr-schedule {self.lr_schedule}: how many batches there are decides it, and the data doesn't say; "
+                "give a list or a loader with a length"
+            )
+
+
+AfterEpoch = Callable[[Position, int], object]
+"""Called with where training stands, and the number of epochs, after each."""
+
+
+class Fit:
+    """A training in progress."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        asked: Asked,
+        source: Source,
+        validation: DataSet | Source | None,
+        after: AfterEpoch | None,
+    ) -> None:
+        asked.check(source)
+        self.learner, self.asked, self.source, self.validation, self.after = learner, asked, source, validation, after
+        self.position = Position()
+        self.path = ""
+        self.begun_s = time.monotonic()
+        self.before_s = 0.0
+        self.stepping_s, self.stepped = 0.0, 0
+        self.pace = paced(learner.told)
+
+    def run(self) -> Trained:
+        """Train to the end. Raises KeyboardInterrupt, after a checkpoint, where a signal came."""
+        with ExitStack() as stack:
+            if self.asked.folder is not None:
+                stack.enter_context(checkpoint.held(self.asked.folder))
+                self._begin(self.asked.folder)
+            resumed_at = self.position.step
+            saved = self.position.step if self.path else -1
+            interrupts.hold()
+            stack.callback(interrupts.let_go)
+            self.begun_s = time.monotonic()
+            for epoch in range(self.position.epoch, self.asked.epochs):
+                saved = self._epoch(epoch, saved)
+            if saved != self.position.step:
+                self._save()
+        return self._result(resumed_at)
+
+    def _begin(self, folder: Path) -> None:
+        """Go on from the newest checkpoint, where that is asked for and there is one."""
+        found = checkpoint.newest(folder)
+        if found is None:
+            return
+        if not self.asked.resume:
+            raise OptionError(
+                f"{folder}: it holds checkpoints of another training; go on with --resume, or give another folder"
+            )
+        for fault in found.passed_over:
+            self.learner.told(f"passed over a damaged checkpoint: {fault}")
+        course = found.meta.get("course")
+        if not isinstance(course, dict):
+            raise PlanError(f"{found.path}: it was not made by a training for epochs; Trainer.load goes on from it")
+        for name, mine in self._course().items():
+            if course.get(name) != mine and name != "epochs":
+                raise OptionError(
+                    f"{found.path}: it was made with {_OPTIONS[name]} {course.get(name)}, and this is {mine}; "
+                    "give the same, or another folder"
+                )
+        self.learner.load(found)
+        self.position = Position.of(found.meta.get("position"), str(found.path))
+        self.before_s, self.path = self.position.seconds, str(found.path)
+
+    def _course(self) -> dict[str, Any]:
+        """What must be the same for a training to go on: otherwise rows would be taken twice, or never."""
+        return {
+            "order": self.asked.order,
+            "seed": self.asked.seed,
+            "rows": self.source.rows,
+            "batch": batch_size(self.learner.graph),
+        }
+
+    def _epoch(self, epoch: int, saved: int) -> int:
+        """One epoch, from where it stands; at which step the last checkpoint was made."""
+        position, every = self.position, self.asked.every
+        batches = iter(self.source.epoch(epoch, position.batch))
+        while True:
+            began_s = time.perf_counter()
+            batch = self._next(batches, saved)
+            if batch is None:
+                break
+            rate = self.asked.schedule.rate(
+                self.learner.hyperparameters["lr"], position.step, epoch, self.asked.epochs * (self.source.batches or 0)
+            )
+            loss = self.learner.take(batch, rate)
+            if not math.isfinite(loss):
+                raise ExecutionError(self._diverged(loss, rate))
+            position.batch, position.step, position.total = position.batch + 1, position.step + 1, position.total + loss
+            self.stepping_s += time.perf_counter() - began_s
+            self.stepped += 1
+            self._tell(epoch, loss)
+            whole = position.batch == self.source.batches
+            if interrupts.came() is not None:
+                self._stop(saved)
+            if every is not None and position.step % every == 0 and not whole:
+                saved = self._save()
+        self.position.over(position.batch)
+        if self.validation is not None:
+            found = evaluate(self.learner.evaluator, self.validation, self.pace)
+            position.validations.append({"epoch": epoch + 1, "loss": found.loss, "accuracy": found.accuracy})
+        if self.after is not None:
+            self.after(position, self.asked.epochs)
+        return self._save()
+
+    def _next(self, batches: Iterator[Any], saved: int) -> Any:
+        """The next batch. Where it can't be had, what was learned so far is saved first."""
+        try:
+            return next(batches, None)
+        except PoetError:
+            if saved != self.position.step and self.position.step:
+                self._save()
+            raise
+
+    def _save(self) -> int:
+        """A checkpoint, where they are asked for."""
+        position = self.position
+        position.seconds = self._seconds()
+        if self.asked.folder is not None:
+            extra = {"course": self._course(), "position": position.to_dict()}
+            self.path = str(self.learner.save(self.asked.folder, extra))
+        return position.step
+
+    def _stop(self, saved: int) -> None:
+        if saved != self.position.step:
+            self._save()
+        if self.path:
+            interrupts.add(f"step {self.position.step:,} is in {self.path}; go on with --resume")
+        else:
+            interrupts.add("nothing was kept, as no --checkpoint was given")
+        interrupts.let_go()
+
+    def _diverged(self, loss: float, rate: float) -> str:
+        kept = f"; the newest checkpoint is {self.path}" if self.path else ""
+        return (
+            f"the loss is {loss} in step {self.position.step + 1:,} (epoch {self.position.epoch + 1}): the training "
+            f"has diverged at a rate of {rate:g}, or the model's own values are no numbers; take a smaller --lr{kept}"
+        )
+
+    def _seconds(self) -> float:
+        return self.before_s + time.monotonic() - self.begun_s
+
+    def _tell(self, epoch: int, loss: float) -> None:
+        position, batches = self.position, self.source.batches
+        of = f" of {batches:,}" if batches else ""
+        left = ""
+        if batches:
+            share = (epoch * batches + position.batch) / (self.asked.epochs * batches)
+            spent_s = time.monotonic() - self.begun_s
+            done = self.stepped / (self.asked.epochs * batches)
+            left = f", {show_seconds(spent_s * (1 - share) / done)} left"
+        self.pace(f"epoch {epoch + 1} of {self.asked.epochs}, batch {position.batch:,}{of}, loss {loss:.6g}{left}")
+
+    def _result(self, resumed_at: int) -> Trained:
+        learner, position = self.learner, self.position
+        return Trained(
+            epochs=position.epoch,
+            steps=position.step,
+            batch=batch_size(learner.graph),
+            resumed_at=resumed_at,
+            left_out=self.source.left_out,
+            losses=tuple(position.losses),
+            validations=tuple(position.validations),
+            optimizer=learner.optimizer,
+            hyperparameters=dict(learner.hyperparameters),
+            lr_schedule=self.asked.lr_schedule,
+            batch_order=self.asked.order,
+            seed=self.asked.seed,
+            seconds=self._seconds(),
+            step_s=self.stepping_s / self.stepped if self.stepped else 0.0,
+            planned_bytes=learner.planned_bytes,
+            beside_bytes=learner.update.nbytes if learner.update is not None else 0,
+            process_peak_bytes=process_peak_bytes(),
+            checkpoint=self.path,
+        )
+
+
+_OPTIONS = {"order": "--batch-order", "seed": "--seed", "rows": "so many rows:", "batch": "a batch of"}

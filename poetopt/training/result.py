@@ -1,0 +1,135 @@
+"""What a training showed, and where it stands while it goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from poetopt.errors import PlanError
+
+
+@dataclass
+class Position:
+    """Where a training stands: all of this is in each checkpoint.
+
+    epoch, batch
+        The next batch: both from 0.
+    step
+        Steps taken.
+    losses
+        The mean loss of each epoch that is over.
+    total
+        The sum of the losses of this epoch so far.
+    validations
+        Of each validation: `epoch` (how many were over), `loss`, `accuracy`.
+    seconds
+        That training has taken, validations and checkpoints included, over all its processes.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    total: float = 0.0
+    validations: list[dict[str, float | int | None]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: object, shown: str) -> Position:
+        """What a checkpoint says. Raises PlanError where it isn't that."""
+        kinds: Mapping[str, type | tuple[type, ...]] = {
+            "epoch": int, "batch": int, "step": int, "losses": list, "total": (int, float), "validations": list,
+            "seconds": (int, float),
+        }  # fmt: skip
+        if not isinstance(data, dict) or any(not isinstance(data.get(name), kind) for name, kind in kinds.items()):
+            raise PlanError(f"{shown}: it doesn't say where its training stands; it is damaged, remove it")
+        return cls(**{name: data[name] for name in kinds})
+
+    def over(self, batches: int) -> None:
+        """An epoch of so many batches is over."""
+        self.losses.append(self.total / max(1, batches))
+        self.epoch, self.batch, self.total = self.epoch + 1, 0, 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training showed.
+
+    epochs, steps, batch
+        Epochs, steps, and rows of a step.
+    resumed_at
+        The step after which it went on from a checkpoint; 0 where it began anew.
+    left_out
+        Rows of each epoch that filled no batch.
+    losses
+        The mean loss of each epoch.
+    validations
+        Of each validation: `epoch`, `loss`, and `accuracy` (null where the loss has none).
+    optimizer, hyperparameters, lr_schedule, batch_order, seed
+        As they were.
+    seconds, step_s
+        All of it, over all its processes; and the mean of a step of this one, its batch included.
+    planned_bytes
+        What the plan takes: arena, kernels and resident region.
+    beside_bytes
+        What an optimizer outside of the plan, and accumulated gradients, take beside it.
+    process_peak_bytes
+        The most that this process had resident; None where the system doesn't say.
+    checkpoint
+        The newest one's path, or "".
+    """
+
+    epochs: int
+    steps: int
+    batch: int
+    resumed_at: int
+    left_out: int
+    losses: tuple[float, ...]
+    validations: tuple[Mapping[str, float | int | None], ...]
+    optimizer: str
+    hyperparameters: Mapping[str, float]
+    lr_schedule: str
+    batch_order: str
+    seed: int
+    seconds: float
+    step_s: float
+    planned_bytes: int
+    beside_bytes: int
+    process_peak_bytes: int | None
+    checkpoint: str
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the last epoch."""
+        return self.losses[-1] if self.losses else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the last validation."""
+        return self.validations[-1]["accuracy"] if self.validations else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `train --json`: plain values only; a number that JSON has no word for is null."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        found |= {"losses": [_plain(value) for value in self.losses], "hyperparameters": dict(self.hyperparameters)}
+        found["validations"] = [{name: _plain(value) for name, value in each.items()} for each in self.validations]
+        return {**found, "loss": _plain(self.loss), "accuracy": self.accuracy}
+
+
+def _plain(value: float | int | None) -> float | int | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def process_peak_bytes() -> int | None:
+    """The most that this process has had resident; None where the system doesn't say."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        return None

@@ -1,0 +1,158 @@
+"""Batches, epoch by epoch: of a data set in an order of ours, or of an iterable in its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from poetopt.errors import ModelError
+from poetopt.graph import TrainingGraph
+from poetopt.telling import Told
+from poetopt.training.data import DataSet, open_data
+from poetopt.training.data.arrays import fault
+from poetopt.training.order import rows_in_order
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+    Batch = Mapping[str, Array]
+
+Batches = Iterable[object] | Callable[[int], Iterable[object]]
+"""Batches of one's own: arrays by input name, or a sequence of arrays in the order of the inputs. A function is asked
+for each epoch's, from 0."""
+Data = Mapping[str, object] | str | os.PathLike[str] | DataSet | Batches
+
+
+class Source(Protocol):
+    """What is trained on.
+
+    shown
+        What messages call it.
+    batches
+        How many whole ones an epoch has; None where nobody knows.
+    left_out
+        Rows at the end of an epoch that fill no batch.
+    rows
+        How many rows it has; None where nobody knows.
+    """
+
+    @property
+    def shown(self) -> str: ...
+    @property
+    def batches(self) -> int | None: ...
+    @property
+    def left_out(self) -> int: ...
+    @property
+    def rows(self) -> int | None: ...
+
+    def check(self, told: Told) -> None:
+        """Look at all values, where that takes less than training does. Raises ModelError for one that is none."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, without the first `start`. Raises ModelError for one that can't be trained on."""
+
+
+def source_of(data: Data, graph: TrainingGraph, order: str, seed: int, workdir: Path | None = None) -> Source:
+    """Batches of `data`. Raises ModelError for what can't be read, or fits no input."""
+    if isinstance(data, (str, os.PathLike, Mapping)):
+        return _Ordered(open_data(data, graph, workdir), graph, order, seed)
+    if hasattr(data, "take") and hasattr(data, "where"):
+        return _Ordered(cast(DataSet, data), graph, order, seed)
+    if not callable(data) and not hasattr(data, "__iter__"):
+        raise ModelError(
+            f"the data is of type {type(data).__name__}; give arrays by input name, a path, or an iterable of batches"
+        )
+    return _Own(data, graph)
+
+
+class _Ordered:
+    """Of a data set, in the order of a seed."""
+
+    def __init__(self, data: DataSet, graph: TrainingGraph, order: str, seed: int) -> None:
+        self.data, self.graph, self.order, self.seed = data, graph, order, seed
+        self.shown, self.rows = data.shown, data.rows
+        self.size = batch_size(graph)
+        self.batches, self.left_out = divmod(data.rows, self.size)
+        rows_in_order(0, order, seed, 0)
+        if not self.batches:
+            raise ModelError(
+                f"{data.shown}: it holds {data.rows} rows, and a batch of this plan has {self.size}; give more rows, "
+                f"or solve with --batch {data.rows}"
+            )
+
+    def check(self, told: Told) -> None:
+        """See `Source`."""
+        self.data.check(told)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """See `Source`."""
+        rows = rows_in_order(self.data.rows, self.order, self.seed, epoch)
+        for k in range(start, self.batches or 0):
+            taken = rows[k * self.size : (k + 1) * self.size].astype(np.int64)
+            batch = self.data.take(taken)
+            for name, array in batch.items():
+                if what := fault(self.graph, name, array):
+                    at = next(
+                        (row for n, row in enumerate(taken) if fault(self.graph, name, array[n : n + 1])), taken[0]
+                    )
+                    raise ModelError(f"{self.data.where(int(at))}: {what}")
+            yield batch
+
+
+class _Own:
+    """Of an iterable of the user's."""
+
+    def __init__(self, batches: Batches, graph: TrainingGraph) -> None:
+        self._given, self.graph = batches, graph
+        self.shown, self.left_out, self.rows = "the data", 0, None
+        self._first: int | None = None
+        self.batches = len(batches) if isinstance(batches, Sized) else None
+
+    def check(self, told: Told) -> None:
+        """Nothing: each batch is looked at when it comes."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """See `Source`."""
+        given = self._given(epoch) if callable(self._given) else self._given
+        if not callable(self._given) and iter(given) is given:  # an iterator, which is used up after one epoch
+            if self._first not in (None, epoch):
+                raise ModelError(
+                    f"epoch {epoch + 1}: the data is an iterator, which gives its batches once; give a list, a loader, "
+                    "or a function that takes the epoch"
+                )
+            self._first = epoch
+        count = start
+        for count, batch in enumerate(itertools.islice(given, start, None), start + 1):
+            yield self._checked(batch, f"batch {count - 1} of epoch {epoch + 1}")
+        if not count:
+            raise ModelError(f"epoch {epoch + 1}: the data gives no batches")
+
+    def _checked(self, batch: object, shown: str) -> Batch:
+        names = self.graph.inputs
+        if not isinstance(batch, Mapping):
+            if not isinstance(batch, Sequence) or len(batch) != len(names):
+                raise ModelError(
+                    f"{shown}: it must be arrays by name, or one for each of {', '.join(map(repr, names))} in order"
+                )
+            batch = dict(zip(names, batch, strict=True))
+        found: dict[str, Array] = {}
+        for name in names:
+            if name not in batch:
+                raise ModelError(f"{shown}: it lacks the input {name!r}; it has {', '.join(map(repr, batch))}")
+            try:
+                found[name] = np.asarray(batch[name])
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise ModelError(f"{shown}: {name!r} is no array: {error}") from error
+            if what := fault(self.graph, name, found[name]):
+                raise ModelError(f"{shown}: {what}")
+        return found
+
+
+def batch_size(graph: TrainingGraph) -> int:
+    """Rows of a batch: the first axis of the first input that has one."""
+    return next((graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape), 1)

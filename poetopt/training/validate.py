@@ -1,0 +1,52 @@
+"""Evaluating data: whole batches, and the last rows filled up where that makes no difference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from poetopt.errors import ModelError
+from poetopt.graph import TrainingGraph
+from poetopt.telling import Told, silent
+from poetopt.training.data import DataSet, open_data
+from poetopt.training.data.arrays import fault
+from poetopt.training.evaluate import Evaluation, Evaluator
+from poetopt.training.source import Data, Source, batch_size, source_of
+
+
+def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:
+    """What is evaluated, opened. Raises ModelError."""
+    if isinstance(data, (str, os.PathLike, Mapping)):
+        return open_data(data, graph, workdir)
+    return source_of(data, graph, "sequential", 0, workdir)
+
+
+def evaluate(evaluator: Evaluator, data: DataSet | Source, told: Told = silent) -> Evaluation:
+    """Loss and accuracy on all of `data`; where the loss is the model's own, on its whole batches.
+
+    Raises ModelError for values that can't be evaluated, ExecutionError where a kernel fails.
+    """
+    graph = evaluator.graph
+    sums, size = evaluator.begin(), batch_size(graph)
+    if hasattr(data, "epoch"):
+        for k, batch in enumerate(data.epoch(0)):
+            told(f"validating: batch {k + 1:,}")
+            evaluator.add(sums, evaluator.checked(batch), size)
+        return sums.result()
+    for start in range(0, data.rows, size):
+        told(f"validating: row {start:,} of {data.rows:,}")
+        count = min(size, data.rows - start)
+        if count < size and not evaluator.pads:
+            break
+        rows = np.minimum(np.arange(start, start + size), data.rows - 1)
+        batch = data.take(rows)
+        for name, array in batch.items():
+            if what := fault(graph, name, array):
+                raise ModelError(f"{data.where(start)} and those behind it: {what}")
+        evaluator.add(sums, evaluator.checked(batch), count)
+    if not sums.rows:
+        raise ModelError(f"{data.shown}: it fills no batch of {size} rows; give more")
+    return sums.result()
