@@ -49,6 +49,11 @@ ELSEWHERE = {
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
     "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/sweep",
     "python docs/examples/train_batchnorm.py net.onnx train.onnx": "tests/test_from_pytorch.py",
+    "poetopt inspect net.onnx": "tests/training/test_page.py",
+    "poetopt solve net.onnx --device a72 --ram '60%' --optimizer adam -o plan.json": "tests/training/test_page.py",
+    "poetopt train plan.json --data train.npz --epochs 3 --validate test.npz --checkpoint kept --resume -o out.onnx": (
+        "tests/training/test_page.py"
+    ),
     "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/comparison",
     "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
     "pip install .": "make extension",

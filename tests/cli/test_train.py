@@ -1,0 +1,118 @@
+"""`poetopt train`: from a plan and data to the trained network, in three commands and with one message an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.cli.support import Runner
+from tests.cli.test_interrupt import CALLED
+from tests.training.support import small
+
+KEYS = {
+    "epochs", "steps", "batch", "losses", "validations", "loss", "accuracy", "optimizer", "hyperparameters", "seconds",
+    "planned_bytes", "process_peak_bytes", "checkpoint", "trained", "left_out", "resumed_at",
+}  # fmt: skip
+
+
+def data(path: Path, count: int, seed: int = 0, **changed: Any) -> Path:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, 12)).astype(np.float32)
+    np.savez(path, **{"input": x, "labels": x[:, :5].argmax(axis=1), **changed})
+    return path
+
+
+@pytest.fixture
+def plan(run: Runner, tmp_path: Path) -> Path:
+    onnx.save(small(), tmp_path / "net.onnx")
+    place = tmp_path / "plan.json"
+    ended = run("solve", tmp_path / "net.onnx", "--device", "a72", "--ram", "100%", "--optimizer", "adam", "-o", place)
+    assert (ended.code, ended.err) == (0, "")
+    return place
+
+
+def test_trained_resumed_and_written(run: Runner, plan: Path, tmp_path: Path) -> None:
+    given, held_out = data(tmp_path / "train.npz", 81), data(tmp_path / "test.npz", 30, 1)
+    asked = ("train", plan, "--data", given, "--validate", held_out, "--lr", "0.05", "--lr-schedule", "step:2:0.5")
+    whole = run(*asked, "--epochs", 4, "-o", tmp_path / "whole.onnx", "--json", "-")
+    assert (whole.code, whole.err) == (0, "")
+    document = whole.document
+    assert document.keys() >= KEYS
+    assert document["losses"][-1] < document["losses"][0]
+    assert document["accuracy"] > 0.3
+    assert [each["epoch"] for each in document["validations"]] == [1, 2, 3, 4]
+    assert (document["steps"], document["left_out"], document["optimizer"]) == (80, 1, "adam")
+    more = (*asked, "--checkpoint", tmp_path / "kept", "--resume")
+    half = run(*more, "--epochs", 2, "--every", 7, "-o", tmp_path / "half.onnx")
+    assert half.out.startswith("epoch 1 of 2: loss ")
+    assert "the last 1 rows of each epoch fill no batch of 4" in half.out
+    ended = run(*more, "--epochs", 4, "-o", tmp_path / "rest.onnx", "--json", tmp_path / "told.json")
+    assert "resumed after step 40" in ended.out
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (told["losses"], told["validations"]) == (document["losses"], document["validations"])
+    trained = (tmp_path / "rest.onnx").read_bytes()
+    assert trained == (tmp_path / "whole.onnx").read_bytes() != (tmp_path / "half.onnx").read_bytes()
+    session = onnxruntime.InferenceSession(trained, providers=["CPUExecutionProvider"])
+    with np.load(held_out) as rows:
+        padded, labels = np.resize(rows["input"], (32, 12)), rows["labels"]
+    scores = np.concatenate([session.run(None, {"input": padded[k : k + 4]})[0] for k in range(0, 32, 4)])
+    assert document["accuracy"] == (scores[:30].argmax(axis=1) == labels).mean()
+
+
+def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:
+    given = data(tmp_path / "train.npz", 20)
+    out = tmp_path / "out.onnx"
+    nan = np.zeros((20, 12), np.float32)
+    nan[13, 2] = np.nan
+    cases = (
+        (
+            ("--optimizer", "sgd"),
+            2,
+            "--optimizer sgd: the step of",
+            "updates by adam; solve again with --optimizer sgd",
+        ),
+        (("--momentum", "0.9"), 2, "--momentum 0.9: the plan's optimizer is adam"),
+        (("--accumulate", "2"), 2, "solve without --optimizer"),
+        (("--lr-schedule", "warm"), 2, "--lr-schedule warm: must be constant, cosine"),
+        (("--every", "2"), 2, "--every 2: say where checkpoints are, with --checkpoint FOLDER"),
+        (("--data", data(tmp_path / "nan.npz", 20, input=nan)), 2, "nan.npz, row 13: 'input' holds NaN"),
+        (("--data", data(tmp_path / "few.npz", 3)), 2, "few.npz: it holds 3 rows, and a batch of this plan has 4"),
+        (("--data", tmp_path / "gone"), 2, "can't read", "gone"),
+        (
+            ("--validate", data(tmp_path / "l.npz", 20, labels=np.full(20, 5))),
+            2,
+            "l.npz, row 0: 'labels' holds the label 5",
+        ),
+        (("--checkpoint", given), 2, "can't write checkpoints to"),
+        (("-o", tmp_path / "no" / "out.onnx"), 2, "there is no folder"),
+        (("--lr", "1e38"), 5, "diverged"),
+    )
+    for options, code, *parts in cases:
+        run("train", plan, "--data", given, "-o", out, "--json", "-", *options).assert_one_message(*parts, code=code)
+        assert not out.exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.parametrize("kept", [True, False])
+def test_ctrl_c_ends_with_a_checkpoint_and_one_message(kept: bool, plan: Path, tmp_path: Path, run: Runner) -> None:
+    given, folder = data(tmp_path / "train.npz", 400), tmp_path / "kept"
+    asked = ["train", str(plan), "--data", str(given), "--epochs", "3", "-o", str(tmp_path / "out.onnx")]
+    more = ["--checkpoint", str(folder)] if kept else []
+    program = [sys.executable, "-c", CALLED, "_epoch/run", "SIGINT"]
+    ended = subprocess.run([*program, *asked, *more], capture_output=True, text=True, check=False)
+    assert ended.returncode == 130
+    if kept:
+        (path,) = folder.glob("step-*.npz")
+        assert ended.stderr == f"poetopt: interrupted; step 1 is in {path}; go on with --resume\n"
+    else:
+        assert ended.stderr == "poetopt: interrupted; nothing was kept, as no --checkpoint was given\n"
+    assert not (tmp_path / "out.onnx").exists()

@@ -1,0 +1,235 @@
+"""Data sets give the rows that were written, however they were; what is wrong is one message that says where."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poetopt.errors import BackendUnavailableError, ModelError, OptionError
+from poetopt.training.data import open_data
+from poetopt.training.order import rows_in_order
+from poetopt.training.source import source_of
+from tests.training.support import Data, graph_of, plan_of, rows
+
+GRAPH = graph_of(plan_of("lenet"))
+SOME = np.array([6, 0, 1, 2, 9, 9, 3])
+
+
+def same(found: Any, data: Data, taken: Any = SOME) -> None:
+    assert set(found) == set(data)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, data[name][taken])
+
+
+def shards(folder: Path, data: Data) -> Path:
+    folder.mkdir()
+    for k, (first, last) in enumerate([(0, 3), (3, 4), (4, 11)]):
+        np.savez(folder / f"part{k}.npz", **{name: array[first:last] for name, array in data.items()})
+    return folder
+
+
+def table(path: Path, data: Data) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["labels", *(f"pixel{k}" for k in range(784))])
+        for label, image in zip(data["labels"], data["input"].reshape(-1, 784), strict=True):
+            writer.writerow([label, *(repr(float(value)) for value in image)])
+    return path
+
+
+def test_all_ways_give_the_same_rows(tmp_path: Path) -> None:
+    data = rows(plan_of("lenet"), 11)
+    np.savez(tmp_path / "plain.npz", extra=np.zeros(3), **data)
+    np.savez_compressed(tmp_path / "packed.npz", **data)
+    np.savez(tmp_path / "turned.npz", input=np.asfortranarray(data["input"]), labels=data["labels"].astype(np.int32))
+    ways = [data, *(tmp_path / f"{name}.npz" for name in ("plain", "packed", "turned"))]
+    for way in [*ways, shards(tmp_path / "shards", data), table(tmp_path / "table.csv", data)]:
+        opened = open_data(way, GRAPH, tmp_path)
+        assert opened.rows == 11
+        opened.check()
+        same(opened.take(SOME), data)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "plain.npz",
+        "packed.npz",
+        "turned.npz",
+        "shards",
+        "table.csv",
+    }
+
+
+def test_images_of_a_folder_for_each_class(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (4, 28, 28), np.uint8)
+    for k, name in enumerate(["b/1.png", "b/0.png", "a/x.PNG", "a/y.bmp"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        image.fromarray(pixels[k]).save(tmp_path / name)
+    opened = open_data(tmp_path, GRAPH)
+    found = opened.take(np.arange(4))
+    assert found["labels"].tolist() == [0, 0, 1, 1]
+    np.testing.assert_array_equal(found["input"], (pixels[[2, 3, 1, 0], None] / np.float32(255)).astype(np.float32))
+    image.fromarray(pixels[0]).convert("RGB").resize((5, 9)).save(tmp_path / "a/x.PNG")
+    assert opened.take(np.arange(1))["input"].shape == (1, 1, 28, 28)
+    (tmp_path / "a/y.bmp").write_bytes(b"no image")
+    with pytest.raises(ModelError, match=r"a/y\.bmp: no image that can be read"):
+        opened.take(np.arange(2))
+    (tmp_path / "c").mkdir()
+    with pytest.raises(ModelError, match="c: it holds no image"):
+        open_data(tmp_path, GRAPH)
+
+
+def test_without_pillow_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(b"")
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(BackendUnavailableError, match="pip install pillow"):
+        open_data(tmp_path, GRAPH)
+
+
+def bad(name: str, change: Any) -> Data:
+    data = rows(plan_of("lenet"), 9)
+    data[name] = change(data[name])
+    return data
+
+
+def put(value: object, *at: int) -> Any:
+    def change(array: Any) -> Any:
+        array[at] = value
+        return array
+
+    return change
+
+
+WRONG: list[tuple[Data, str]] = [
+    (bad("input", put(np.nan, 7, 0, 3, 3)), r"row 7: 'input' holds NaN"),
+    (bad("input", put(-np.inf, 0, 0, 0, 0)), r"row 0: 'input' holds infinity"),
+    (bad("labels", put(10, 8)), r"row 8: 'labels' holds the label 10; with 10 to choose from it must lie in 0\.\.9"),
+    (bad("labels", put(-1, 2)), r"row 2: 'labels' holds the label -1"),
+    (bad("labels", lambda a: a.astype(float)), r"'labels' has type float64; it must be int64"),
+    (bad("input", lambda a: a.astype(np.float64)), r"'input' has type float64; it must be float32"),
+    (bad("input", lambda a: a[:, 0]), r"'input' has shape \[9, 28, 28\]; it must be 'input'"),
+    (bad("labels", lambda a: a[:5]), r"'input' has 9 rows, and 'labels' 5"),
+    (bad("labels", lambda a: a[:2]), r"'input' has 9 rows, and 'labels' 2"),
+    ({name: array[:0] for name, array in rows(plan_of("lenet"), 3).items()}, "it holds no rows"),
+    ({"input": rows(plan_of("lenet"), 9)["input"]}, r"the data lacks 'labels'.*it has 'input'"),
+]
+
+
+@pytest.mark.parametrize("form", ["arrays", "npz", "shard"])
+@pytest.mark.parametrize(("data", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_is_wrong_is_one_message_with_its_place(data: Data, message: str, form: str, tmp_path: Path) -> None:
+    way: Any = data
+    if form != "arrays":
+        way = tmp_path / "data.npz" if form == "npz" else tmp_path
+        np.savez(tmp_path / "data.npz", **data)
+        if form == "shard":
+            np.savez(tmp_path / "a.npz", **rows(plan_of("lenet"), 4))
+    with pytest.raises(ModelError, match=message) as raised:
+        open_data(way, GRAPH).check()
+    shown = "the data" if form == "arrays" else str(tmp_path / "data.npz")
+    assert str(raised.value).startswith(shown)
+
+
+LINES = {
+    "": "it is empty",
+    "labels,a\n1,2\n": "it has 1 columns for the input 'input', which has 784 numbers in a row",
+    "a,a\n": "two columns are called 'a'",
+    "a,b\n1,2\n": "no column is called 'labels'",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), LINES.items(), ids=list(LINES.values()))
+def test_tables_that_fit_no_input(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match=f"t.csv: {message}"):
+        open_data(tmp_path / "t.csv", GRAPH)
+
+
+CELLS = [
+    (("7", "x"), r"line 3: 'x' in the column 'pixel0' is no number"),
+    (("7", ""), r"line 3: '' in the column 'pixel0' is no number"),
+    (("7", "nan"), r"line 3: 'input' holds NaN"),
+    (("10", "1"), r"line 3: 'labels' holds the label 10"),
+    (("1.5", "1"), r"line 3: '1\.5' in the column 'labels' is no whole number"),
+    (("1e300", "1"), r"line 3: '1e300' in the column 'labels' is no whole number"),
+    (("7", "1,1"), r"line 3: 786 columns, and the first line names 785"),
+]
+
+
+@pytest.mark.parametrize(("cells", "message"), CELLS, ids=[message for _, message in CELLS])
+def test_cells_that_are_no_values(cells: tuple[str, str], message: str, tmp_path: Path) -> None:
+    lines = table(tmp_path / "t.csv", rows(plan_of("lenet"), 4)).read_text(encoding="utf-8").splitlines()
+    lines[2] = ",".join([*cells, *lines[2].split(",")[2:]])
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ModelError, match=f"t.csv, {message}"):
+        open_data(tmp_path / "t.csv", GRAPH)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither \.npz files nor folders of images"):
+        open_data(tmp_path, GRAPH)
+    with pytest.raises(ModelError, match=r"can't read .*gone\.npz"):
+        open_data(tmp_path / "gone.npz", GRAPH)
+    data = rows(plan_of("lenet"), 9)
+    np.savez_compressed(tmp_path / "cut.npz", **data)
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match=r"cut\.npz is no \.npz file"):
+        open_data(tmp_path / "cut.npz", GRAPH)
+    np.savez(tmp_path / "shrunk.npz", **data)
+    opened = open_data(tmp_path / "shrunk.npz", GRAPH)
+    (tmp_path / "shrunk.npz").write_bytes((tmp_path / "shrunk.npz").read_bytes()[:5000])
+    with pytest.raises(ModelError, match="shorter than when training began"):
+        opened.take(SOME[:2])
+
+
+def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
+    orders = [rows_in_order(50, "shuffle", seed, epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert rows_in_order(50, "shuffle", 1, 1).tolist() == orders[3]
+    assert rows_in_order(5, "sequential", 1, 1).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(OptionError, match="--batch-order random: must be shuffle or sequential"):
+        rows_in_order(5, "random", 0, 0)
+
+
+def test_batches_are_whole_and_go_on_in_the_middle_of_an_epoch() -> None:
+    data = rows(plan_of("lenet"), 11)
+    source = source_of(data, GRAPH, "shuffle", 3)
+    assert (source.batches, source.left_out) == (5, 1)
+    order = rows_in_order(11, "shuffle", 3, 1)
+    batches = list(source.epoch(1))
+    for k, batch in enumerate(batches):
+        same(batch, data, order[2 * k : 2 * k + 2])
+    for ahead, batch in zip(batches[3:], source.epoch(1, 3), strict=True):
+        np.testing.assert_array_equal(ahead["input"], batch["input"])
+    with pytest.raises(ModelError, match=r"holds 1 rows, and a batch of this plan has 2; .*--batch 1"):
+        source_of({name: array[:1] for name, array in data.items()}, GRAPH, "shuffle", 3)
+
+
+def test_batches_of_ones_own() -> None:
+    data = rows(plan_of("lenet"), 6)
+    pairs = [(data["input"][k : k + 2], data["labels"][k : k + 2]) for k in (0, 2, 4)]
+    listed = source_of(pairs, GRAPH, "shuffle", 0)
+    assert listed.batches == 3
+    for way in (listed, source_of(lambda epoch: iter(pairs), GRAPH, "shuffle", 0)):
+        for epoch in (0, 1):
+            for (image, _), batch in zip(pairs[1:], way.epoch(epoch, 1), strict=True):
+                np.testing.assert_array_equal(batch["input"], image)
+    once = source_of(iter(pairs), GRAPH, "shuffle", 0)
+    assert len(list(once.epoch(0))) == 3
+    with pytest.raises(ModelError, match="epoch 2: the data is an iterator, which gives its batches once"):
+        next(once.epoch(1))
+    for batch, message in (
+        (3, "batch 0 of epoch 1: it must be arrays by name, or one for each of 'input', 'labels'"),
+        ({"input": data["input"]}, "batch 0 of epoch 1: it lacks the input 'labels'"),
+        ((np.full((2, 1, 28, 28), np.nan, np.float32), [0, 1]), "batch 0 of epoch 1: 'input' holds NaN"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            next(source_of([batch], GRAPH, "shuffle", 0).epoch(0))
+    with pytest.raises(ModelError, match="the data gives no batches"):
+        next(source_of([], GRAPH, "shuffle", 0).epoch(0))

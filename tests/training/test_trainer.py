@@ -1,0 +1,378 @@
+"""Epochs by a plan: the steps of the unscheduled graph on the same batches, resumed to the same bits, and evaluated."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import poetopt as po
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.errors import ExecutionError, ModelError, OptionError, PlanError
+from poetopt.training.order import rows_in_order
+from tests.training.support import MODELS, Data, graph_of, plan_of, rows
+
+CASES = [("residual", "sgd", "paged"), ("small", "adamw", "resident"), ("small", "momentum", "paged")]
+CASES += [("dropout", "adam", "resident"), ("small", "none", "resident")]
+
+
+def copies(values: Mapping[str, Any]) -> Data:
+    return {name: np.array(value) for name, value in values.items()}
+
+
+def equal(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "optimizer", "parameters"), CASES[:3])
+def test_epochs_are_the_steps_of_the_whole_graph_at_the_rates_that_were_asked_for(
+    name: str, optimizer: str, parameters: str
+) -> None:
+    plan = plan_of(name, optimizer, parameters)
+    graph = graph_of(plan_of(name, optimizer))
+    size = graph.tensors[graph.inputs[0]].shape[0]
+    data = rows(plan, 3 * size + 1)
+    with po.Trainer(plan, lr=0.1, lr_schedule="step:1:0.5", seed=4) as trainer:
+        ended = trainer.fit(data, epochs=2)
+        found = copies(trainer.values())
+    values: Data = dict(graph.values)
+    losses = []
+    for epoch, lr in enumerate((0.1, 0.05)):
+        order = rows_in_order(3 * size + 1, "shuffle", 4, epoch)
+        for k in range(3):
+            batch = {name: array[order[k * size : (k + 1) * size]] for name, array in data.items()}
+            for said, number in {"lr": lr, "step": 3 * epoch + k + 1}.items():
+                if said in graph.hyperparameters:
+                    tensor = graph.hyperparameters[said]
+                    values[tensor] = np.array(number, values[tensor].dtype)
+            done = NodeByNode(graph, Sessions(graph), values, graph.results).run(batch)
+            losses.append(float(done[graph.loss].reshape(-1)[0]))
+            values |= {old: done[new] for old, new in graph.carried.items()}
+    equal(found, {name: values[name] for name in graph.carried})
+    assert ended.losses == (sum(losses[:3]) / 3, sum(losses[3:]) / 3)
+    assert (ended.epochs, ended.steps, ended.batch, ended.left_out) == (2, 6, size, 1)
+
+
+@pytest.mark.parametrize(("name", "optimizer", "parameters"), CASES)
+def test_a_stopped_training_goes_on_to_the_same_bits(
+    name: str, optimizer: str, parameters: str, tmp_path: Path
+) -> None:
+    plan = plan_of(name, optimizer, parameters)
+    size = graph_of(plan).tensors[graph_of(plan).inputs[0]].shape[0]
+    data = rows(plan, 5 * size)
+    more: dict[str, Any] = {"accumulate": 2, "momentum": 0.9} if optimizer == "none" else {}
+    asked: dict[str, Any] = {"lr": 0.01, "lr_schedule": "cosine", "seed": 1, **more}
+    with po.Trainer(plan, **asked) as trainer:
+        whole = trainer.fit(data, epochs=2, validate=data)
+        values = copies(trainer.values())
+
+    class Stop(Exception):  # noqa: N818 - a signal, not an error
+        pass
+
+    def stopping(epoch: int) -> Any:
+        for k, batch in enumerate(po_batches(plan, data, epoch)):
+            if (epoch, k) in stops:
+                stops.remove((epoch, k))
+                raise Stop
+            yield batch
+
+    stops = [(0, 3), (1, 1), (1, 4)]
+    for _ in range(3):
+        with po.Trainer(plan, **{**asked, "lr_schedule": "constant"}) as trainer, pytest.raises(Stop):
+            trainer.fit(stopping, epochs=2, checkpoint=tmp_path, every=1, resume=True, validate=data)
+    assert not stops
+    with po.Trainer(plan, **{**asked, "lr_schedule": "constant"}) as trainer:
+        ended = trainer.fit(stopping, epochs=2, checkpoint=tmp_path, every=3, resume=True, validate=data)
+        resumed = copies(trainer.values())
+    with po.Trainer(plan, **{**asked, "lr_schedule": "constant"}) as trainer:
+        straight = trainer.fit(lambda epoch: po_batches(plan, data, epoch), epochs=2, validate=data)
+        equal(resumed, trainer.values())
+    assert (ended.losses, ended.validations) == (straight.losses, straight.validations)
+    assert (ended.resumed_at, straight.resumed_at, whole.steps) == (9, 0, 10)
+    assert not all(np.array_equal(resumed[name], value) for name, value in values.items())  # at another rate
+
+
+def po_batches(plan: Any, data: Data, epoch: int) -> Any:
+    from poetopt.training.source import source_of
+
+    return source_of(data, graph_of(plan), "shuffle", 1).epoch(epoch)
+
+
+SCRIPT = """if True:
+    import sys
+    import poetopt as po
+    from tests.training.support import plan_of, rows
+    plan = plan_of("small", "adam")
+    with po.Trainer(plan, lr=0.01, lr_schedule="cosine") as trainer:
+        trainer.fit(rows(plan, 400), epochs=6, checkpoint=sys.argv[1], every=1, resume=True)
+"""
+
+
+def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    plan = plan_of("small", "adam")
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)])
+    while not list(tmp_path.glob("step-*.npz")) and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() != 0
+    with po.Trainer(plan, lr=0.01, lr_schedule="cosine") as trainer:
+        ended = trainer.fit(rows(plan, 400), epochs=6, checkpoint=tmp_path, resume=True)
+        found = copies(trainer.values())
+    assert 0 < ended.resumed_at < ended.steps == 600
+    with po.Trainer(plan, lr=0.01, lr_schedule="cosine") as trainer:
+        trainer.fit(rows(plan, 400), epochs=6)
+        equal(trainer.values(), found)
+
+
+def inference(model: onnx.ModelProto, values: Mapping[str, Any]) -> onnx.ModelProto:
+    """A model with those values, normalizing by its running statistics and without Dropout."""
+    for proto in model.graph.initializer:
+        if proto.name in values:
+            proto.raw_data = np.ascontiguousarray(values[proto.name]).tobytes()
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.output[1:]
+            (mode,) = (a for a in node.attribute if a.name == "training_mode")
+            mode.i = 0
+        elif node.op_type == "Dropout":
+            node.CopyFrom(helper.make_node("Identity", node.input[:1], node.output[:1]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("residual", "resident"), ("residual", "paged"), ("dropout", "paged"), ("lenet", "resident")],
+)
+def test_evaluating_is_inference_with_the_values_so_far(name: str, parameters: str) -> None:
+    plan = plan_of(name, "sgd", parameters)
+    data, held_out = rows(plan, 20), rows(plan, 7, seed=9)
+    with po.Trainer(plan, lr=0.05) as trainer:
+        trainer.fit(data, epochs=2)
+        before = copies(trainer.values())
+        found = trainer.evaluate(held_out)
+        equal(trainer.values(), before)
+        session = onnxruntime.InferenceSession(
+            inference(MODELS[name](), before).SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        (first,) = session.get_inputs()
+        size = first.shape[0]
+        padded = np.resize(held_out[first.name], (-(-7 // size) * size, *held_out[first.name].shape[1:]))
+        parts = [session.run(None, {first.name: padded[k : k + size]})[0] for k in range(0, len(padded), size)]
+        scores = np.concatenate(parts)[:7].astype(np.float64)
+        shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        labels = held_out["labels"]
+        assert found.rows == 7
+        assert found.loss == pytest.approx(-np.log(shares[np.arange(7), labels]).mean(), rel=1e-4)
+        assert found.accuracy == (scores.argmax(axis=1) == labels).mean()
+        assert trainer.evaluate([{name: array[:size] for name, array in data.items()}]).rows == size
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_evaluating_other_losses(loss: str) -> None:
+    plan = plan_of("small", "sgd", loss=loss)
+    graph = graph_of(plan)
+    data = rows(plan, 9)
+    rng = np.random.default_rng(1)
+    shape = graph.tensors["target"].shape
+    data["target"] = rng.integers(0, 2, (9, *shape[1:])).astype(np.float32)
+    with po.Trainer(plan, lr=0.05) as trainer:
+        trainer.fit(data)
+        whole = {name: array[:8] for name, array in data.items()}
+        found = trainer.evaluate(whole)
+        steps = [trainer.step({name: array[k : k + 4] for name, array in data.items()}, lr=1e-30) for k in (0, 4)]
+        assert found.loss == pytest.approx(np.mean(steps), rel=1e-5)
+        assert (found.accuracy is None) == (loss == "mse")
+        assert trainer.evaluate(data).rows == 9
+
+
+def test_gradients_are_summed_clipped_and_handed_on() -> None:
+    plan = plan_of("small", "none")
+    data = rows(plan, 16)
+    batches = list(po_batches(plan, data, 0))
+    seen: list[Data] = []
+
+    class Own:
+        def __init__(self) -> None:
+            self.states = {"steps": np.zeros(1)}
+
+        def __call__(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
+            self.states["steps"] += 1
+            seen.append(copies(gradients))
+            for name, parameter in parameters.items():
+                parameter -= np.float32(0.5) * gradients[name]
+
+    with po.Trainer(plan) as plain:
+        alone = []
+        for batch in batches[:2]:
+            plain.step(batch, lr=0.0)
+            alone.append(copies(plain.gradients))
+    mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
+    norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in mean.values()))
+    for clip in (None, norm / 4, norm * 4):
+        seen.clear()
+        with po.Trainer(plan, optimizer=Own(), accumulate=2, clip_norm=clip) as trainer:
+            for batch in batches:
+                trainer.step(batch)
+            assert len(seen) == len(batches) // 2
+            scale = 1 if clip is None else min(1, clip / norm)
+            for name, gradient in mean.items():
+                np.testing.assert_allclose(seen[0][name], gradient * scale, rtol=1e-5, atol=1e-7)
+
+
+def test_an_optimizers_own_states_are_saved(tmp_path: Path) -> None:
+    plan = plan_of("small", "none")
+
+    class Own:
+        def __init__(self) -> None:
+            self.states = {"steps": np.zeros(1)}
+
+        def __call__(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
+            self.states["steps"] += 1
+
+    mine, other = Own(), Own()
+    with po.Trainer(plan, optimizer=mine) as trainer:
+        trainer.fit(rows(plan, 12))
+        trainer.save(tmp_path)
+    with po.Trainer(plan, optimizer=other) as trainer:
+        trainer.load(tmp_path)
+        assert trainer.taken == 3
+    assert other.states["steps"] == 3
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("sgd", {"momentum": 0.9}, r"--momentum 0\.9: the plan's optimizer is sgd, which has lr, weight_decay; solve with"),
+    ("sgd", {"lr": 0.0}, "--lr 0: must be more than 0"),
+    ("sgd", {"lr": float("nan")}, "--lr nan: must be more than 0"),
+    ("adam", {"hyperparameters": {"beta1": 1.0}}, "--beta1 1: must be at least 0 and less than 1"),
+    ("adam", {"hyperparameters": {"step": 3}}, "--step 3: the plan's optimizer is adam, which has lr, beta1"),
+    ("none", {"weight_decay": -1.0}, "--weight-decay -1: must be 0 or more"),
+    ("sgd", {"accumulate": 4}, r"--accumulate 4: the plan's step updates each parameter by sgd.*solve without --optim"),
+    ("adam", {"clip_norm": 1.0}, "--clip-norm 1: the plan's step updates each parameter by adam"),
+    ("adam", {"optimizer": print}, "an optimizer of one's own: the plan's step updates"),
+    ("none", {"clip_norm": 0.0}, "--clip-norm 0: must be more than 0"),
+    ("none", {"accumulate": 0}, "--accumulate 0: must be at least 1"),
+    ("sgd", {"seed": -1}, "--seed -1: must be 0 or more"),
+    *(
+        ("sgd", {"lr_schedule": text}, f"--lr-schedule {text}: must be constant, cosine, or step:EPOCHS:FACTOR")
+        for text in ("", "linear", "step", "step:0:0.1", "step:3", "step:1:nan", "cosine:3", "step:1:0.1:2")
+    ),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "options", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_what_the_step_can_t_do_is_refused(optimizer: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        po.Trainer(plan_of("small", optimizer), **options)
+
+
+def test_rates() -> None:
+    from poetopt.training.rates import parse_schedule
+
+    rate = parse_schedule("cosine").rate
+    assert [rate(0.4, step, 0, 4) for step in range(5)] == pytest.approx([0.4, 0.341421356, 0.2, 0.058578644, 0.0])
+    assert [parse_schedule("step:2:0.1").rate(1.0, 0, epoch, 9) for epoch in range(5)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01]
+    )
+
+
+def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    data = rows(plan, 12)
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+        with pytest.raises(OptionError, match="it holds checkpoints of another training; go on with --resume"):
+            trainer.fit(data, checkpoint=tmp_path)
+        with pytest.raises(OptionError, match=r"made with --batch-order shuffle, and this is sequential"):
+            trainer.fit(data, checkpoint=tmp_path, resume=True, batch_order="sequential")
+        with pytest.raises(OptionError, match=r"made with so many rows: 12, and this is 8"):
+            trainer.fit({name: array[:8] for name, array in data.items()}, checkpoint=tmp_path, resume=True)
+        with pytest.raises(OptionError, match="--resume: say where checkpoints are"):
+            trainer.fit(data, resume=True)
+        with pytest.raises(OptionError, match="--lr-schedule cosine: how many batches there are decides it"):
+            po.Trainer(plan, lr_schedule="cosine").fit(lambda epoch: iter([]))
+        with pytest.raises(PlanError, match="there is no checkpoint in it"):
+            trainer.load(tmp_path / "none")
+    for name, optimizer, message in (
+        ("lenet", "sgd", r"of another network \(small\): it lacks"),
+        ("small", "adam", "made with the optimizer sgd, and this is adam"),
+    ):
+        with po.Trainer(plan_of(name, optimizer)) as other:
+            before = copies(other.values())
+            with pytest.raises(PlanError, match=message):
+                other.load(tmp_path)
+            equal(other.values(), before)
+
+
+def test_what_diverges_is_not_saved_over_what_was_before(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    data = rows(plan, 40)
+    with po.Trainer(plan, lr=1e-3) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
+    with (
+        po.Trainer(plan, lr=1e30) as trainer,
+        pytest.raises(
+            ExecutionError, match=r"the loss is \w+ in step \d+ \(epoch 2\).*smaller --lr; the newest.*|NaN or"
+        ),
+    ):
+        trainer.fit(data, epochs=3, checkpoint=tmp_path, resume=True, every=1)
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
+    assert before.items() <= kept.items() or len(kept) == 2
+    with po.Trainer(plan) as trainer:
+        trainer.load(tmp_path)
+        assert all(np.isfinite(value).all() for value in trainer.values().values())
+
+
+def test_bad_data_in_the_middle_costs_nothing_that_was_learned(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    batches = list(po_batches(plan, rows(plan, 12), 0))
+    with po.Trainer(plan, lr=0.1) as trainer:
+        with pytest.raises(ModelError, match="batch 3 of epoch 1: it must be arrays by name"):
+            trainer.fit([*batches, "no batch"], checkpoint=tmp_path)
+        values = copies(trainer.values())
+    with po.Trainer(plan) as trainer:
+        trainer.load(tmp_path)
+        assert trainer.taken == 3
+        equal(trainer.values(), values)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+def test_parameters_are_torchs(optimizer: str) -> None:
+    torch = pytest.importorskip("torch")
+    plan = plan_of("doubled", optimizer)
+    graph = graph_of(plan)
+    data = rows(plan, 80)
+    with po.Trainer(plan, lr=0.01, weight_decay=0.02) as trainer:
+        trainer.fit(data, epochs=5, batch_order="sequential")
+        found = copies(trainer.values())
+    tensors = {name: torch.nn.Parameter(torch.tensor(np.array(graph.values[name]))) for name in graph.trained}
+    made = {
+        "sgd": lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.02),
+        "momentum": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.02),
+        "adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.02),
+        "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.02),
+    }[optimizer](list(tensors.values()))
+    layers = sorted({name.rpartition(".")[0] for name in tensors})
+    for k in list(range(0, 80, 4)) * 5:
+        x = torch.tensor(data[graph.inputs[0]][k : k + 4]).reshape(4, -1)
+        for layer in layers:
+            x = torch.nn.functional.linear(x, tensors[f"{layer}.weight"], tensors[f"{layer}.bias"])
+            x = torch.relu(x) if layer != layers[-1] else x
+        made.zero_grad()
+        torch.nn.functional.cross_entropy(x, torch.tensor(data["labels"][k : k + 4])).backward()
+        made.step()
+    for name, tensor in tensors.items():
+        np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-12)
