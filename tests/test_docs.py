@@ -50,8 +50,8 @@ ELSEWHERE = {
     "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/sweep",
     "python docs/examples/train_batchnorm.py net.onnx train.onnx": "tests/test_from_pytorch.py",
     "poetopt inspect net.onnx": "tests/training/test_page.py",
-    "poetopt solve net.onnx --device a72 --ram '60%' --optimizer adam -o plan.json": "tests/training/test_page.py",
-    "poetopt train plan.json --data train.npz --epochs 3 --validate test.npz --checkpoint kept --resume -o out.onnx": (
+    "poetopt solve net.onnx --device a72 --ram 60% --optimizer adam -o plan.json": "tests/training/test_page.py",
+    "poetopt train plan.json --data train.npz --epochs 3 --lr 0.003 --validate test.npz --checkpoint kept --resume -o out.onnx": (  # noqa: E501
         "tests/training/test_page.py"
     ),
     "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/comparison",

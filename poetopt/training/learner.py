@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.ort.executor import graph_of, taken_bytes
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
+from poetopt.step.belongs import graph_of
 from poetopt.telling import Told, silent
 from poetopt.training import checkpoint
-from poetopt.training.evaluate import Evaluator
 from poetopt.training.update import Optimizer, Update, check_update
 from poetopt.units import show_bytes
 from poetopt.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+    from poetopt.training.evaluate import Evaluator
 
 DESCENT = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
 """Hyperparameters of what follows a step that ends with gradients, and their defaults."""
@@ -77,6 +78,8 @@ class Learner:
     @cached_property
     def evaluator(self) -> Evaluator:
         """The forward pass, with the values as they are."""
+        from poetopt.training.evaluate import Evaluator
+
         return Evaluator(self.graph, self.step.given())
 
     @property
@@ -91,7 +94,9 @@ class Learner:
     @property
     def planned_bytes(self) -> int:
         """What the plan takes: arena, kernels, resident region."""
-        return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
+        problem = self.plan.problem
+        taken = max(simulate(self.plan).peak_bytes, arena_bytes(self.plan) + problem.reserve_bytes)
+        return taken + problem.beside_bytes
 
     def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:
         """One step; the loss before it."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from poetopt.backends.ort.training import Momentum
 from poetopt.errors import OptionError
+from poetopt.step.descent import Momentum
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

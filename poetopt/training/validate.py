@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from poetopt.graph import TrainingGraph
 from poetopt.telling import Told, silent
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
-from poetopt.training.evaluate import Evaluation, Evaluator
 from poetopt.training.source import Data, Source, batch_size, source_of
+
+if TYPE_CHECKING:
+    from poetopt.training.evaluate import Evaluation, Evaluator
 
 
 def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:

@@ -14,12 +14,13 @@ import pytest
 from poetopt.backends.ort import execute, random_batch
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.training import Batches, Momentum, save_training, train
+from poetopt.backends.ort.training import Batches, save_training, train
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.report.execution import execution_text, training_text
+from poetopt.step.descent import Momentum
 from poetopt.step.region import Region
 from tests.backends.support import problem, store_all
 from tests.problems import random_plan

@@ -53,7 +53,7 @@ def test_one_that_is_cut_short_or_changed_is_passed_over(seed: int, tmp_path: Pa
         assert found.path.name == "step-000000001.npz"
         assert len(found.passed_over) == 1
         assert path.name in found.passed_over[0]
-    found.path.write_bytes(b"")
+    (tmp_path / "step-000000001.npz").write_bytes(b"")
     with pytest.raises(
         PlanError, match=r"no checkpoint in it can be read \(step-000000002.npz: .*; step-000000001.npz"
     ):

@@ -46,7 +46,7 @@ def test_all_ways_give_the_same_rows(tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", extra=np.zeros(3), **data)
     np.savez_compressed(tmp_path / "packed.npz", **data)
     np.savez(tmp_path / "turned.npz", input=np.asfortranarray(data["input"]), labels=data["labels"].astype(np.int32))
-    ways = [data, *(tmp_path / f"{name}.npz" for name in ("plain", "packed", "turned"))]
+    ways: list[Any] = [data, *(tmp_path / f"{name}.npz" for name in ("plain", "packed", "turned"))]
     for way in [*ways, shards(tmp_path / "shards", data), table(tmp_path / "table.csv", data)]:
         opened = open_data(way, GRAPH, tmp_path)
         assert opened.rows == 11
@@ -224,12 +224,13 @@ def test_batches_of_ones_own() -> None:
     assert len(list(once.epoch(0))) == 3
     with pytest.raises(ModelError, match="epoch 2: the data is an iterator, which gives its batches once"):
         next(once.epoch(1))
-    for batch, message in (
+    wrong: list[tuple[Any, str]] = [
         (3, "batch 0 of epoch 1: it must be arrays by name, or one for each of 'input', 'labels'"),
         ({"input": data["input"]}, "batch 0 of epoch 1: it lacks the input 'labels'"),
         ((np.full((2, 1, 28, 28), np.nan, np.float32), [0, 1]), "batch 0 of epoch 1: 'input' holds NaN"),
-    ):
+    ]
+    for given, message in wrong:
         with pytest.raises(ModelError, match=message):
-            next(source_of([batch], GRAPH, "shuffle", 0).epoch(0))
+            next(source_of([given], GRAPH, "shuffle", 0).epoch(0))
     with pytest.raises(ModelError, match="the data gives no batches"):
         next(source_of([], GRAPH, "shuffle", 0).epoch(0))

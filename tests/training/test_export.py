@@ -49,7 +49,7 @@ def blanked(model: ModelProto, names: list[str]) -> bytes:
         if proto.name in names:
             proto.ClearField("raw_data")
             proto.ClearField("float_data")
-    return copy.SerializeToString(deterministic=True)
+    return bytes(copy.SerializeToString(deterministic=True))
 
 
 def in_floats(model: ModelProto) -> ModelProto:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.step.belongs import check_belongs, graph_of
 from poetopt.step.carried import slots
+from poetopt.step.descent import Momentum
 from poetopt.step.memory import Block, writable_copy
 from poetopt.step.program import Program
 from poetopt.step.region import Region
@@ -44,9 +45,6 @@ from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-SLICE = 1 << 16
-"""Elements that an update works on at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,46 +188,6 @@ class Batches:
             count = self.graph.tensors[name].shape[0]
             found[name] = array[np.arange(step * count, (step + 1) * count) % self.rows]
         return check_batch(self.graph, found)
-
-
-class Momentum:
-    """Stochastic gradient descent in place: v = m v + g + w p, p = p - lr v (without momentum, v is g + w p).
-
-    velocity
-        v of each parameter, where there is momentum.
-    """
-
-    def __init__(self, parameters: Mapping[str, Array], lr: float, momentum: float, weight_decay: float = 0.0) -> None:
-        self.parameters = parameters
-        self.lr = lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.velocity: Mapping[str, Array] = (
-            {name: np.zeros_like(p) for name, p in parameters.items()} if momentum else {}
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state."""
-        return sum(velocity.nbytes for velocity in self.velocity.values())
-
-    def step(self, gradients: Mapping[str, Array]) -> None:
-        """Update every parameter with its gradient."""
-        for name, parameter in self.parameters.items():
-            # Of any floating type, for which numpy's own annotations have no arithmetic in place.
-            p: Any = parameter.reshape(-1)
-            g: Any = gradients[name].reshape(-1)
-            v: Any = self.velocity[name].reshape(-1) if self.momentum else None
-            for start in range(0, p.size, SLICE):
-                part = slice(start, start + SLICE)
-                change = g[part]
-                if self.weight_decay:
-                    change = change + p[part] * p.dtype.type(self.weight_decay)
-                if v is not None:
-                    v[part] *= p.dtype.type(self.momentum)
-                    v[part] += change
-                    change = v[part]
-                p[part] -= change * p.dtype.type(self.lr)
 
 
 class _Learner:
