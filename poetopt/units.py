@@ -130,6 +130,16 @@ def parse_watts(value: str | float, *, option: str) -> float:
     return _finite(number * factors[unit], value, option, examples)
 
 
+def parse_frequency(value: str | float, *, option: str) -> float:
+    """Hertz, from `64MHz` or `1.2GHz`. Raises OptionError unless they are positive."""
+    examples = "64MHz or 1.2GHz"
+    number, unit = _split(value, option, examples)
+    factors = {"": 1.0, "Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}
+    if unit not in factors or number <= 0:
+        raise OptionError(f"{option} {value}: not a frequency; examples: {examples}")
+    return _finite(number * factors[unit], value, option, examples)
+
+
 def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
     """Joules, from `3`, `3J` or `250mJ`, or a multiple of one pass (`1.05x`). Raises OptionError unless positive."""
     if isinstance(value, Factor):

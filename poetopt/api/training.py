@@ -14,11 +14,13 @@ from poetopt.printable import shown
 from poetopt.runtimes import DEFAULT, unknown
 
 if TYPE_CHECKING:
+    from poetopt.backends.c.profiling import EmulatedProfile
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
     from poetopt.frontends.problem_file import ProblemFile
     from poetopt.graph import Graph, TrainingGraph
     from poetopt.problem import Problem
+    from poetopt.telling import Told
 
 SAME_BYTES = "a72"
 """Bytes depend on the runtime alone: the device to take where only they matter."""
@@ -139,6 +141,27 @@ class Training:
         from poetopt.backends.ort.profiling import profile
 
         return profile(self.graph, power_w=power_w, workdir=workdir)
+
+    def profile_on(
+        self, on: str, *, clock_hz: float | None = None, seed: int = 0, told: Told | None = None, progress: bool = False
+    ) -> EmulatedProfile:
+        """Count the instructions of this step's operators in C on an emulated core, and model their seconds.
+
+        on
+            `cortex-m4` or `cortex-m0plus`.
+        clock_hz
+            By default that of the catalogue's m4 or m0.
+        seed, told, progress
+            As for `execute`.
+
+        The result's `profile` is what `cost` takes. Raises UnsupportedOpError where an operator has no kernel in C,
+        BackendUnavailableError without compiler or emulator, ExecutionError where the step fails.
+        """
+        from poetopt.backends.c.profiling import profile_on
+        from poetopt.telling import telling
+
+        problem = self.cost(SAME_BYTES, runtime="c")
+        return profile_on(problem, on, clock_hz=clock_hz, seed=seed, told=told or telling(progress))
 
 
 @dataclass(frozen=True)

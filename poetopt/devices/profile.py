@@ -31,6 +31,8 @@ NO_WAITING = ("no waiting for processors", "the processors were free")
 """What `load` says of a machine that nothing else kept busy, now and in older profiles."""
 BY_HAND = "measurements from "
 """So begins what a profile of files that people filled in calls its machine."""
+MODELLED = "emulated "
+"""So begins what a profile of instruction counts calls it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +299,8 @@ def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float)
 
 
 def _head(machine: str) -> str:
-    return f"measured ({machine}): " if machine else "measured: "
+    how = "modelled" if machine.startswith(MODELLED) else "measured"
+    return f"{how} ({machine}): " if machine else f"{how}: "
 
 
 def _share(found: int, count: int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from poetopt.backends.c.profiling import TAKEN, EmulatedProfile, Modelled, joined
 from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
 from poetopt.operators.signature import signatures
-from poetopt.report.layout import table
+from poetopt.report.layout import columns, table
 from poetopt.units import show_bytes, show_seconds
+
+DEAREST = 12
+"""Operators that are named with their instructions."""
 
 
 def profile_document(graph: Graph, found: Profile, merged: Profile) -> dict[str, object]:
@@ -55,6 +59,29 @@ def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> st
         rows.append(("missing", f"{', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}: from the roofline"))
     rows.append(("profile", f"{path}, {len(merged.operators)} operators; use it with solve --profile {path}"))
     return table(f"{graph.name}: {found.about.get('machine', 'measured')}", rows)
+
+
+def instructions_text(emulated: EmulatedProfile) -> str:
+    """What a step takes on an emulated core: the operators that take most of it, and all."""
+    rows: list[Sequence[str]] = [
+        ("operator", "instructions", "cycles: low", "middle", "high", "middle", "most of these")
+    ]
+    found = sorted(emulated.operators.items(), key=lambda pair: -pair[1].cycles[1])
+    rows += [_row(name, one, emulated.clock_hz) for name, one in found[:DEAREST]]
+    if found[DEAREST:]:
+        rows.append(
+            _row(f"{len(found) - DEAREST} others", joined(one for _, one in found[DEAREST:]), emulated.clock_hz)
+        )
+    rows.append(_row("a step", joined(emulated.operators.values()), emulated.clock_hz))
+    return "\n".join(columns(rows))
+
+
+def _row(name: str, one: Modelled, clock_hz: float) -> Sequence[str]:
+    classes = {kind: count for kind, count in one.classes.items() if kind != TAKEN}
+    most = sorted(classes.items(), key=lambda pair: -pair[1])[:2]
+    kinds = ", ".join(f"{kind} {100 * count / max(one.instructions, 1):.0f} %" for kind, count in most)
+    low, middle, high = (f"{round(cycles):,}" for cycles in one.cycles)
+    return f"  {name}", f"{one.instructions:,}", low, middle, high, show_seconds(one.cycles[1] / clock_hz), kinds
 
 
 def _step_s(graph: Graph, profile: Profile) -> float:
