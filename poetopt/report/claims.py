@@ -124,6 +124,8 @@ def _figures(report: Entry, file: PlanFile, simulation: Simulation) -> None:
         "page_ins": simulation.page_ins,
         "wakes": simulation.wakes,
         "bytes_paged": simulation.bytes_paged,
+        "streamed_runs": simulation.streamed_runs,
+        "bytes_streamed": simulation.bytes_streamed,
         "transfer_s": simulation.transfer_s,
         "hidden_bytes": hidden.hidden_bytes,
     }

@@ -58,6 +58,10 @@ def facts(view: View) -> tuple[Fact, ...]:
     moved = f"{show_bytes(simulation.bytes_paged)} moved" if simulation.bytes_paged else "nothing moved"
     pages = f"{simulation.page_outs:,} out, {simulation.page_ins:,} in"
     found.append(Fact("Pages", pages, moved if problem.paging else "the device has no storage"))
+    if simulation.streamed_runs:
+        found.append(
+            Fact("Streamed", f"{simulation.streamed_runs:,} runs", f"{show_bytes(simulation.bytes_streamed)} in chunks")
+        )
     if problem.dma and simulation.transfer_s:
         hidden = overlap(view.plan, simulation)
         found.append(Fact("Transfers", show_seconds(hidden.transfer_s), during_words(hidden)))

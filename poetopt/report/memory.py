@@ -69,5 +69,7 @@ def _resident(problem: Problem) -> int | None:
 
 def written_bytes(plan: Plan) -> int:
     """Bytes that a step writes to storage."""
+    problem = plan.problem
     outs = [step.target for step in plan.instructions if step.action is Action.PAGE_OUT]
-    return plan.problem.nbytes(outs)
+    ways = (problem.operators[step.target].variant(step.variant) for step in plan.instructions if step.variant)
+    return problem.nbytes(outs) + sum(way.written_bytes for way in ways)

@@ -24,7 +24,7 @@ from poetopt.report.memory import memory_fields, memory_words, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.training_run import TrainingRun, run_fields, run_rows
-from poetopt.report.words import order_fields, order_words, overlap_words
+from poetopt.report.words import order_fields, order_words, overlap_words, streamed_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.version import __version__
 
@@ -180,6 +180,8 @@ class Report:
             "page_ins": simulation.page_ins if simulation else None,
             "wakes": simulation.wakes if simulation else None,
             "bytes_paged": simulation.bytes_paged if simulation else None,
+            "streamed_runs": simulation.streamed_runs if simulation else None,
+            "bytes_streamed": simulation.bytes_streamed if simulation else None,
             "transfer_s": simulation.transfer_s if simulation else None,
             "hidden_s": self.overlap.hidden_s if self.overlap else None,
             "hidden_bytes": self.overlap.hidden_bytes if self.overlap else None,
@@ -321,7 +323,8 @@ class Report:
         if self.solution.scope == "store-all":
             return "store-all fits: there was nothing to save"
         text = f"{simulation.recomputes} recomputes, {simulation.page_outs} page-outs, {simulation.page_ins} page-ins"
-        return f"{text} ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else text
+        text += f" ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else ""
+        return text + streamed_words(simulation)
 
     def timing_text(self) -> str:
         """Seconds by phase, and the most memory that this process has had, for people."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from poetopt.engine.solution import OrderFound, Solution, Status
+from poetopt.plan.simulate import Simulation
 from poetopt.plan.transfers import Overlap
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_limit, show_seconds, show_share
+
+
+def streamed_words(simulation: Simulation) -> str:
+    """How many runs stream operands and how much, after what else moves; nothing where none does."""
+    runs = simulation.streamed_runs
+    if not runs:
+        return ""
+    return f"; {runs} run{'s' * (runs > 1)} streamed ({show_bytes(simulation.bytes_streamed)} in chunks)"
 
 
 def order_words(order: OrderFound) -> str:
