@@ -19,6 +19,9 @@ from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
+STREAMING_SHARES = (1.0, 0.88)
+"""The targets at which all ways to stream are tried; at the others only the first."""
+
 
 def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -> None:
     """Heuristic plans at several targets: the replay is a little optimistic about memory.
@@ -45,7 +48,9 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
                 return
             aim = int(options.ram_bytes * share)
-            for ways in ways_within(run.problem, aim) if paging else (ALL_PLAIN,):
+            for place, ways in enumerate(ways_within(run.problem, aim) if paging else (ALL_PLAIN,)):
+                if place and share not in STREAMING_SHARES:
+                    break
                 for lasting in lasting_sets(run.problem, aim, streamed_out(run.problem, ways)):
                     schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways)
                     found |= _taken(run, trial, schedule, "heuristic", strict)

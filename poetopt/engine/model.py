@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from poetopt.backends.solver import Session, backend
@@ -21,10 +22,18 @@ def limits_of(options: Options) -> Limits:
     )
 
 
-def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str, *, hidden_share: float = 1.0) -> Any:
+def model_of(
+    chosen: Formulation,
+    problem: Problem,
+    options: Options,
+    scope: str,
+    *,
+    hidden_share: float = 1.0,
+    ceiling_j: float = math.inf,
+) -> Any:
     """The model of `problem` in `scope`, with the budget and the deadline of `options`.
 
-    hidden_share
+    hidden_share, ceiling_j
         See `Limits`.
     """
     limits = limits_of(options)
@@ -34,6 +43,7 @@ def model_of(chosen: Formulation, problem: Problem, options: Options, scope: str
         compute_s=_left(limits.compute_s),
         makespan_s=_left(limits.makespan_s),
         hidden_share=hidden_share,
+        ceiling_j=ceiling_j,
         scope=scope,
         paging=options.paging,
         remat=options.remat,

@@ -18,6 +18,7 @@ from poetopt.engine.solution import DeadlineModel
 from poetopt.engine.tuning import ATTEMPTS, LEAST_S, OBJECTIVE_TARGET, RESTRICTED_SHARE, SETTLED_DEPTH
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.scope import scope_depth, scope_name
+from poetopt.problem import Feature
 
 
 def search_scope(
@@ -116,11 +117,13 @@ class _ScopeSearch:
         """Build and search one model."""
         run, chosen, inner = self.run, self.run.chosen, self.settled
         run.incumbent.forget()
-        difference = None
+        difference, ceiling = None, self._ceiling()
         try:
             with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s(budget)):
                 asked = restriction.of(run.options)
-                model = model_of(chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share)
+                model = model_of(
+                    chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share, ceiling_j=ceiling
+                )
                 # What is proven of the inner scope is proven of the limits that were asked for.
                 if restriction.exact and inner is not None and chosen.scope_difference is not None:
                     difference = chosen.scope_difference(model, inner.asked, inner.sources)
@@ -129,12 +132,13 @@ class _ScopeSearch:
                     return self._nothing_beyond(inner)
                 session = session_of(model, run.options, scale=self._scale())
         except InfeasibleError:
-            return Ending.INFEASIBLE
+            return self._none_below(ceiling)
         except TimeUpError:
             return Ending.STOPPED
         mode = Mode(restriction.exact, no_goods, bound_only=self.bound_only)
+        run.proving.ceiling = ceiling
         if inner is not None and difference is not None:
-            run.proving.ceiling = math.inf if inner.infeasible else inner.bound
+            run.proving.ceiling = ceiling if inner.infeasible else min(ceiling, inner.bound)
             deep = not inner.infeasible and not inner.outdone and scope_depth(inner.asked) >= SETTLED_DEPTH
             mode = replace(mode, difference=difference, bound_only=deep)
         search = ModelSearch(run, budget, model, session, mode, self.binding)
@@ -148,8 +152,21 @@ class _ScopeSearch:
             if inner is not None and difference is not None:
                 self.sources |= inner.sources
         if ending is Ending.INFEASIBLE and inner is not None and difference is not None:
-            return self._nothing_beyond(inner)
-        return ending
+            return self._nothing_beyond(inner, ceiling)
+        return self._none_below(ceiling) if ending is Ending.INFEASIBLE else ending
+
+    def _ceiling(self) -> float:
+        """What the best plan costs, where a model may leave out what costs more: which runs may stream."""
+        run, value = self.run, self.run.incumbent.value
+        useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.lean
+        return math.inf if value is None or not useful else value
+
+    def _none_below(self, ceiling: float) -> Ending:
+        """A model without a schedule; one that lacks what costs more than a plan says that there is none cheaper."""
+        if ceiling == math.inf:
+            return Ending.INFEASIBLE
+        self.run.raise_bound(ceiling, "search")
+        return Ending.FINISHED
 
     def _scale(self) -> float:
         """What the objective is multiplied by."""
@@ -157,9 +174,9 @@ class _ScopeSearch:
         baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
         return OBJECTIVE_TARGET / (run.incumbent.value or baseline or 1.0)
 
-    def _nothing_beyond(self, inner: Proof) -> Ending:
-        """A scope without a schedule outside of `inner` is proven as that is."""
+    def _nothing_beyond(self, inner: Proof, ceiling: float = math.inf) -> Ending:
+        """A scope without a schedule outside of `inner`, or without one below a ceiling, is proven as that is."""
         if inner.infeasible:
-            return Ending.INFEASIBLE
-        self.run.raise_bound(inner.bound, "search")
+            return self._none_below(ceiling)
+        self.run.raise_bound(min(inner.bound, ceiling), "search")
         return Ending.FINISHED

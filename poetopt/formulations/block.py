@@ -36,6 +36,9 @@ class Limits:
     hidden_share
         On a device with DMA, at most this part of the transfers' time counts as hidden; below 1 the model is tighter
         than the deadline.
+    ceiling_j
+        Only schedules of at most so many joules above one pass matter: what is in none of them may be left out.
+        Infinite unless something is known, and all costs are the problem's.
     open
         Whether they and all costs may change after a model is built, so that nothing is left out that rests on them.
     """
@@ -44,6 +47,7 @@ class Limits:
     compute_s: float | None = None
     makespan_s: float | None = None
     hidden_share: float = 1.0
+    ceiling_j: float = math.inf
     open: bool = False
 
 

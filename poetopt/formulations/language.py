@@ -22,6 +22,7 @@ from a block's *separator*: given a point it returns violated rows in the block'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -365,6 +366,7 @@ class Formulation:
         compute_s: float | None = None,
         makespan_s: float | None = None,
         hidden_share: float = 1.0,
+        ceiling_j: float = math.inf,
         scope: str = "full",
         paging: bool = True,
         remat: bool = True,
@@ -376,6 +378,8 @@ class Formulation:
             Budget of everything that is not resident.
         compute_s, makespan_s, hidden_share
             Bounds on the step's time, in seconds, and how much of the transfers may hide (see `Limits`).
+        ceiling_j
+            What is in no schedule of at most so many joules above one pass may be left out.
         scope
             Which recomputations exist: `full`, `forward` or `depth:D`.
         paging, remat
@@ -403,7 +407,12 @@ class Formulation:
             self._staged(problem)
         room = int(ram_bytes) - self.reserve_bytes(problem)
         limits = Limits(
-            ram_bytes=room, compute_s=compute_s, makespan_s=makespan_s, hidden_share=hidden_share, open=mutable
+            ram_bytes=room,
+            compute_s=compute_s,
+            makespan_s=makespan_s,
+            hidden_share=hidden_share,
+            ceiling_j=math.inf if mutable else ceiling_j,
+            open=mutable,
         )
         lean = self.lean and not mutable
         space = self.space(problem, limits, scope, paging and problem.paging, remat, lean, self.transfer_times)

@@ -5,6 +5,7 @@ without:
 
 - A variant that takes more room than there is.
 - A variant that is no better than another one which streams the same: in workspace, joules, seconds and bytes written.
+- A variant that costs more than the ceiling of `Limits`, with what first runs cost that don't fit plain.
 - Of first runs, where joules alone count, a variant that costs no less than moving whole what it streams, and takes no
   less room than the plain run does: then it pages in before, and writes out afterwards.
 
@@ -22,6 +23,9 @@ import numpy as np
 from poetopt.formulations.block import Limits
 from poetopt.formulations.rows import Ints
 from poetopt.problem import Problem, ProblemOperator, Variant
+
+ROUNDED = 1e-9
+"""Sums of joules are rounded by less than this share."""
 
 
 def _none() -> Ints:
@@ -72,6 +76,9 @@ def streamed_runs(
     room = limits.ram_bytes - problem.reserve_bytes
     simple = lean and not limits.open and limits.compute_s is None and limits.makespan_s is None and not problem.wake_j
     first, again = [], []
+    forced = _forced_j(problem, room)
+    # what some run costs in any case counts for all others
+    left = limits.ceiling_j * (1 + ROUNDED) - sum(forced)
     for k, operator in enumerate(problem.operators):
         fits = [
             v
@@ -80,12 +87,23 @@ def streamed_runs(
             and (limits.open or run_bytes(problem, k, v) <= room)
         ]
         best = _undominated(operator, fits) if not limits.open else fits
-        first.append([v for v in best if not (simple and _whole_is_better(problem, k, v))])
-        again.append([v for v in best if not operator.variants[v - 1].streamed_out])
+        own = [v for v in best if operator.variants[v - 1].energy_j - operator.energy_j <= left + forced[k]]
+        first.append([v for v in own if not (simple and _whole_is_better(problem, k, v))])
+        ways = [v for v in best if not operator.variants[v - 1].streamed_out]
+        again.append([v for v in ways if operator.variants[v - 1].energy_j <= left])
     runs = [(t, t, v) for t, variants in enumerate(first) for v in variants]
     runs += [(t, k, v) for k, t in recomputes for v in again[k]]
     stage, operators, variant = np.array(sorted(runs), dtype=np.int64).reshape(-1, 3).T
     return Streams(operators, stage, variant)
+
+
+def _forced_j(problem: Problem, room: int) -> list[float]:
+    """For each operator, what its first run costs above a plain one at least, as that doesn't fit; 0 where it does."""
+    found = []
+    for k, operator in enumerate(problem.operators):
+        ways = (v for v in problem.ways(k) if run_bytes(problem, k, v) <= room)
+        found.append(min((operator.variant(v).energy_j - operator.energy_j for v in ways), default=0.0))
+    return found
 
 
 def _undominated(operator: ProblemOperator, variants: list[int]) -> list[int]:
