@@ -74,6 +74,10 @@ class ModelSearch:
         self._exact = mode.exact
         """Until a schedule is left out that isn't proven to be late."""
         self._tree: ParallelTree | None = None
+        self._unsearched = False
+        """Whether schedules were left out that nobody looked at, and that may be in time."""
+        self._thrifty = False
+        """Whether the rows of `Formulation.thrift` are there."""
         self._root_s = 0.0
         """How long the first relaxation took."""
         self._root: PointLike | None = None
@@ -216,7 +220,7 @@ class ModelSearch:
             )
             if found.outcome is Outcome.INFEASIBLE:
                 if self.mode.no_goods and not self._exact:
-                    return Ending.REFUSED  # what is left was never searched
+                    return Ending.REFUSED if self._unsearched else Ending.EXHAUSTED
                 if best is None or not (session.tightened or cutoff):
                     return Ending.INFEASIBLE
                 self._bound(best.value, "search")  # nothing that is left is better
@@ -236,7 +240,7 @@ class ModelSearch:
                 return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
             left_out = run.left_out(model, schedule)
             if left_out is not None:
-                session.add([*found_late, left_out])
+                self._leave_out([*found_late, left_out])
                 found_late.clear()
                 continue
             values = chosen.points.values(model, schedule) if self.mode.no_goods else None
@@ -245,8 +249,16 @@ class ModelSearch:
             late = not (refusal.arena_excess or refusal.rule)
             if not late or not run.incumbent.hopeless(schedule):
                 self._exact = False
-            session.add([chosen.no_good(model, schedule, values, late=late)])
+                self._unsearched |= late  # the row leaves out others as well
+            self._leave_out([chosen.no_good(model, schedule, values, late=late)])
         return Ending.FINISHED if self._closed() else Ending.STOPPED
+
+    def _leave_out(self, rows: list[Row]) -> None:
+        """Add rows that leave schedules out, and before the first ones those of points that waste nothing."""
+        if not self._thrifty and self.run.chosen.thrift is not None:
+            rows = [*self.run.chosen.thrift(self.model), *rows]
+        self._thrifty = True
+        self.session.add(rows)
 
     def _start(self) -> Values | None:
         """Values of the best schedule known that lies in the model."""

@@ -21,6 +21,7 @@ class Ending(Enum):
     FINISHED = "solved within the gap"
     STOPPED = "out of time"
     REFUSED = "solved, and its best schedule was refused by the layout or the clock"
+    EXHAUSTED = "every schedule was refused by the layout, the clock or a block"
     INFEASIBLE = "proven to have no schedule"
 
 
@@ -38,6 +39,8 @@ class Proof:
         Whether the value is within the gap of the bound.
     finished
         Whether the model was solved to the end: what is open then is open because of the layout or the clock.
+    exhausted
+        Whether each of its schedules was refused, one after the other.
     of_all
         Of an infeasible one: whether no plan exists at all, also none of those that no scope holds.
     note
@@ -55,6 +58,7 @@ class Proof:
     value: float | None
     closed: bool
     finished: bool = False
+    exhausted: bool = False
     of_all: bool = False
     note: str = ""
     sources: frozenset[str] = frozenset()

@@ -85,7 +85,8 @@ class _ScopeSearch:
             exact is Ending.INFEASIBLE,
             run.incumbent.value,
             run.closed(gap),
-            exact in (Ending.FINISHED, Ending.REFUSED),
+            exact in (Ending.FINISHED, Ending.REFUSED, Ending.EXHAUSTED),
+            exact is Ending.EXHAUSTED,
             sources=self.sources,
             binding=self.binding,
         )
@@ -111,7 +112,7 @@ class _ScopeSearch:
         if self.run.remaining_s(budget) <= LEAST_S:
             return before
         ending = self._attempt(Restriction(), budget, no_goods=True)
-        return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED) else before
+        return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED, Ending.EXHAUSTED) else before
 
     def _attempt(self, restriction: Restriction, budget: Budget, *, no_goods: bool = False) -> Ending:
         """Build and search one model."""

@@ -110,6 +110,11 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
     """What is known where no plan was found. It is infeasible where that is proven of all that was asked for: of all
     plans, or of those of the scope, or of the formulation with rules of its own, that was named."""
     chosen, kind = run.chosen, kind_words(proof.scope)
+    if proof.exhausted:
+        return Status.UNKNOWN, (
+            "each schedule of the kind searched that keeps the budget in bytes was tried, and has no memory layout "
+            f"within it, or is refused by the clock or a block; kind: {kind}"
+        )
     if not proof.infeasible:
         return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
     if proof.of_all:

@@ -128,6 +128,9 @@ class Formulation:
     no_good
         Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
         satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
+    thrift
+        Optional, with `no_good`: model -> the rows of points that waste nothing. They are added before the first
+        schedule is left out, so that no other point stands for it.
     label_search
         Optional: (problem, limits, scope, paging, remat) -> an exact search without a model, or None where there is
         none. It knows nothing of further blocks.
@@ -150,6 +153,7 @@ class Formulation:
     scopes: Callable[[Problem, Limits, bool, bool], tuple[str, ...]] = _full_alone
     scope_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
     no_good: NoGood | None = None
+    thrift: Callable[[Any], list[Row]] | None = None
     label_search: Callable[[Problem, Limits, str, bool, bool], LabelSearch | None] | None = None
     outer: Formulation | None = None
 

@@ -22,6 +22,7 @@ from poetopt.formulations.poet.paging import paging, paging_source
 from poetopt.formulations.poet.rematerialization import rematerialization
 from poetopt.formulations.poet.sets import SETS
 from poetopt.formulations.poet.space import PoetSpace, poet_space
+from poetopt.formulations.poet.thrift import thrift
 from poetopt.formulations.rows import Ints, PointLike, Row
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.schedule import FractionalSchedule, Schedule
@@ -157,6 +158,7 @@ poet = Formulation(
     priced=_decisions,
     numbers=("storage_activation",),
     no_good=_no_good,
+    thrift=thrift,
     strict=True,
     simulated=("paging", "rematerialization", "paging_source", "memory", "storage_activation", "deadline"),
 )

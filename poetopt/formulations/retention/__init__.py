@@ -34,6 +34,7 @@ from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.sets import SETS
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.streaming import streaming
+from poetopt.formulations.retention.thrift import thrift
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
@@ -345,6 +346,7 @@ retention = Formulation(
     scopes=_scopes,
     scope_difference=scope_difference,
     no_good=no_good,
+    thrift=thrift,
     label_search=label_search,
     outer=Formulation(
         name="outer",

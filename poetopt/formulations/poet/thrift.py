@@ -1,0 +1,63 @@
+r"""Rows of points that waste nothing: what they leave out costs something or nothing, and is of no use to any plan.
+
+$$ \begin{aligned}
+   M^{in}_{t,i} + S^{ram}_{t,i} &\le 1, \quad M^{in}_{t,i} + R_{t,g(i)} \le 1, \quad M^{in}_{t,i} \le S^{ram}_{t+1,i} \\
+   R_{t,j} + S^{ram}_{t,i} &\le 1 && i \text{ is all that j writes} \\
+   R_{t,j} &\le \sum_{i \in out(j)} \Big( S^{ram}_{t+1,i} + \sum_{h > j \text{ reads } i} R_{t,h} \Big)
+   \end{aligned} $$
+
+*No schedule is lost.* What is in RAM as stage t + 1 begins is freed at no time in stage t, once it is there; so a
+page-in of what was there or was made in t is for nothing, as is one of what isn't kept, and a compute that nothing
+reads. Leaving them out gives a point with the same memory at each instant, or less.
+
+Several points stand for one schedule without these rows. Where that one is refused and left out, they would all come
+back, one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from poetopt.formulations.poet.space import PoetSpace
+from poetopt.formulations.rows import Row
+
+
+def thrift(model: Any) -> list[Row]:
+    """All of them, for the decisions that a model has."""
+    space: PoetSpace = model.space
+    problem, at = space.problem, space.residence_index
+    R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
+    M_in = list(model.paging.M_in.values()) if space.paging else []
+    rows: list[Row] = []
+    for x, (t, j) in enumerate(space.computes):
+        outputs = problem.operators[j].outputs
+        if t == j:
+            continue
+        if len(outputs) == 1:
+            rows.append(_one_of(R[x], S[at[t, outputs[0]]]))
+        readers = {h for i in outputs for h in problem.readers[i] if h > j}
+        if t not in readers:
+            kept = [S[at[t + 1, i]] for i in outputs if (t + 1, i) in at]
+            again = [R[space.compute_index[t, h]] for h in sorted(readers) if (t, h) in space.compute_index]
+            rows.append(_row([(1.0, one) for one in [*kept, *again]] + [(-1.0, R[x])], 0.0))
+    for x, (t, i) in enumerate(space.residences if space.paging else ()):
+        if M_in[x].fixed:
+            continue
+        kept = [S[at[t + 1, i]]] if (t + 1, i) in at else []
+        rows += [_one_of(M_in[x], S[x]), _row([*((1.0, one) for one in kept), (-1.0, M_in[x])], 0.0)]
+        made = space.compute_index.get((t, problem.tensors[i].producer))
+        if made is not None:
+            rows.append(_one_of(M_in[x], R[made]))
+    return rows
+
+
+def _one_of(first: Any, second: Any) -> Row:
+    return _row([(-1.0, first), (-1.0, second)], -1.0)
+
+
+def _row(parts: list[tuple[float, Any]], lower: float) -> Row:
+    """sum of parts >= lower; what is fixed is no column of the model."""
+    lower -= sum(sign * one.value for sign, one in parts if one.fixed)
+    free = [(sign, one) for sign, one in parts if not one.fixed]
+    return Row([one for _, one in free], [sign for sign, _ in free], lower, math.inf, 1.0, "thrift", core=True)
