@@ -138,7 +138,8 @@ def _sweep(folder: Path) -> Command:
 _COMMANDS: dict[str, Callable[[Path], Command]] = {"solve": _solve, "steps": _steps, "sweep": _sweep}
 
 
-def _start(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def start(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """A command line of the program, in `folder`, in a session of its own."""
     program = [sys.executable, "-c", "from poetopt.cli import main; main()"]
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {
@@ -153,7 +154,7 @@ def _start(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
 
 def _end(folder: Path, arguments: tuple[str, ...]) -> float:
     begin = time.monotonic()
-    code = _start(folder, arguments).wait()
+    code = start(folder, arguments).wait()
     if code:
         raise SystemExit(f"{' '.join(arguments)}: ended with code {code}")
     return time.monotonic() - begin
@@ -184,7 +185,7 @@ def _kill(
 ) -> bool:
     """Whether the command was still there."""
     old = set(_strangers(folder, known))
-    process = _start(folder, command.arguments)
+    process = start(folder, command.arguments)
     # The last moments, where outputs are written, are as likely as all others together.
     low = command.began_s if rng.random() < 0.5 else 0.85 * command.took_s
     time.sleep(rng.uniform(low, 1.02 * command.took_s))

@@ -32,6 +32,15 @@ def resnet18(p: Weights, inputs: Sequence[Tensor]) -> Any:
     return _linear(p, x.mean((2, 3)), "fc")
 
 
+def lenet(p: Weights, inputs: Sequence[Tensor]) -> Any:
+    """`lenet`."""
+    x = inputs[0]
+    for name, padding in (("conv1", 2), ("conv2", 0)):
+        x = f.max_pool2d(f.relu(f.conv2d(x, p[f"{name}.weight"], p[f"{name}.bias"], padding=padding)), 2)
+    x = f.relu(_linear(p, x.flatten(1), "fc1"))
+    return _linear(p, f.relu(_linear(p, x, "fc2")), "fc3")
+
+
 def vgg16(p: Weights, inputs: Sequence[Tensor]) -> Any:
     """`vgg16-cifar`."""
     x = inputs[0]
@@ -89,6 +98,7 @@ def bert_tiny(p: Weights, inputs: Sequence[Tensor]) -> Any:
 
 
 NETWORKS: Mapping[str, Callable[[Weights, Sequence[Tensor]], Any]] = {
+    "lenet": lenet,
     "resnet18-cifar": resnet18,
     "vgg16-cifar": vgg16,
     "mobilenetv2": mobilenetv2,

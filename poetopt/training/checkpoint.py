@@ -114,7 +114,8 @@ def newest(folder: Path) -> Checkpoint | None:
         try:
             return Checkpoint(path, _whole(path), tuple(faults))
         except ModelError as error:
-            faults.append(f"{path.name}: {str(error).removeprefix(f'{path} ').removeprefix('is ')}")
+            fault = str(error).removeprefix(f"{path} ").removeprefix("is ").partition(";")[0]
+            faults.append(f"{path.name}: {fault}")
     if faults:
         raise PlanError(
             f"{folder}: no checkpoint in it can be read ({'; '.join(faults)}); remove them, and begin "

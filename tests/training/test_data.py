@@ -180,6 +180,12 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes(whole[:-100])
     with pytest.raises(ModelError, match=r"cut\.npz is no \.npz file"):
         open_data(tmp_path / "cut.npz", GRAPH)
+    np.savez(tmp_path / "changed.npz", **data)
+    raw = bytearray((tmp_path / "changed.npz").read_bytes())
+    raw[5000] ^= 1  # in a number that stays one
+    (tmp_path / "changed.npz").write_bytes(raw)
+    with pytest.raises(ModelError, match=r"changed\.npz is no \.npz file of plain arrays: Bad CRC-32"):
+        open_data(tmp_path / "changed.npz", GRAPH).check()
     np.savez(tmp_path / "shrunk.npz", **data)
     opened = open_data(tmp_path / "shrunk.npz", GRAPH)
     (tmp_path / "shrunk.npz").write_bytes((tmp_path / "shrunk.npz").read_bytes()[:5000])

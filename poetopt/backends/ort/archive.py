@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, PoetError
 from poetopt.inputs import ARRAY_BYTES, allowed
 from poetopt.units import show_bytes
 
@@ -115,6 +115,8 @@ class Archive(Mapping[str, "Array"]):
             with self._archive.open(member) as file:
                 yield file
         except OSError as error:
+            if isinstance(error, PoetError):
+                raise
             raise ModelError(f"can't read {self._shown}: {error.strerror or error}") from error
         except _DAMAGED as error:
             if isinstance(error, ModelError):
@@ -175,6 +177,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
             with zipfile.ZipFile(file) as archive:
                 yield Archive(shown, archive)
     except OSError as error:
+        if isinstance(error, PoetError):
+            raise
         what = "it is a folder; give the .npz file" if isinstance(error, IsADirectoryError) else error.strerror
         raise ModelError(f"can't read {shown}: {what or error}; numpy.savez writes one") from error
     except _DAMAGED as error:

@@ -1,0 +1,149 @@
+"""Parameters after 100 steps of each optimizer: by a plan, by the unscheduled graph, and by torch, on the same batches.
+
+    python -m benchmarks.trained [--only NAME] [--steps 100] [--output FILE.md]
+
+`poetopt.Trainer` trains by a solved plan. Beside it, each in its own memory: the same graph node by node in
+onnxruntime's memory, whose parameters, states and statistics must be the same bit for bit; torch in float32; and torch
+in float64, whose distance from torch in float32 says what rounding alone makes of so many steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import poetopt as po
+from benchmarks.output import put
+from benchmarks.torch_networks import NETWORKS
+from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.graph import TrainingGraph
+
+NEAR = 1e-5
+"""How near to torch's each parameter must be."""
+DIFFERENT = 20
+"""So many batches are drawn, and taken round and round."""
+HEADING = (
+    "| network | batch | ram | optimizer | lr | loss | parameters | unscheduled | from torch | torch from float64 |"
+)
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its batch, and the budget of its plan."""
+
+    name: str
+    batch: int
+    ram: str
+
+
+CASES = (Case("lenet", 8, "99%"), Case("resnet18-cifar", 4, "70%"), Case("bert-tiny", 2, "70%"))
+RATES = {"sgd": 1e-2, "momentum": 1e-3, "adam": 1e-4, "adamw": 1e-4}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows whose `network optimizer` contains this")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = [
+        "# Parameters after training",
+        "",
+        f"`python -m benchmarks.trained --steps {options.steps}`: the same {DIFFERENT} random batches, in turns. *From "
+        "torch*: the largest difference of a parameter from torch's in float32; *torch from float64*: that of its own "
+        "two precisions, which is what rounding alone makes of so many steps.",
+        "",
+        HEADING,
+        "|---" * HEADING.count("| ") + "|",
+    ]
+    failed = False
+    for case in CASES:
+        for optimizer, lr in RATES.items():
+            if options.only in f"{case.name} {optimizer}":
+                line, bad = row(case, optimizer, lr, options.steps)
+                lines.append(line)
+                failed = failed or bad
+                print(line, file=sys.stderr, flush=True)
+    put(lines, options.output)
+    sys.exit(failed)
+
+
+def row(case: Case, optimizer: str, lr: float, steps: int) -> tuple[str, bool]:
+    """The row of one case, and whether it shows what it must not."""
+    model = po.load(case.name, batch=case.batch)
+    assert isinstance(model, po.Model)
+    training = model.differentiate(optimizer=optimizer)
+    report = po.solve(training.cost("a72"), ram=case.ram, time_limit="30s")
+    graph = training.graph
+    batches = [dict(random_batch(graph, seed)) for seed in range(DIFFERENT)]
+    taken = [batches[k % DIFFERENT] for k in range(steps)]
+    with po.Trainer(report, lr=lr) as trainer:
+        losses = [trainer.step(batch) for batch in taken]
+        found = {name: np.array(value) for name, value in trainer.values().items()}
+    values = unscheduled(graph, taken, lr)
+    different = [name for name, value in found.items() if value.tobytes() != values[name].tobytes()]
+    single, double = (
+        by_torch(case.name, graph, optimizer, lr, taken, dtype) for dtype in (torch.float32, torch.float64)
+    )
+    from_torch = max(float(np.abs(found[name] - single[name]).max()) for name in graph.trained)
+    from_double = max(float(np.abs(single[name] - double[name]).max()) for name in graph.trained)
+    same = "the same bits" if not different else f"{len(different)} differ"
+    cells = (
+        case.name, case.batch, case.ram, optimizer, f"{lr:g}", f"{losses[0]:.4g} to {losses[-1]:.4g}",
+        sum(graph.tensors[name].size for name in graph.trained), same, f"{from_torch:.1e}", f"{from_double:.1e}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |", bool(different) or from_torch > max(NEAR, 2 * from_double)
+
+
+def unscheduled(graph: TrainingGraph, taken: list[Any], lr: float) -> Values:
+    """What the whole graph leaves, node by node, with everything carried over by hand."""
+    values: Values = dict(graph.values)
+    run = NodeByNode(graph, Sessions(graph), values, graph.results)  # which reads `values` as they are
+    for step, batch in enumerate(taken, 1):
+        for name, tensor in graph.hyperparameters.items():
+            values[tensor] = np.array({"lr": lr, "step": step}.get(name, values[tensor]), values[tensor].dtype)
+        done = run.run(batch)
+        values |= {old: done[new] for old, new in graph.carried.items()}
+    return values
+
+
+def by_torch(
+    name: str, graph: TrainingGraph, optimizer: str, lr: float, taken: list[Any], dtype: torch.dtype
+) -> Values:
+    """The parameters that torch leaves."""
+    weights = {
+        n: torch.from_numpy(np.array(value)).to(dtype)
+        if value.dtype == np.float32
+        else torch.from_numpy(np.array(value))
+        for n, value in graph.values.items()
+    }
+    for n in graph.trained:
+        weights[n].requires_grad_(True)
+    trained = [weights[n] for n in graph.trained]
+    optim: Any = torch.optim
+    makers = {"sgd": optim.SGD, "momentum": partial(optim.SGD, momentum=0.9), "adam": optim.Adam, "adamw": optim.AdamW}
+    made = makers[optimizer](trained, lr)
+    for batch in taken:
+        *inputs, labels = (torch.from_numpy(np.array(batch[n])) for n in graph.inputs)
+        inputs = [array.to(dtype) if array.is_floating_point() else array for array in inputs]
+        made.zero_grad()
+        loss: Any = torch.nn.functional.cross_entropy(NETWORKS[name](weights, inputs), labels)
+        loss.backward()
+        made.step()
+    return {n: weights[n].detach().numpy() for n in graph.trained}
+
+
+if __name__ == "__main__":
+    main()
