@@ -54,6 +54,8 @@ ELSEWHERE = {
     "poetopt train plan.json --data train.npz --epochs 3 --lr 0.003 --validate test.npz --checkpoint kept --resume -o out.onnx": (  # noqa: E501
         "tests/training/test_page.py"
     ),
+    "python docs/examples/pretrained.py digits": "a minute; tests/pytorch has the wines",
+    "python docs/examples/federated.py": "tests/sweep/test_federated.py",
     "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/comparison",
     "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
     "pip install .": "make extension",

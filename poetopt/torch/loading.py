@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, PlanError
 from poetopt.torch.exporting import UNUSED
 from poetopt.torch.needed import check_module, needed
 from poetopt.torch.tensors import COUNTER, Stored, difference, put, stored_in
@@ -31,15 +32,16 @@ def load(module: Any, trained: Any) -> Any:
     module
         As it was exported, on any device.
     trained
-        The trained network as an ONNX file, or in memory; what `po.train` returned, or its dump (`.npz`); or arrays by
-        name. A network has all of the module's tensors. The others have what training changes: all parameters that
-        want a gradient, and BatchNormalization's statistics.
+        The trained network as an ONNX file, or in memory; a `Trainer`, or a folder of its checkpoints, of which the
+        newest counts; what `po.train` returned, or its dump (`.npz`); or arrays by name. A network has all of the
+        module's tensors. The others have what training changes: all parameters that want a gradient, and
+        BatchNormalization's statistics.
 
     Every tensor keeps its bits. BatchNormalization's counter of batches stays as it is, and so does what the exported
     file left out as unused. Running variances are ONNX's, of the biased kind.
 
-    Raises ModelError, with one message that names what is missing, what the module hasn't, and what has another shape
-    or type; then nothing was changed.
+    Raises PlanError for a folder without a whole checkpoint; ModelError, with one message that names what is missing,
+    what the module hasn't, and what has another shape or type. Then nothing was changed.
     """
     needed()
     check_module(module)
@@ -63,7 +65,7 @@ def load(module: Any, trained: Any) -> Any:
             twice.append(" and ".join(found))
         else:
             pairs.append((array, entry.tensor))
-    strange = _strange(module, stored, arrays, whole=given.whole)
+    strange = [] if given.others else _strange(module, stored, arrays, whole=given.whole)
     faults = {
         "missing there": missing,
         "not in the module": strange,
@@ -99,42 +101,58 @@ class _Given:
 
     arrays
         By name.
-    whole
-        Whether they are all tensors of a network; else those that training changes.
-    unused
-        Names that the network leaves out.
     what
         How messages call it.
+    whole
+        Whether they are all tensors of a network; else those that training changes.
+    others
+        Whether an optimizer's states are among them.
+    unused
+        Names that the network leaves out.
     """
 
     arrays: Mapping[str, Array]
-    whole: bool
-    unused: frozenset[str]
     what: str
+    whole: bool = False
+    others: bool = False
+    unused: frozenset[str] = frozenset()
 
 
 def _given(trained: Any) -> _Given:
     """Raises ModelError for a file that can't be read, or what has no arrays."""
+    from poetopt.api.trainer import Trainer
     from poetopt.backends.ort.batch import load_batch
 
     if isinstance(trained, (str, os.PathLike)):
         path = os.fspath(trained)
+        if os.path.isdir(path):
+            return _checkpoint(path)
         if path.endswith(".npz"):
-            return _values({name: array for name, array in load_batch(path).items() if name not in BESIDE}, path)
+            return _Given({name: array for name, array in load_batch(path).items() if name not in BESIDE}, path)
         return _network(path)
     if hasattr(trained, "SerializeToString"):
         return _network(trained)
     values = trained if isinstance(trained, Mapping) else getattr(trained, "values", None)
+    if isinstance(trained, Trainer):
+        graph = trained.plan.problem.graph
+        states = graph.optimizer_states if graph is not None else ()
+        values = {name: array for name, array in trained.values().items() if name not in states}
     if not isinstance(values, Mapping):
         raise ModelError(
-            "a trained network is needed here (an ONNX file, what po.train returned, its dump, arrays by name), not a "
-            f"{type(trained).__name__}"
+            "a trained network is needed here (an ONNX file, a Trainer or a folder of its checkpoints, what po.train "
+            f"returned, its dump, arrays by name), not a {type(trained).__name__}"
         )
-    return _values({str(name): np.asarray(value) for name, value in values.items()}, "what was trained")
+    return _Given({str(name): np.asarray(value) for name, value in values.items()}, "what was trained")
 
 
-def _values(arrays: Mapping[str, Array], what: str) -> _Given:
-    return _Given(arrays, False, frozenset(), what)
+def _checkpoint(folder: str) -> _Given:
+    """The newest one. Raises PlanError where there is none."""
+    from poetopt.training.checkpoint import newest
+
+    found = newest(Path(folder))
+    if found is None:
+        raise PlanError(f"{folder}: there is no checkpoint in it; give the folder that a training saved them to")
+    return _Given(dict(found.states()), str(found.path), others=True)
 
 
 def _network(source: str | onnx.ModelProto) -> _Given:
@@ -143,4 +161,4 @@ def _network(source: str | onnx.ModelProto) -> _Given:
     document = read_model(source)
     unused = next((entry.value for entry in document.proto.metadata_props if entry.key == UNUSED), "")
     arrays = {name: array_of(document, name) for name in document.weights}
-    return _Given(arrays, True, frozenset(unused.split("\n")) if unused else frozenset(), document.where)
+    return _Given(arrays, document.where, whole=True, unused=frozenset(unused.split("\n")))

@@ -15,12 +15,13 @@ import pytest
 from onnx import numpy_helper
 
 import poetopt as po
-from poetopt.errors import BackendUnavailableError, ModelError, OptionError
+from poetopt.errors import BackendUnavailableError, ModelError, OptionError, PlanError
 from tests.later import later, uses_torch
 from tests.pytorch.modules import image, labels, mixed
 
 torch = later("torch")
 nn = later("torch.nn")
+KEPT = ("trained.onnx", "kept")
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,15 @@ def test_what_a_plan_trains_goes_back_and_is_torchs(tmp_path: Path) -> None:
     for (name, found), wanted in zip(module.state_dict().items(), twin.state_dict().values(), strict=True):
         if name not in ("bn.num_batches_tracked", "bn.running_var"):  # the latter's variance is the biased one
             assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5), name
+    step = model.differentiate(loss="cross-entropy", optimizer="adam").cost("a72")
+    with po.Trainer(po.solve(step, ram="100%"), lr=0.01) as trainer:
+        trainer.step(data)
+        trainer.export(tmp_path / "trained.onnx")
+        trainer.save(tmp_path / "kept")
+        values = {name: np.array(array) for name, array in trainer.values().items()}
+        found = [state(po.torch.load(mixed(), source)) for source in (trainer, *map(tmp_path.joinpath, KEPT))]
+    assert found[0] == found[1] == found[2]
+    assert all(found[0][name] == values[name].tobytes() for name in ("fc.bias", "bn.running_mean", "words.weight"))
     assert state(po.torch.load(mixed(), tmp_path / "end.npz"))["conv.weight"] == state(module)["conv.weight"]
 
 
@@ -167,6 +177,8 @@ def test_what_cannot_be_read_or_is_no_module_is_said(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("no network")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04cut")
     module = nn.Linear(2, 2)
+    with pytest.raises(PlanError, match="no checkpoint in it"):
+        po.torch.load(module, tmp_path)
     for trained in (tmp_path / "gone.onnx", tmp_path / "text.onnx", tmp_path / "cut.npz", 3):
         with pytest.raises(ModelError):
             po.torch.load(module, trained)
