@@ -21,7 +21,7 @@ from poetopt.backends.c.streamed import Function
 from poetopt.graph import Operator, Tensor
 from poetopt.runtimes.c.kernel import FLAGS, Arguments
 from poetopt.runtimes.c.steps import Step, layout, steps
-from poetopt.runtimes.c.tiles.variants import Streamed, variants
+from poetopt.runtimes.c.tiles.variants import Streamed, Ways
 from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
 from poetopt.runtimes.contract import InnerLayout, Variant
 from poetopt.testing.contract import ContractError
@@ -60,8 +60,8 @@ def trial(
     """A trial of all variants of an operator, or of `ways`."""
     found = ways
     if found is None:
-        movable = (*operator.inputs, *operator.outputs)
-        found = list(variants(operator, tensors, movable=movable, values=values))
+        made = Ways(operator, tensors, movable=(*operator.inputs, *operator.outputs), values=values)
+        found = [made.variant(way) for way in made.candidates()]
     return Trial(operator, tensors, values, given, tuple(found))
 
 

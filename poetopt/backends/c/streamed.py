@@ -237,6 +237,8 @@ class Function:
             )
 
         scratch = self.writer.arguments(step, None).scratch if step.scratch_bytes else ""
+        if tiling.scratch_bytes(self.detail.outer):
+            scratch = f"PO_AT({WORKSPACE}, {self.detail.scratch_offset}u)"
         begin = (FROM[OUTER] if self.detail.form.outer is not None else "0", FROM[INNER] if tiling.inner else "0")
         return Chunk(
             parts(step.call.inputs, tiling.inputs), parts(step.call.outputs, tiling.outputs), begin, counts, scratch

@@ -14,7 +14,7 @@ from poetopt.runtimes.c.kernel import ALIGNMENT
 from poetopt.runtimes.c.registry import kernel_for, reason, version
 from poetopt.runtimes.c.steps import as_run, call_of, layout
 from poetopt.runtimes.c.tiles.choice import worth
-from poetopt.runtimes.c.tiles.variants import variants
+from poetopt.runtimes.c.tiles.variants import Ways
 from poetopt.runtimes.contract import InnerLayout, Operands, Variant
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class CRuntime:
         alignment = ALIGNMENT if alignment is None else alignment
         yield Variant("plain", self.workspace(operator, tensors, alignment))
         if movable:
-            found = variants(operator, tensors, alignment, movable=movable, values=values)
+            ways = Ways(operator, tensors, alignment, movable=movable, values=values)
             sizes = {name: tensors[name].nbytes for name in movable}
             stored = [name for name in movable if tensors[name].role in STORED]
-            yield from worth(found, sizes, stored)
+            yield from map(ways.variant, worth(ways.candidates(), sizes, stored))
 
     def reserve_bytes(self, kernels: int) -> int:
         """Nothing but what kernels allocate, and they don't."""

@@ -8,7 +8,8 @@
  *
  * with w[o, c, r, s] at w[o * w_out + c * w_in + r * w_row + s * w_col]; what lies outside of x is 0. Negative steps of
  * taps make the gradient by x of it. Some PO_PART terms, whole planes of taps, are a sum that joins those before.
- * Where `began`, y holds sums of other planes, which these join. */
+ * Where `began`, y holds sums of other planes, which these join; where it `goes_on`, these are a part, at most, and are
+ * added to the sums in y one by one. */
 #ifndef PO_CONV_H
 #define PO_CONV_H
 
@@ -38,15 +39,21 @@ PO_INLINE int32_t po_last_tap(int32_t at, int32_t tap, int32_t taps, int32_t siz
 
 /* Four outputs and four columns. `inside`: no tap leaves the row. */
 PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
-                           int32_t began, int32_t y_plane, int32_t y_col, int32_t plane, int32_t width, int32_t low,
+                           int32_t began, int32_t goes_on, int32_t y_plane, int32_t y_col, int32_t plane, int32_t width, int32_t low,
                            int32_t high, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
                            int32_t row, int32_t row_tap, int32_t column, int32_t col_step, int32_t col_tap,
                            int32_t inside)
 {
-    float t00 = 0.0f, t01 = 0.0f, t02 = 0.0f, t03 = 0.0f;
-    float t10 = 0.0f, t11 = 0.0f, t12 = 0.0f, t13 = 0.0f;
-    float t20 = 0.0f, t21 = 0.0f, t22 = 0.0f, t23 = 0.0f;
-    float t30 = 0.0f, t31 = 0.0f, t32 = 0.0f, t33 = 0.0f;
+    const float *y1 = y + y_plane, *y2 = y + 2 * y_plane, *y3 = y + 3 * y_plane;
+    const int32_t j2 = 2 * y_col, j3 = 3 * y_col;
+    float t00 = po_from(y, goes_on), t01 = po_from(y + y_col, goes_on);
+    float t02 = po_from(y + j2, goes_on), t03 = po_from(y + j3, goes_on);
+    float t10 = po_from(y1, goes_on), t11 = po_from(y1 + y_col, goes_on);
+    float t12 = po_from(y1 + j2, goes_on), t13 = po_from(y1 + j3, goes_on);
+    float t20 = po_from(y2, goes_on), t21 = po_from(y2 + y_col, goes_on);
+    float t22 = po_from(y2 + j2, goes_on), t23 = po_from(y2 + j3, goes_on);
+    float t30 = po_from(y3, goes_on), t31 = po_from(y3 + y_col, goes_on);
+    float t32 = po_from(y3 + j2, goes_on), t33 = po_from(y3 + j3, goes_on);
     int32_t c, r, s;
     for (c = from; c < to; ++c) {
         for (r = low; r < high; ++r) {
@@ -110,12 +117,13 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
 
 /* One output and four columns. */
 PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
-                           int32_t began, int32_t y_col, int32_t plane, int32_t width, int32_t low, int32_t high,
+                           int32_t began, int32_t goes_on, int32_t y_col, int32_t plane, int32_t width, int32_t low, int32_t high,
                            int32_t kw, int32_t w_in, int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap,
                            int32_t column, int32_t col_step, int32_t col_tap, int32_t inside)
 {
     const float b = bias == NULL ? 0.0f : bias[0];
-    float t0 = 0.0f, t1 = 0.0f, t2 = 0.0f, t3 = 0.0f;
+    float t0 = po_from(y, goes_on), t1 = po_from(y + y_col, goes_on);
+    float t2 = po_from(y + 2 * y_col, goes_on), t3 = po_from(y + 3 * y_col, goes_on);
     int32_t c, r, s;
     for (c = from; c < to; ++c) {
         for (r = low; r < high; ++r) {
@@ -140,12 +148,12 @@ PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float
 
 /* One output and one column. */
 PO_INLINE void po_conv_1x1(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
-                           int32_t began, int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw,
+                           int32_t began, int32_t goes_on, int32_t plane, int32_t width, int32_t low, int32_t high, int32_t kw,
                            int32_t w_in, int32_t w_row, int32_t w_col, int32_t row, int32_t row_tap, int32_t column,
                            int32_t col_tap)
 {
     const int32_t left = po_first_tap(column, col_tap, kw, width), right = po_last_tap(column, col_tap, kw, width);
-    float t = 0.0f;
+    float t = po_from(y, goes_on);
     int32_t c, r, s;
     for (c = from; c < to; ++c) {
         for (r = low; r < high; ++r) {
@@ -163,7 +171,7 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                        int32_t rows, int32_t columns, int32_t y_plane, int32_t y_row, int32_t y_col, int32_t height,
                        int32_t width, int32_t kh, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
                        int32_t first_row, int32_t row_step, int32_t row_tap, int32_t first_col, int32_t col_step,
-                       int32_t col_tap, int32_t began)
+                       int32_t col_tap, int32_t began, int32_t goes_on)
 {
     const int32_t plane = height * width;
     const int32_t part = po_larger(1, PO_PART / po_larger(1, kh * kw));
@@ -185,14 +193,14 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                 const int32_t start = wide ? po_smaller(j, columns - 4) : j, column = first_col + start * col_step;
                 const int32_t inside = padless || (column + back >= 0 && column + 3 * col_step + ahead < width);
                 float *at = y + o * y_plane + i * y_row + start * y_col;
-                if (began && start < j) { /* nothing may be added twice */
+                if ((began || goes_on) && start < j) { /* nothing may be added twice */
                     const int32_t rest = columns - j, singles = many ? 4 : 1;
                     int32_t k;
                     for (k = 0; k < singles * rest; ++k) {
                         const int32_t m = k / rest, n = j + k % rest;
                         for (c = 0; c < ins; c += part) {
                             po_conv_1x1(y + (o + m) * y_plane + i * y_row + n * y_col, x, v + m * w_out, NULL, c,
-                                        po_smaller(ins, c + part), began, plane, width, low, high, kw, w_in, w_row,
+                                        po_smaller(ins, c + part), began, goes_on, plane, width, low, high, kw, w_in, w_row,
                                         w_col, row, row_tap, first_col + n * col_step, col_tap);
                         }
                     }
@@ -201,25 +209,54 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                 for (c = 0; c < ins; c += part) {
                     const int32_t to = po_smaller(ins, c + part);
                     if (many && inside) {
-                        po_conv_4x4(at, x, v, b, c, to, began, y_plane, y_col, plane, width, low, high, kw, w_out,
+                        po_conv_4x4(at, x, v, b, c, to, began, goes_on, y_plane, y_col, plane, width, low, high, kw, w_out,
                                     w_in, w_row, w_col, row, row_tap, column, col_step, col_tap, 1);
                     } else if (many) {
-                        po_conv_4x4(at, x, v, b, c, to, began, y_plane, y_col, plane, width, low, high, kw, w_out,
+                        po_conv_4x4(at, x, v, b, c, to, began, goes_on, y_plane, y_col, plane, width, low, high, kw, w_out,
                                     w_in, w_row, w_col, row, row_tap, column, col_step, col_tap, 0);
                     } else if (wide && inside) {
-                        po_conv_1x4(at, x, v, b, c, to, began, y_col, plane, width, low, high, kw, w_in, w_row, w_col,
+                        po_conv_1x4(at, x, v, b, c, to, began, goes_on, y_col, plane, width, low, high, kw, w_in, w_row, w_col,
                                     row, row_tap, column, col_step, col_tap, 1);
                     } else if (wide) {
-                        po_conv_1x4(at, x, v, b, c, to, began, y_col, plane, width, low, high, kw, w_in, w_row, w_col,
+                        po_conv_1x4(at, x, v, b, c, to, began, goes_on, y_col, plane, width, low, high, kw, w_in, w_row, w_col,
                                     row, row_tap, column, col_step, col_tap, 0);
                     } else {
-                        po_conv_1x1(at, x, v, b, c, to, began, plane, width, low, high, kw, w_in, w_row, w_col, row,
+                        po_conv_1x1(at, x, v, b, c, to, began, goes_on, plane, width, low, high, kw, w_in, w_row, w_col, row,
                                     row_tap, column, col_tap);
                     }
                 }
             }
             o += many ? 4 : 1;
         }
+    }
+}
+
+/* `count` of the `ins` planes of the same, those from `from` on: x and w begin with them. What a part has so far is in
+ * `sums`, which lies like y, from call to call. */
+PO_INLINE void po_conv_piece(float *y, float *sums, const float *x, const float *w, const float *bias, int32_t outs,
+                             int32_t ins, int32_t from, int32_t count, int32_t rows, int32_t columns, int32_t y_plane,
+                             int32_t y_row, int32_t y_col, int32_t height, int32_t width, int32_t kh, int32_t kw,
+                             int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col, int32_t first_row,
+                             int32_t row_step, int32_t row_tap, int32_t first_col, int32_t col_step, int32_t col_tap)
+{
+    const int32_t part = po_larger(1, PO_PART / po_larger(1, kh * kw));
+    int32_t c = 0, o, i, j;
+    while (c < count) {
+        const int32_t within = (from + c) % part, end = po_smaller(count, c + part - within);
+        po_conv(sums, x + c * height * width, w + c * w_in, NULL, outs, end - c, rows, columns, y_plane, y_row, y_col,
+                height, width, kh, kw, w_out, w_in, w_row, w_col, first_row, row_step, row_tap, first_col, col_step,
+                col_tap, 0, within > 0);
+        if ((from + end) % part == 0 || from + end == ins) {
+            for (o = 0; o < outs; ++o) {
+                for (i = 0; i < rows; ++i) {
+                    for (j = 0; j < columns; ++j) {
+                        const int32_t at = o * y_plane + i * y_row + j * y_col;
+                        po_start(y + at, sums[at], bias == NULL ? 0.0f : bias[o], from + c - within);
+                    }
+                }
+            }
+        }
+        c = end;
     }
 }
 
@@ -237,6 +274,20 @@ PO_INLINE void po_pointwise_image(float *y, const float *x, const float *w, cons
         }
     }
     po_product(y, w, x, outs, size, ins, y_plane, 1, w_out, w_in, x_plane, 1, bias != NULL || began);
+}
+
+/* The same of `count` of the input planes, those from `from` on, with `part` [outs, size] as po_product_piece has it. */
+PO_INLINE void po_pointwise_piece(float *y, float *part, const float *x, const float *w, const float *bias,
+                                  int32_t outs, int32_t ins, int32_t from, int32_t count, int32_t size, int32_t w_out,
+                                  int32_t w_in)
+{
+    int32_t m, i;
+    for (m = 0; bias != NULL && from == 0 && m < outs; ++m) {
+        for (i = 0; i < size; ++i) {
+            y[m * size + i] = bias[m];
+        }
+    }
+    po_product_piece(y, part, w, x, outs, size, ins, from, count, size, 1, w_out, w_in, size, 1, bias != NULL);
 }
 
 PO_INLINE void po_pointwise(float *y, const float *x, const float *w, const float *bias, int32_t images, int32_t outs,
@@ -262,7 +313,7 @@ PO_INLINE void po_convolution(float *y, const float *x, const float *w, const fl
             po_conv(y + (n * groups + g) * outs * size, x + (n * groups + g) * ins * height * width,
                     w + g * outs * ins * taps, bias == NULL ? NULL : bias + g * outs, outs, ins, rows, columns, size,
                     columns, 1, height, width, kh, kw, ins * taps, taps, kw, 1, -above, row_step, row_tap, -left,
-                    col_step, col_tap, 0);
+                    col_step, col_tap, 0, 0);
         }
     }
 }
@@ -285,7 +336,29 @@ PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, con
                     (width - q + col_step - 1) / col_step, height * width, row_step * width, col_step, rows, columns,
                     r < kh ? (kh - r + row_step - 1) / row_step : 0, s < kw ? (kw - s + col_step - 1) / col_step : 0,
                     kh * kw, w_out, row_step * kw, col_step, (p + above - r) / row_step, 1, -row_tap,
-                    (q + left - s) / col_step, 1, -col_tap, began);
+                    (q + left - s) / col_step, 1, -col_tap, began, 0);
+        }
+    }
+}
+
+/* The same of `count` of the outputs, those from `from` on: dy and w begin with them; `sums` as po_conv_piece has them. */
+PO_INLINE void po_image_by_input_piece(float *dx, float *sums, const float *dy, const float *w, const float *bias,
+                                       int32_t outs, int32_t ins, int32_t from, int32_t count, int32_t rows,
+                                       int32_t columns, int32_t height, int32_t width, int32_t kh, int32_t kw,
+                                       int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
+                                       int32_t above, int32_t left, int32_t w_out)
+{
+    int32_t p, q;
+    for (p = 0; p < row_step; ++p) {
+        for (q = 0; q < col_step; ++q) {
+            const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
+            const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
+            po_conv_piece(dx + p * width + q, sums + p * width + q, dy, w + r * kw + s, bias, ins, outs, from, count,
+                          (height - p + row_step - 1) / row_step, (width - q + col_step - 1) / col_step,
+                          height * width, row_step * width, col_step, rows, columns,
+                          r < kh ? (kh - r + row_step - 1) / row_step : 0,
+                          s < kw ? (kw - s + col_step - 1) / col_step : 0, kh * kw, w_out, row_step * kw, col_step,
+                          (p + above - r) / row_step, 1, -row_tap, (q + left - s) / col_step, 1, -col_tap);
         }
     }
 }
@@ -360,13 +433,13 @@ PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const flo
                                 for (k = near; k < far; k += PO_PART) {
                                     const int32_t end = po_smaller(far, k + PO_PART);
                                     if (high_tile == 4 && wide_tile == 4) {
-                                        po_tile_4x4(tile, a, b, 4, 1, size, 1, col_step, plane, k, end, 0);
+                                        po_tile_4x4(tile, a, b, 4, 1, size, 1, col_step, plane, k, end, 0, 0);
                                     } else if (high_tile == 4) {
-                                        po_tile_1x4(tile, b, a, 4, col_step, 1, size, k, end, 0);
+                                        po_tile_1x4(tile, b, a, 4, col_step, 1, size, k, end, 0, 0);
                                     } else if (wide_tile == 4) {
-                                        po_tile_1x4(tile, a, b, 1, 1, col_step, plane, k, end, 0);
+                                        po_tile_1x4(tile, a, b, 1, 1, col_step, plane, k, end, 0, 0);
                                     } else {
-                                        po_tile_1x1(tile, a, b, 1, col_step, k, end, 0);
+                                        po_tile_1x1(tile, a, b, 1, col_step, k, end, 0, 0);
                                     }
                                 }
                             }

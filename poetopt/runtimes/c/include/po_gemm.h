@@ -13,14 +13,24 @@ PO_INLINE int32_t po_tile_edge(int32_t size, int32_t at) { return size % 4 == 0 
 /* y = first ? sum : y + sum */
 PO_INLINE void po_join(float *y, float sum, int32_t first) { *y = first ? sum : *y + sum; }
 
+/* What a sum begins with: the one in y where it goes on. */
+PO_INLINE float po_from(const float *y, int32_t goes_on) { return goes_on ? *y : 0.0f; }
+
 /* Four rows and four columns, over k from `first` to `end`. */
 PO_INLINE void po_tile_4x4(float *y, const float *a, const float *b, int32_t y_row, int32_t y_col, int32_t a_row,
-                           int32_t a_col, int32_t b_row, int32_t b_col, int32_t first, int32_t end, int32_t begins)
+                           int32_t a_col, int32_t b_row, int32_t b_col, int32_t first, int32_t end, int32_t begins,
+                           int32_t goes_on)
 {
-    float s00 = 0.0f, s01 = 0.0f, s02 = 0.0f, s03 = 0.0f;
-    float s10 = 0.0f, s11 = 0.0f, s12 = 0.0f, s13 = 0.0f;
-    float s20 = 0.0f, s21 = 0.0f, s22 = 0.0f, s23 = 0.0f;
-    float s30 = 0.0f, s31 = 0.0f, s32 = 0.0f, s33 = 0.0f;
+    const float *r1 = y + y_row, *r2 = y + 2 * y_row, *r3 = y + 3 * y_row;
+    const int32_t c2 = 2 * y_col, c3 = 3 * y_col;
+    float s00 = po_from(y, goes_on), s01 = po_from(y + y_col, goes_on);
+    float s02 = po_from(y + c2, goes_on), s03 = po_from(y + c3, goes_on);
+    float s10 = po_from(r1, goes_on), s11 = po_from(r1 + y_col, goes_on);
+    float s12 = po_from(r1 + c2, goes_on), s13 = po_from(r1 + c3, goes_on);
+    float s20 = po_from(r2, goes_on), s21 = po_from(r2 + y_col, goes_on);
+    float s22 = po_from(r2 + c2, goes_on), s23 = po_from(r2 + c3, goes_on);
+    float s30 = po_from(r3, goes_on), s31 = po_from(r3 + y_col, goes_on);
+    float s32 = po_from(r3 + c2, goes_on), s33 = po_from(r3 + c3, goes_on);
     const float *p = a + first * a_col;
     const float *q = b + first * b_row;
     int32_t k;
@@ -72,9 +82,11 @@ PO_INLINE void po_tile_4x4(float *y, const float *a, const float *b, int32_t y_r
 
 /* One row and four columns. */
 PO_INLINE void po_tile_1x4(float *y, const float *a, const float *b, int32_t y_col, int32_t a_col, int32_t b_row,
-                           int32_t b_col, int32_t first, int32_t end, int32_t begins)
+                           int32_t b_col, int32_t first, int32_t end, int32_t begins,
+                           int32_t goes_on)
 {
-    float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+    float s0 = po_from(y, goes_on), s1 = po_from(y + y_col, goes_on);
+    float s2 = po_from(y + 2 * y_col, goes_on), s3 = po_from(y + 3 * y_col, goes_on);
     int32_t k;
     for (k = first; k < end; ++k) {
         const float v = a[k * a_col];
@@ -92,9 +104,9 @@ PO_INLINE void po_tile_1x4(float *y, const float *a, const float *b, int32_t y_c
 
 /* One element. */
 PO_INLINE void po_tile_1x1(float *y, const float *a, const float *b, int32_t a_col, int32_t b_row, int32_t first,
-                           int32_t end, int32_t begins)
+                           int32_t end, int32_t begins, int32_t goes_on)
 {
-    float sum = 0.0f;
+    float sum = po_from(y, goes_on);
     int32_t k;
     for (k = first; k < end; ++k) {
         sum += a[k * a_col] * b[k * b_row];
@@ -102,36 +114,67 @@ PO_INLINE void po_tile_1x1(float *y, const float *a, const float *b, int32_t a_c
     po_join(y, sum, begins);
 }
 
+/* The terms k of `first` to `end` of y = a b. They join y, unless it `begins` with them; where it `goes_on`, they join
+ * the sums in y one by one. */
+PO_INLINE void po_product_terms(float *y, const float *a, const float *b, int32_t rows, int32_t columns, int32_t first,
+                                int32_t end, int32_t y_row, int32_t y_col, int32_t a_row, int32_t a_col, int32_t b_row,
+                                int32_t b_col, int32_t begins, int32_t goes_on)
+{
+    int32_t m, n;
+    for (m = 0; m + 4 <= rows; m += 4) {
+        float *out = y + m * y_row;
+        const float *left = a + m * a_row;
+        for (n = 0; n + 4 <= columns; n += 4) {
+            po_tile_4x4(out + n * y_col, left, b + n * b_col, y_row, y_col, a_row, a_col, b_row, b_col, first, end,
+                        begins, goes_on);
+        }
+        for (; columns % 4 != 0 && n < columns; ++n) { /* a column of four: a row of four, transposed */
+            po_tile_1x4(out + n * y_col, b + n * b_col, left, y_row, b_row, a_col, a_row, first, end, begins, goes_on);
+        }
+    }
+    for (; rows % 4 != 0 && m < rows; ++m) {
+        float *out = y + m * y_row;
+        const float *left = a + m * a_row;
+        for (n = 0; n + 4 <= columns; n += 4) {
+            po_tile_1x4(out + n * y_col, left, b + n * b_col, y_col, a_col, b_row, b_col, first, end, begins, goes_on);
+        }
+        for (; columns % 4 != 0 && n < columns; ++n) {
+            po_tile_1x1(out + n * y_col, left, b + n * b_col, a_col, b_row, first, end, begins, goes_on);
+        }
+    }
+}
+
 /* y = a b, or y + a b where `adds`. */
 PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows, int32_t columns, int32_t depth,
                           int32_t y_row, int32_t y_col, int32_t a_row, int32_t a_col, int32_t b_row, int32_t b_col,
                           int32_t adds)
 {
-    int32_t m, n, k;
+    int32_t k;
     for (k = 0; k < depth; k += PO_PART) {
-        const int32_t end = po_smaller(depth, k + PO_PART);
-        const int32_t begins = k == 0 && adds == 0;
-        for (m = 0; m + 4 <= rows; m += 4) {
-            float *out = y + m * y_row;
-            const float *left = a + m * a_row;
-            for (n = 0; n + 4 <= columns; n += 4) {
-                po_tile_4x4(out + n * y_col, left, b + n * b_col, y_row, y_col, a_row, a_col, b_row, b_col, k, end,
-                            begins);
-            }
-            for (; columns % 4 != 0 && n < columns; ++n) { /* a column of four: a row of four, transposed */
-                po_tile_1x4(out + n * y_col, b + n * b_col, left, y_row, b_row, a_col, a_row, k, end, begins);
+        po_product_terms(y, a, b, rows, columns, k, po_smaller(depth, k + PO_PART), y_row, y_col, a_row, a_col, b_row,
+                         b_col, k == 0 && adds == 0, 0);
+    }
+}
+
+/* `count` of the `depth` terms of the same product, those from `from` on: a and b begin with them. What a part of
+ * PO_PART terms has so far is in `part` [rows, columns] from call to call. */
+PO_INLINE void po_product_piece(float *y, float *part, const float *a, const float *b, int32_t rows, int32_t columns,
+                                int32_t depth, int32_t from, int32_t count, int32_t y_row, int32_t y_col,
+                                int32_t a_row, int32_t a_col, int32_t b_row, int32_t b_col, int32_t adds)
+{
+    int32_t k = 0, m, n;
+    while (k < count) {
+        const int32_t within = (from + k) % PO_PART, end = po_smaller(count, k + PO_PART - within);
+        const int32_t first = from + k < PO_PART && adds == 0;
+        po_product_terms(part, a, b, rows, columns, k, end, columns, 1, a_row, a_col, b_row, b_col, 1, within > 0);
+        if ((from + end) % PO_PART == 0 || from + end == depth) {
+            for (m = 0; m < rows; ++m) {
+                for (n = 0; n < columns; ++n) {
+                    po_join(y + m * y_row + n * y_col, part[m * columns + n], first);
+                }
             }
         }
-        for (; rows % 4 != 0 && m < rows; ++m) {
-            float *out = y + m * y_row;
-            const float *left = a + m * a_row;
-            for (n = 0; n + 4 <= columns; n += 4) {
-                po_tile_1x4(out + n * y_col, left, b + n * b_col, y_col, a_col, b_row, b_col, k, end, begins);
-            }
-            for (; columns % 4 != 0 && n < columns; ++n) {
-                po_tile_1x1(out + n * y_col, left, b + n * b_col, a_col, b_row, k, end, begins);
-            }
-        }
+        k = end;
     }
 }
 
@@ -150,13 +193,13 @@ PO_INLINE void po_product_update(const po_update *update, const float *a, const 
             for (k = 0; k < depth; k += PO_PART) {
                 const int32_t end = po_smaller(depth, k + PO_PART), begins = k == 0;
                 if (high == 4 && wide == 4) {
-                    po_tile_4x4(tile, left, right, 4, 1, a_row, a_col, b_row, b_col, k, end, begins);
+                    po_tile_4x4(tile, left, right, 4, 1, a_row, a_col, b_row, b_col, k, end, begins, 0);
                 } else if (high == 4) {
-                    po_tile_1x4(tile, right, left, 4, b_row, a_col, a_row, k, end, begins);
+                    po_tile_1x4(tile, right, left, 4, b_row, a_col, a_row, k, end, begins, 0);
                 } else if (wide == 4) {
-                    po_tile_1x4(tile, left, right, 1, a_col, b_row, b_col, k, end, begins);
+                    po_tile_1x4(tile, left, right, 1, a_col, b_row, b_col, k, end, begins, 0);
                 } else {
-                    po_tile_1x1(tile, left, right, a_col, b_row, k, end, begins);
+                    po_tile_1x1(tile, left, right, a_col, b_row, k, end, begins, 0);
                 }
             }
             for (i = 0; i < high; ++i) {

@@ -165,13 +165,14 @@ PO_INLINE void po_layer_norm(float *y, float *means, float *inverses, const floa
     }
 }
 
-/* All gradients of a layer normalization; each may be NULL, and dx may be dy. */
+/* All gradients of a layer normalization; each may be NULL, and dx may be dy. Where it has `begun`, dscale and dbias have
+ * those of rows before, which these join. */
 PO_INLINE void po_layer_norm_gradient(float *dx, float *dscale, float *dbias, const float *dy, const float *x,
                                       const float *scale, const float *means, const float *inverses, int32_t rows,
-                                      int32_t size)
+                                      int32_t size, int32_t begun)
 {
     int32_t r, i;
-    for (i = 0; i < size; ++i) {
+    for (i = 0; i < size && !begun; ++i) {
         if (dscale != NULL) {
             dscale[i] = 0.0f;
         }

@@ -10,6 +10,8 @@ import numpy as np
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
+from poetopt.runtimes.c.tiles.axes import aligned, along
+from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import c_float, c_number, read, written
 
 HEADER = "po_math.h"
@@ -54,6 +56,16 @@ def _expand(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
     strides = broadcast_strides(x.shape, y.shape)
     return copied(y.shape, x, arguments.inputs[0], strides, y, arguments.outputs[0], strides_of(y.shape))
+
+
+def _expand_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks along each axis of the result."""
+    x, y = call.input(0), call.output()
+    rest = [None for _ in call.inputs[1:]]
+    axes = (axis for axis, extent in enumerate(y.shape) if extent > 1)
+    return tuple(
+        tiling for axis in axes for tiling in along(_expand, call, [aligned(x, axis, len(y.shape)), *rest], [axis])
+    )
 
 
 def _slice(call: Call, arguments: Arguments) -> str:
@@ -288,7 +300,7 @@ def _seed(call: Call) -> tuple[int, ...]:
 KERNELS: tuple[Kernel, ...] = (
     *(Kernel(op_type, _same_bytes, refuses=_known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
     Kernel("Transpose", _transpose, refuses=_known_types, headers=(HEADER,)),
-    Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,), tilings=_expand_tilings),
     Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,)),
     Kernel("ConstantOfShape", _constant_of_shape, refuses=_known_types, headers=(HEADER,)),
     Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,)),

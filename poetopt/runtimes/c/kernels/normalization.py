@@ -87,11 +87,26 @@ def _layer_norm_refuses(call: Call) -> str | None:
     return _real(call)
 
 
-def _layer_norm_gradient(call: Call, arguments: Arguments) -> str:
+def _layer_norm_gradient(call: Call, arguments: Arguments, begun: str = "0") -> str:
     return called(
         "po_layer_norm_gradient", *(_out(arguments, k) for k in range(3)), *arguments.inputs[:5],
-        *_rows(call, call.input(1)),
+        *_rows(call, call.input(1)), begun,
     )  # fmt: skip
+
+
+def _layer_norm_gradient_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of rows; what is summed up over all of them stays in RAM."""
+    shape = call.input(1).shape
+    axis = leading(shape, call.integer("axis", -1) % len(shape))
+    if axis is None:
+        return ()
+
+    def begun(call: Call, arguments: Arguments, begin: str) -> str:
+        return _layer_norm_gradient(call, arguments, f"{begin} > 0")
+
+    return along(
+        _layer_norm_gradient, call, [axis, axis, None, axis, axis], [axis, None, None][: len(call.outputs)], begun
+    )
 
 
 def _along(call: Call, x: Tensor, default: int = -1) -> tuple[int, int, int]:
@@ -188,7 +203,10 @@ KERNELS: tuple[Kernel, ...] = (
         "LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,),
         tilings=_by_row(_layer_norm, (0,), 3),
     ),
-    Kernel("LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+    Kernel(
+        "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        tilings=_layer_norm_gradient_tilings,
+    ),
     Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
     Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
     Kernel(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.tiles.axes import Code, along, leading
-from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Tiling
+from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import c_float, called, refuse_types
 
 HEADER = "po_pool.h"
@@ -120,16 +119,11 @@ def _by_indexed_plane(code: Callable[[Call, Arguments, str], str], wide: int) ->
         if axis is None:
             return ()
         unit = prod(shape[axis + 1 :])
-        (plain,) = along(_max_pool, call, [axis] * len(call.inputs), [axis] * len(call.outputs))
 
-        def one(call: Call, chunk: Chunk) -> str:
-            def whole(call: Call, arguments: Arguments) -> str:
-                return code(call, arguments, f"{chunk.begin[OUTER]} * {unit}")
+        def begun(call: Call, arguments: Arguments, begin: str) -> str:
+            return code(call, arguments, f"{begin} * {unit}")
 
-            (counted,) = along(whole, call, [axis] * len(call.inputs), [axis] * len(call.outputs))
-            return counted.code(call, chunk)
-
-        return (replace(plain, code=one),)
+        return along(_max_pool, call, [axis] * len(call.inputs), [axis] * len(call.outputs), begun)
 
     return tilings
 

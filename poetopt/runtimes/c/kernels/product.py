@@ -18,6 +18,7 @@ from poetopt.runtimes.c.write import called, read, refuse_types, written
 HEADER = "po_gemm.h"
 LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
 """How a product of rows m, columns n and depth k is taken apart: the outer loop and the inner one."""
+Pair = tuple[str, str]
 
 
 def _real(call: Call) -> str | None:
@@ -73,17 +74,25 @@ def _product(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, then:
     y, y_apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
     m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
     adds = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "k" else "0"
-    product = called(
-        "po_product", "y", "a", "b", m, n, k, y_apart["m"], 1, a_apart["m"], a_apart["k"], b_apart["k"], b_apart["n"],
-        adds,
-    )  # fmt: skip
+    steps = y_apart["m"], 1, a_apart["m"], a_apart["k"], b_apart["k"], b_apart["n"]
+    if ways.fine:
+        depth, begin = ways.sizes["k"], chunk.begin[INNER]
+        product = called("po_product_piece", "y", chunk.scratch, "a", "b", m, n, depth, begin, k, *steps, 0)
+    else:
+        product = called("po_product", "y", "a", "b", m, n, k, *steps, adds)
     return block(f"const float *a = {a};", f"const float *b = {b};", f"float *y = {y};", product, then)
 
 
 def _gemm_tilings(call: Call) -> tuple[Tiling, ...]:
     a, y = call.input(0), call.output()
     depth = a.shape[0] if call.integer("transA", 0) else a.shape[1]
-    return _ways(call, y.shape[0], y.shape[1], depth).tilings(LOOPS, _gemm_chunk)
+    return _all(_ways(call, y.shape[0], y.shape[1], depth), _gemm_chunk)
+
+
+def _all(ways: Ways, code: Callable[[Ways, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
+    """Those of `ways`, and those with short chunks of what is summed up."""
+    fine = replace(ways, multiples={}, fine=True)
+    return (*ways.tilings(LOOPS, code), *fine.tilings([pair for pair in LOOPS if pair[INNER] == "k"], code))
 
 
 def _gemm_chunk(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
@@ -110,7 +119,7 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
     a, b, y = call.input(0), call.input(1), call.output()
     if len(a.shape) > 1 and len(b.shape) > 1 and prod(b.shape[:-2]) == 1:
         ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
-        return ways.tilings(LOOPS, _product)
+        return _all(ways, _product)
     if len(a.shape) == len(b.shape) == len(y.shape) and a.shape[:-2] == b.shape[:-2]:
         axis = leading(y.shape, len(y.shape) - 2)
         return () if axis is None else along(_matmul, call, (axis, axis), (axis,))

@@ -72,8 +72,31 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
     return code
 
 
-def _kept(code: Code) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks along the first axis that stays, where none before it is longer than one."""
+def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks along the first axis of more than one: of what stays, or of what is reduced where all behind it stays."""
+
+    def summed(call: Call, arguments: Arguments, begin: str, terms: int) -> str:
+        """Rows join the part so far of each column, in the scratch; whole parts join the result."""
+        rows, columns = call.input(0).size // call.output().size, call.output().size
+        row = f"r + {begin}" if begin != "0" else "r"
+        result = last.format(s="y[k]", n=c_float(1.0 / terms))
+        return block(
+            read("x", call.input(0), arguments.inputs[0]),
+            written("y", call.output(), arguments.outputs[0]),
+            f"float *parts = {arguments.scratch};",
+            f"for (int32_t r = 0; r < {rows}; ++r) {{",
+            f"    for (int32_t k = 0; k < {columns}; ++k) {{",
+            f"        const float part = ({row}) % PO_PART == 0 ? {first} : parts[k];",
+            f"        parts[k] = {term.format(s='part', x=f'x[r * {columns} + k]')};",
+            f"        if (({row} + 1) % PO_PART == 0 || {row} + 1 == {terms}) {{",
+            f"            const float sum = {row} < PO_PART ? {first} : y[k];",
+            f"            y[k] = {joined.format(s='sum', p='parts[k]')};",
+            f"            if ({row} + 1 == {terms}) {{" if result != "y[k]" else "",
+            f"                y[k] = {result};\n            }}" if result != "y[k]" else "",
+            "        }",
+            "    }",
+            "}",
+        )
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = call.input(0).shape
@@ -81,7 +104,17 @@ def _kept(code: Code) -> Callable[[Call], tuple[Tiling, ...]]:
             return ()
         reduced = _axes(call)
         axis = leading(shape, len(shape))
-        if axis is None or axis in reduced:
+        if axis is not None and axis in reduced:
+            if any(shape[a] > 1 and a in reduced for a in range(axis + 1, len(shape))) or not call.output().size:
+                return ()
+            terms, nbytes = shape[axis], call.output().nbytes
+
+            def begun(call: Call, arguments: Arguments, begin: str) -> str:
+                return summed(call, arguments, begin, terms)
+
+            inputs = [axis, *(None for _ in call.inputs[1:])]
+            return along(code, call, inputs, [None], begun, nbytes)
+        if axis is None:
             return ()
         kept = axis if call.integer("keepdims", 1) else sum(1 for a in range(axis) if a not in reduced)
         return along(code, call, [axis, *(None for _ in call.inputs[1:])], [kept])
@@ -91,7 +124,8 @@ def _kept(code: Code) -> Callable[[Call], tuple[Tiling, ...]]:
 
 def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}") -> Kernel:
     code = _reduction(first, term, joined, last)
-    return Kernel(op_type, code, refuses=_refuses, constants=(1,), tilings=_kept(code), headers=(HEADER,))
+    tilings = _tilings(code, first, term, joined, last)
+    return Kernel(op_type, code, refuses=_refuses, constants=(1,), tilings=tilings, headers=(HEADER,))
 
 
 _ADDED = "{s} + {p}"

@@ -11,17 +11,24 @@ from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling, s
 
 Code = Callable[[Call, Arguments], str]
 """A kernel's own."""
+Begun = Callable[[Call, Arguments, str], str]
+"""The same, with where a chunk begins in C."""
 Axes = Sequence[int | None]
 """Of each operand in order: the axis that is cut, None for what stays whole."""
 
 
-def along(code: Code, call: Call, inputs: Axes, outputs: Axes) -> tuple[Tiling, ...]:
-    """Chunks along one axis of each operand; none where there is but one step."""
-    axis = next((a for a in outputs if a is not None), None)
-    k = next((k for k, a in enumerate(outputs) if a is not None), 0)
-    if axis is None:
-        return ()
-    extent = call.output(k).shape[axis]
+def along(
+    code: Code, call: Call, inputs: Axes, outputs: Axes, begun: Begun | None = None, scratch_bytes: int = 0
+) -> tuple[Tiling, ...]:
+    """Chunks along one axis of each operand; none where there is but one step.
+
+    begun
+        What writes the code, where it has to know where the chunk begins.
+    scratch_bytes
+        What that needs from chunk to chunk.
+    """
+    operands = zip((*call.outputs, *call.inputs), (*outputs, *inputs), strict=True)
+    extent = next((t.shape[a] for t, a in operands if t is not None and a is not None), 0)
     if extent < 2:
         return ()
 
@@ -37,9 +44,12 @@ def along(code: Code, call: Call, inputs: Axes, outputs: Axes) -> tuple[Tiling, 
     def one(call: Call, chunk: Chunk) -> str:
         count = int(chunk.count[OUTER])
         cut_call = replace(call, inputs=fewer(call.inputs, inputs, count), outputs=fewer(call.outputs, outputs, count))
-        return code(cut_call, arguments_of(chunk))
+        arguments = arguments_of(chunk)
+        return code(cut_call, arguments) if begun is None else begun(cut_call, arguments, chunk.begin[OUTER])
 
-    return (Tiling(Loop(extent), None, cut(call.inputs, inputs), cut(call.outputs, outputs), one, fixed=True),)
+    operand_slices = cut(call.inputs, inputs), cut(call.outputs, outputs)
+    made = Tiling(Loop(extent), None, *operand_slices, one, fixed=True, scratch_bytes=lambda outer: scratch_bytes)
+    return (made,)
 
 
 def arguments_of(chunk: Chunk) -> Arguments:
@@ -80,14 +90,15 @@ def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
     found = list(flat(code, call))
     for axis, extent in enumerate(y.shape):
         if extent > 1:
-            rank = len(y.shape)
-
-            def axis_of(t: Tensor | None, axis: int = axis, rank: int = rank) -> int | None:
-                own = axis - (rank - len(t.shape)) if t is not None else -1
-                return own if t is not None and own >= 0 and t.shape[own] > 1 else None
-
-            found += along(code, call, [axis_of(t) for t in call.inputs], [axis] * len(call.outputs))
+            inputs = [aligned(t, axis, len(y.shape)) for t in call.inputs]
+            found += along(code, call, inputs, [axis] * len(call.outputs))
     return tuple(found)
+
+
+def aligned(tensor: Tensor | None, axis: int, rank: int) -> int | None:
+    """The axis of an operand that goes with `axis` of a result of `rank` axes; None where it is repeated there."""
+    own = axis - (rank - len(tensor.shape)) if tensor is not None else -1
+    return own if tensor is not None and own >= 0 and tensor.shape[own] > 1 else None
 
 
 def leading(shape: Sequence[int], end: int) -> int | None:

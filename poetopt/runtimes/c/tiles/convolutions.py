@@ -46,29 +46,43 @@ def forward_tilings(call: Call) -> tuple[Tiling, ...]:
 
     def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         at_x, x_apart = ways.operand(X, chunk.inputs[0], loops, chunk)
-        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
         at_y, y_apart = ways.operand(Y, chunk.outputs[0], loops, chunk)
         outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
         began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "c" else "0"
         bias = _bias(ways, loops, call, chunk, "go")
         taps = prod(found.kernel)
         y_at, x_at = f"y + n * {y_apart['b']} + g * {y_apart['g']}", f"x + n * {x_apart['b']} + g * {x_apart['g']}"
-        w_at, b_at = f"w + g * {found.outs * found.ins * taps}", _of_group(bias, found.outs)
-        if found.pointwise:
+        w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.outs)
+        if ways.fine and not found.pointwise:
+            rows, columns = found.out
+            line = called(
+                "po_conv_piece", y_at, chunk.scratch, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins, rows,
+                columns, rows * columns, columns, 1, *found.size, *found.kernel, w_apart["o"], taps,
+                found.kernel[1], 1, -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1],
+                found.taps[1],
+            )  # fmt: skip
+        elif ways.fine:
+            line = called(
+                "po_pointwise_piece", y_at, chunk.scratch, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins,
+                prod(found.out), w_apart["o"], 1,
+            )  # fmt: skip
+        elif found.pointwise:
             size = prod(found.out)
             line = called(
-                "po_pointwise_image", y_at, x_at, w_at, b_at, outs, ins, size, size, size, found.ins, 1, began
+                "po_pointwise_image", y_at, x_at, w_at, b_at, outs, ins, size, size, size, w_apart["o"], 1, began
             )
         else:
             rows, columns = found.out
             line = called(
                 "po_conv", y_at, x_at, w_at, b_at, outs, ins, rows, columns, rows * columns, columns, 1, *found.size,
-                *found.kernel, found.ins * taps, taps, found.kernel[1], 1, -found.before[0], found.steps[0],
-                found.taps[0], -found.before[1], found.steps[1], found.taps[1], began,
+                *found.kernel, w_apart["o"], taps, found.kernel[1], 1, -found.before[0], found.steps[0],
+                found.taps[0], -found.before[1], found.steps[1], found.taps[1], began, 0,
             )  # fmt: skip
         return _for_images(found, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
 
-    return (*ways.tilings(pairs, code), *_by_pixels(call, found, (X, W, *rest), Y, forward=True))
+    fine = _fine(ways, found).tilings([pair for pair in pairs if pair[INNER] == "c"], code)
+    return (*ways.tilings(pairs, code), *fine, *_by_pixels(call, found, (X, W, *rest), Y, forward=True))
 
 
 def _by_pixels(
@@ -110,28 +124,45 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
 
     def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
-        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
         at_dx, dx_apart = ways.operand(X, chunk.outputs[0], loops, chunk)
         outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
         began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "o" else "0"
         bias = _bias(ways, loops, call, chunk, "gc")
-        taps = prod(found.kernel)
         dx_at = f"y + n * {dx_apart['b']} + g * {dx_apart['g']}"
         dy_at = f"x + n * {dy_apart['b']} + g * {dy_apart['g']}"
-        w_at, b_at = f"w + g * {found.outs * found.ins * taps}", _of_group(bias, found.ins)
-        if found.pointwise:
+        w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.ins)
+        if ways.fine and not found.pointwise:
+            line = called(
+                "po_image_by_input_piece", dx_at, chunk.scratch, dy_at, w_at, b_at, found.outs, ins,
+                chunk.begin[INNER], outs, *found.out, *found.size, *found.kernel, *found.steps, *found.taps,
+                *found.before, w_apart["o"],
+            )  # fmt: skip
+        elif ways.fine:
+            line = called(
+                "po_pointwise_piece", dx_at, chunk.scratch, dy_at, w_at, b_at, ins, found.outs, chunk.begin[INNER],
+                outs, prod(found.out), 1, w_apart["o"],
+            )  # fmt: skip
+        elif found.pointwise:
             size = prod(found.out)
             line = called(
-                "po_pointwise_image", dx_at, dy_at, w_at, b_at, ins, outs, size, size, size, 1, found.ins, began
+                "po_pointwise_image", dx_at, dy_at, w_at, b_at, ins, outs, size, size, size, 1, w_apart["o"], began
             )
         else:
             line = called(
                 "po_image_by_input", dx_at, dy_at, w_at, b_at, outs, ins, *found.out, *found.size, *found.kernel,
-                *found.steps, *found.taps, *found.before, found.ins * taps, began,
+                *found.steps, *found.taps, *found.before, w_apart["o"], began,
             )  # fmt: skip
         return _for_images(found, groups, (("x", at_dy), ("w", at_w)), at_dx, bias, line)
 
-    return (*ways.tilings(pairs, code), *_by_pixels(call, found, (Y, W, *rest), X, forward=False))
+    fine = _fine(ways, found).tilings([pair for pair in pairs if pair[INNER] == "o"], code)
+    return (*ways.tilings(pairs, code), *fine, *_by_pixels(call, found, (Y, W, *rest), X, forward=False))
+
+
+def _fine(ways: Ways, found: Geometry) -> Ways:
+    """With short chunks of what is summed up, where there is one image."""
+    fine = found.images == 1
+    return replace(ways, multiples={}, fine=True) if fine else replace(ways, sizes=dict.fromkeys(ways.sizes, 1))
 
 
 def _phases(found: Geometry) -> int:

@@ -26,6 +26,9 @@ class Ways:
         What is summed up: it can be the inner loop's alone.
     multiples
         What the chunks of an axis are multiples of.
+    fine
+        Whether chunks of what is summed up are shorter than the parts that the plain kernel sums up: then the first
+        output's sums so far of a part lie beside it.
     """
 
     sizes: Mapping[str, int]
@@ -33,6 +36,7 @@ class Ways:
     outputs: tuple[str | None, ...]
     summed: str = ""
     multiples: Mapping[str, int] = field(default_factory=dict)
+    fine: bool = False
 
     def slice(self, letters: str | None, loops: tuple[str, str]) -> Slice | None:
         """What an operand's chunk is: of the outermost of its axes that has a loop."""
@@ -46,7 +50,12 @@ class Ways:
 
     def loop(self, letter: str) -> Loop | None:
         """The loop over an axis."""
-        return Loop(self.sizes[letter], self.multiples.get(letter, 1)) if letter else None
+        if not letter:
+            return None
+        return Loop(self.sizes[letter], self.multiples.get(letter, 1), PART - 1 if self._pieces(letter) else 0)
+
+    def _pieces(self, letter: str) -> bool:
+        return self.fine and letter == self.summed
 
     def tilings(
         self, pairs: Sequence[tuple[str, str]], code: Callable[[Ways, tuple[str, str], Call, Chunk], str]
@@ -64,7 +73,14 @@ class Ways:
                 def one(call: Call, chunk: Chunk, loops: tuple[str, str] = loops) -> str:
                     return code(self, loops, call, chunk)
 
-                found.append(Tiling(self.loop(loops[OUTER]), self.loop(loops[INNER]), ins, outs, one))
+                def part_bytes(outer: int, loops: tuple[str, str] = loops) -> int:
+                    if not self._pieces(loops[INNER]):
+                        return 0
+                    letters = self.outputs[0] or ""
+                    return ELEMENT_BYTES * prod(outer if x == loops[OUTER] else self.sizes[x] for x in letters)
+
+                loop = self.loop(loops[OUTER]), self.loop(loops[INNER])
+                found.append(Tiling(*loop, ins, outs, one, scratch_bytes=part_bytes))
         return tuple(found)
 
     def count(self, letter: str, loops: tuple[str, str], chunk: Chunk) -> str:

@@ -20,6 +20,10 @@ COUNT = ("po_os", "po_is")
 """And how long it is."""
 
 
+def _nothing(outer: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A loop in steps of chunks.
@@ -28,10 +32,13 @@ class Loop:
         What it goes over: rows, channels, ...
     multiple
         Chunks are multiples of it, but for the last.
+    most
+        The largest chunk that is worth it; 0 for any.
     """
 
     extent: int
     multiple: int = 1
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,8 @@ class Tiling:
         The C statement of one chunk.
     fixed
         Whether the code is written for one number of steps of the outer loop. Then pieces lie side by side.
+    scratch_bytes
+        What it needs beside the kernel's own scratch, by the steps of the outer loop in a chunk.
     """
 
     outer: Loop | None
@@ -94,6 +103,7 @@ class Tiling:
     outputs: tuple[Slice | None, ...]
     code: Callable[[Call, Chunk], str]
     fixed: bool = False
+    scratch_bytes: Callable[[int], int] = _nothing
 
 
 def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> Slice:

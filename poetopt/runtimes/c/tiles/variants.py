@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from poetopt.errors import UnsupportedOpError
 from poetopt.graph import Operator, Tensor
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""How many chunks are tried."""
+"""How many chunks a loop has that are tried."""
+BOTH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""The same where there are two loops."""
 LEAST_BYTES = windows.BLOCK_BYTES
 """What takes no more is not streamed."""
 MOST_GROUPS = 5
+READ_BYTES, WRITE_BYTES = 1_000, 5_000
+"""What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Streamed:
         Where these buffers begin.
     layout
         Where temporaries and scratch lie, as large as a chunk.
+    scratch_offset
+        Where the tilings' own scratch begins.
     """
 
     form: Form
@@ -48,148 +54,213 @@ class Streamed:
     streamed: tuple[str, ...]
     offsets: tuple[int, ...]
     layout: InnerLayout
+    scratch_offset: int
 
 
-def variants(
-    operator: Operator,
-    tensors: Mapping[str, Tensor],
-    alignment: int = ALIGNMENT,
-    *,
-    movable: Collection[str],
-    values: Mapping[str, Array] | None = None,
-) -> Iterator[Variant]:
-    """The ways to stream an operator, beside the plain one; none where a step can't be run at all.
+class Candidate(NamedTuple):
+    """A way to stream an operator, by what it is chosen by.
+
+    streamed
+        What goes to storage or comes from there.
+    workspace_bytes
+        What it takes beside what is whole in RAM.
+    traffic
+        Bytes that it moves, and what each transfer costs beside them.
+    """
+
+    streamed: tuple[str, ...]
+    workspace_bytes: int
+    traffic: int
+    form: int
+    outer: int
+    inner: int
+
+
+class Ways:
+    """All ways to stream an operator, beside the plain one; none where a step can't be run at all.
 
     movable
         What may lie on storage, by name.
     values
         Constants, as far as they are known.
     """
-    if not movable or operator.view:
-        return
-    try:
-        run = steps(operator, tensors, values, alignment)
-    except UnsupportedOpError:
-        return
-    for number, form in enumerate(forms(operator, run)):
-        found = _Enumerated(operator, tensors, alignment, run, form)
-        yield from found.variants(f"{number}", movable)
-
-
-class _Enumerated:
-    """The variants of one form."""
 
     def __init__(
-        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int, run: Sequence[Step], form: Form
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int = ALIGNMENT,
+        *,
+        movable: Collection[str],
+        values: Mapping[str, Array] | None = None,
     ) -> None:
-        self.operator, self.tensors, self.alignment, self.form = operator, tensors, alignment, form
+        run: Sequence[Step] = ()
+        if movable and not operator.view:
+            try:
+                run = steps(operator, tensors, values, alignment)
+            except UnsupportedOpError:
+                run = ()
+        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable) for form in forms(operator, run)]
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Each with what it takes."""
+        for number, form in enumerate(self.forms):
+            yield from form.candidates(number)
+
+    def variant(self, found: Candidate) -> Variant:
+        """A candidate with all its figures."""
+        return self.forms[found.form].variant(found)
+
+
+class _OfForm:
+    """The ways of one form."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int,
+        run: Sequence[Step],
+        form: Form,
+        movable: Collection[str],
+    ) -> None:
+        self.operator, self.tensors, self.alignment, self.form, self.run = operator, tensors, alignment, form, run
         self.ran = as_run(operator, tensors)
-        self.run = run
+        self.movable = movable
         self.old = {new: old for old, new in operator.updates}
         inside = {n for step in run for n in (*step.call.node.inputs, *step.call.node.outputs)}
         outside = {*operator.inputs, *operator.outputs}
         self.temporaries = tuple(n for n in form.slices if n in inside and n not in outside)
+        self._layouts: dict[int, InnerLayout] = {}
 
     def groups(self) -> list[tuple[str, ...]]:
-        """What can be streamed: what is updated together, everything else on its own; outputs last."""
+        """What can be streamed: what is updated together, everything else on its own; the largest ones."""
 
         def may(name: str) -> bool:
-            return name in self.form.slices and self.tensors[name].nbytes > LEAST_BYTES
+            return name in self.form.slices and self.tensors[name].nbytes > LEAST_BYTES and name in self.movable
 
         updated = tuple(old for old, _ in self.operator.updates if may(old))
         inputs = [(n,) for n in self.operator.inputs if may(n) and n not in updated]
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
         outputs = [(n,) for n in self.operator.outputs if may(n) and n not in self.old and n not in later]
-        return [group for group in (updated, *inputs, *outputs) if group]
+        found = [group for group in (updated, *inputs, *outputs) if group]
+        largest = sorted(found, key=lambda group: -sum(self.tensors[n].nbytes for n in group))[:MOST_GROUPS]
+        return [group for group in found if group in largest]
 
-    def variants(self, name: str, movable: Collection[str]) -> Iterator[Variant]:
+    def candidates(self, number: int) -> Iterator[Candidate]:
         """Each subset of the groups, with each pair of chunk sizes."""
         form, groups = self.form, self.groups()
         must = {n for n, taken in form.slices.items() if form.fixed and taken.pieces > 1} - set(self.temporaries)
         must -= set(self.old)
         plain = placed(self.ran, self.tensors, self.alignment).total_bytes
-        for size in range(1, min(len(groups), MOST_GROUPS) + 1):
-            for chosen in combinations(range(len(groups)), size):
-                streamed = tuple(n for k in chosen for n in groups[k])
-                if not must <= set(streamed) or not all(n in movable for n in streamed):
-                    continue
-                mask = sum(1 << k for k in chosen)
-                for outer, inner in self.chunks(streamed):
-                    found = self.one(f"{name}.{mask:x}.{outer}.{inner}", streamed, outer, inner)
-                    saved = sum(self.tensors[n].nbytes for n in streamed)
-                    if found.workspace.total_bytes < saved + plain:
-                        yield found
+        subsets = [[groups[k] for k in range(len(groups)) if mask >> k & 1] for mask in range(1, 1 << len(groups))]
+        chosen = [streamed for subset in subsets if must <= set(streamed := tuple(chain(*subset)))]
+        saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in chosen]
+        for outer, inner in self.chunks(groups):
+            begin = self.layout(outer).total_bytes
+            scratch = max(tiling.scratch_bytes(outer) for tiling in form.tilings)
+            taken = {n: self.traffic(n, outer, inner) for group in groups for n in group}
+            room = {n: _aligned(t.buffer_bytes) for n, t in taken.items() if t is not None}
+            cost = {n: _cost(t) for n, t in taken.items() if t is not None}
+            for streamed, spared in zip(chosen, saved, strict=True):
+                if all(n in room for n in streamed):
+                    workspace = _aligned(begin) + sum(room[n] for n in streamed) + scratch
+                    if workspace < spared + plain:
+                        yield Candidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
 
-    def chunks(self, streamed: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Sizes of chunks: more than one in all, and pieces of whole blocks."""
-        multiples = []
-        for level, loop in enumerate((self.form.outer, self.form.inner)):
-            multiple = loop.multiple if loop is not None else 1
-            for name in streamed:
-                taken = self.form.slices[name]
-                if taken.level == level and taken.pieces > 1 and loop is not None:
-                    whole = windows.piece_multiple(loop.extent, taken.unit_bytes)
-                    if not whole:
-                        return
-                    multiple = lcm(multiple, whole)
-            multiples.append(multiple)
-        outers, inners = (
-            _sizes(loop.extent, multiple) if loop is not None else [0]
-            for loop, multiple in zip((self.form.outer, self.form.inner), multiples, strict=True)
-        )
-        for outer in outers:
-            for inner in inners:
-                whole_outer = self.form.outer is None or outer >= self.form.outer.extent
-                whole_inner = self.form.inner is None or inner >= self.form.inner.extent
+    def chunks(self, groups: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, int]]:
+        """Sizes of chunks: more than one in all."""
+        form = self.form
+        sizes: list[list[int]] = []
+        for level, loop in enumerate((form.outer, form.inner)):
+            if loop is None:
+                sizes.append([0])
+                continue
+            multiples = {loop.multiple}
+            for name in chain(*groups):
+                taken = form.slices[name]
+                if taken.level == level and taken.pieces > 1:
+                    multiples.add(lcm(loop.multiple, windows.piece_multiple(loop.extent, taken.unit_bytes) or 1))
+            counts = COUNTS if form.outer is None or form.inner is None else BOTH
+            sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
+        for outer in sizes[0]:
+            for inner in sizes[1]:
+                whole_outer = form.outer is None or outer >= form.outer.extent
+                whole_inner = form.inner is None or inner >= form.inner.extent
                 if not (whole_outer and whole_inner):
                     yield outer, inner
 
-    def one(self, name: str, streamed: tuple[str, ...], outer: int, inner: int) -> Variant:
-        """A variant with its figures."""
+    def layout(self, outer: int) -> InnerLayout:
+        """Where temporaries and scratch lie where chunks of the outer loop are so long."""
+        key = outer if self.temporaries else 0
+        if key not in self._layouts:
+            cut = self.tensors
+            if self.temporaries:  # an output's bytes may hold one
+                names = (*self.temporaries, *(n for n in self.operator.outputs if n in self.form.slices))
+                cut = self.form.chunked(self.tensors, names, outer)
+            self._layouts[key] = placed(self.ran, cut, self.alignment)
+        return self._layouts[key]
+
+    def traffic(self, name: str, outer: int, inner: int) -> windows.Traffic | None:
+        """The transfers of a streamed tensor, and its buffer; None where its pieces are no whole blocks."""
         form = self.form
-        cut = form.chunked(self.tensors, self.temporaries, outer) if self.temporaries else self.tensors
-        if self.temporaries:  # an output's bytes may hold a temporary
-            cut = form.chunked(cut, [n for n in self.operator.outputs if n in form.slices], outer)
-        layout = placed(self.ran, cut, self.alignment)
+        taken = form.slices[name]
+        extent = form.loop(taken.level).extent
+        chunk = (outer, inner)[taken.level]
+        passes = 1
+        if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
+            passes = -(-form.outer.extent // outer)
+        made = name in self.operator.outputs and name not in self.operator.inputs
+        does = not made, made or name in self.old.values()
+        if taken.pieces == 1:
+            return windows.run(self.tensors[name].nbytes, chunk * taken.unit_bytes, passes, *does)
+        multiple = windows.piece_multiple(extent, taken.unit_bytes)
+        if not multiple or (chunk % multiple and chunk < extent):
+            return None
+        return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
+
+    def variant(self, found: Candidate) -> Variant:
+        """A way with its figures."""
+        layout = self.layout(found.outer)
         reads: Counter[int] = Counter()
         writes: Counter[int] = Counter()
         offsets: list[int] = []
-        end = layout.total_bytes
-        olds = {old for old, _ in self.operator.updates}
-        for n in streamed:
-            taken = form.slices[n]
-            loop = form.loop(taken.level)
-            chunk = (outer, inner)[taken.level]
-            passes = 1
-            if taken.level == INNER and form.outer is not None and (inner < loop.extent or taken.pieces > 1):
-                passes = -(-form.outer.extent // outer)
-            is_output = n in self.operator.outputs and n not in self.operator.inputs
-            does = not is_output, is_output or n in olds
-            traffic = (
-                windows.run(self.tensors[n].nbytes, chunk * taken.unit_bytes, passes, *does)
-                if taken.pieces == 1
-                else windows.pieces(loop.extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
-            )
-            end = -(-end // ALIGNMENT) * ALIGNMENT
+        end = _aligned(layout.total_bytes)
+        for n in found.streamed:
+            traffic = self.traffic(n, found.outer, found.inner)
+            assert traffic is not None
             offsets.append(end)
-            end += traffic.buffer_bytes
+            end += _aligned(traffic.buffer_bytes)
             reads.update(traffic.reads)
             writes.update(traffic.writes)
-        detail = Streamed(form, outer, inner, streamed, tuple(offsets), layout)
+        detail = Streamed(self.form, found.outer, found.inner, found.streamed, tuple(offsets), layout, end)
+        end = found.workspace_bytes
         whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
         return Variant(
-            name,
+            f"{found.form}.{found.outer}.{found.inner}." + ".".join(found.streamed),
             whole,
-            tuple(n for n in streamed if n in self.operator.inputs),
-            tuple(n for n in streamed if n not in self.operator.inputs),
+            tuple(n for n in found.streamed if n in self.operator.inputs),
+            tuple(n for n in found.streamed if n not in self.operator.inputs),
             tuple(sorted(reads.items())),
             tuple(sorted(writes.items())),
             detail,
         )
 
 
-def _sizes(extent: int, multiple: int) -> list[int]:
+def _cost(traffic: windows.Traffic) -> int:
+    reads = sum(count * (nbytes + READ_BYTES) for nbytes, count in traffic.reads.items())
+    return reads + sum(count * (nbytes + WRITE_BYTES) for nbytes, count in traffic.writes.items())
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
     """Sizes of chunks in a geometric range, largest first, each once."""
-    units = -(-extent // multiple)
-    found = dict.fromkeys(min(extent, multiple * -(-units // count)) for count in COUNTS if count <= units)
-    return list(found)
+    found: dict[int, None] = {}
+    for multiple in sorted(multiples):
+        units = -(-extent // multiple)
+        tried = (*counts, units) if units <= counts[-1] else counts
+        found.update(dict.fromkeys(min(extent, multiple * -(-units // count)) for count in tried if count <= units))
+    return sorted((size for size in found if not most or size <= most), reverse=True)
