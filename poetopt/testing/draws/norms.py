@@ -52,6 +52,20 @@ def _layer_norm(random: Random) -> list[Case]:
     return [node_case("LayerNormalization", x, *operands, outputs=outputs, attributes={"axis": axis})]
 
 
+def group_norm(op_type: str) -> Draw:
+    """InstanceNormalization, or GroupNormalization of any number of groups."""
+
+    def draw(random: Random) -> list[Case]:
+        images, channels, *size = random_planes(random)
+        groups = int(random.integers(1, 4))
+        shape = (images, channels * groups, *size)
+        attributes = {"num_groups": groups} if op_type == "GroupNormalization" else {}
+        vectors = [normal(random, shape[1:2]) for _ in range(2)]
+        return [node_case(op_type, normal(random, shape), *vectors, attributes=attributes)]
+
+    return draw
+
+
 def _layer_norm_gradient(random: Random) -> list[Case]:
     shape = (*random_shape(random, 1, 3), int(random.choice([5, 9, 70])))
     vectors = {name: normal(random, shape[-1:]) for name in ("scale", "bias")}
@@ -85,6 +99,7 @@ def _cross_entropy(random: Random) -> list[Case]:
 DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "BatchNormalization"): _batch_norm,
     ("", "LayerNormalization"): _layer_norm,
+    **{("", name): group_norm(name) for name in ("InstanceNormalization", "GroupNormalization")},
     ("", "Softmax"): softmax("Softmax"),
     ("", "LogSoftmax"): softmax("LogSoftmax"),
     ("", "NegativeLogLikelihoodLoss"): _likelihood,

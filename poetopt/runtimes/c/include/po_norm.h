@@ -165,6 +165,30 @@ PO_INLINE void po_layer_norm(float *y, float *means, float *inverses, const floa
     }
 }
 
+/* Rows of `each` channels of `size` elements; scale and bias have an element a channel, or a group where `by_group`. y
+ * may be x. */
+PO_INLINE void po_group_norm(float *y, const float *x, const float *scale, const float *bias, int32_t images,
+                             int32_t groups, int32_t each, int32_t size, int32_t by_group, float epsilon)
+{
+    const int32_t count = each * size;
+    int32_t n, g, c, i;
+    for (n = 0; n < images; ++n) {
+        for (g = 0; g < groups; ++g) {
+            const float *p = x + (n * groups + g) * count;
+            float *q = y + (n * groups + g) * count;
+            const float mean = po_row_sum(p, count, 1) / (float)count;
+            const float inverse = 1.0f / sqrtf(po_row_dot(p, p, mean, mean, count, 1) / (float)count + epsilon);
+            for (c = 0; c < each; ++c) {
+                const int32_t of = by_group ? g : g * each + c;
+                const float slope = inverse * scale[of], b = bias[of];
+                for (i = c * size; i < (c + 1) * size; ++i) {
+                    q[i] = (p[i] - mean) * slope + b;
+                }
+            }
+        }
+    }
+}
+
 /* All gradients of a layer normalization; each may be NULL, and dx may be dy. Where it has `begun`, dscale and dbias have
  * those of rows before, which these join. */
 PO_INLINE void po_layer_norm_gradient(float *dx, float *dscale, float *dbias, const float *dy, const float *x,

@@ -1,4 +1,4 @@
-"""BatchNormalization, LayerNormalization, softmax and cross-entropy, with their gradients."""
+"""BatchNormalization, LayerNormalization and its kin, softmax and cross-entropy, with their gradients."""
 
 from __future__ import annotations
 
@@ -85,6 +85,16 @@ def _layer_norm_refuses(call: Call) -> str | None:
     if call.input(1).size != _rows(call, call.input(0))[1]:
         return "LayerNormalization whose scale is broadcast"
     return _real(call)
+
+
+def _group_norm(call: Call, arguments: Arguments) -> str:
+    images, channels, size = _channels(call.input(0))
+    groups = channels if call.node.op_type == "InstanceNormalization" else call.integer("num_groups", 1)
+    by_group = int(call.input(1).size != channels)
+    return called(
+        "po_group_norm", arguments.outputs[0], *arguments.inputs[:3], images, groups, channels // groups, size,
+        by_group, float(call.number("epsilon", 1e-5)),
+    )  # fmt: skip
 
 
 def _layer_norm_gradient(call: Call, arguments: Arguments, begun: str = "0") -> str:
@@ -203,10 +213,16 @@ KERNELS: tuple[Kernel, ...] = (
         "LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,),
         tilings=_by_row(_layer_norm, (0,), 3),
     ),
+<<<<<<< HEAD
     Kernel(
         "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
         tilings=_layer_norm_gradient_tilings,
     ),
+=======
+    Kernel("InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel("GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel("LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
+>>>>>>> e18ba7c (The runtime c has kernels for InstanceNormalization and GroupNormalization)
     Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
     Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
     Kernel(
