@@ -106,9 +106,15 @@ def cost(
                 updated_by=place.get(updater, -1),
             )
         )
+    numbers = getattr(takes, "row_numbers_bytes", lambda count: 0)
+    kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        movable = [name for name in (*operator.inputs, *operator.outputs) if graph.root(name) in index]
+        movable = [
+            name
+            for name in (*operator.inputs, *operator.outputs)
+            if graph.root(name) in index.keys() - graph.rows.keys()
+        ]
         plain, *others = takes.variants(
             operator, graph.tensors, movable=movable if streams else (), values=constants if streams else None
         )

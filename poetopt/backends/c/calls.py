@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from poetopt.backends.c.names import comment
 from poetopt.backends.c.operators import OperatorCode, Run
 from poetopt.backends.c.storage import Storage
+from poetopt.backends.c.tables import Table, moved
 from poetopt.plan.instructions import Action, Plan
 from poetopt.step.places import Moment, moments
 
 
-def calls(plan: Plan, operators: Mapping[Run, OperatorCode], storage: Storage) -> Iterator[str]:
+def calls(
+    plan: Plan, operators: Mapping[Run, OperatorCode], storage: Storage, tables: Mapping[int, Table]
+) -> Iterator[str]:
     """A statement for each instruction that does something, with the instruction's number and its operator's name."""
     problem = plan.problem
     for moment in moments(plan):
@@ -23,8 +26,12 @@ def calls(plan: Plan, operators: Mapping[Run, OperatorCode], storage: Storage) -
             yield f"{f'PO_TRY({call})' if code.stored else call}; /* {moment.number} */"
         elif action is not Action.FREE:
             tensor, block = problem.tensors[target], storage.blocks[target]
-            move = "po_write" if action is Action.PAGE_OUT else "po_read"
-            call = f"{move}({block}u, PO_ARENA({moment.at[target]}u), {tensor.nbytes}u)"
+            address = f"PO_ARENA({moment.at[target]}u)"
+            if target in tables:
+                call = moved(tables, target, block, address, out=action is Action.PAGE_OUT)
+            else:
+                move = "po_write" if action is Action.PAGE_OUT else "po_read"
+                call = f"{move}({block}u, {address}, {tensor.nbytes}u)"
             yield f"PO_TRY({call}); /* {moment.number}: {comment(tensor.name)} */"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from poetopt.backends.c.names import comment
 from poetopt.backends.c.operators import OperatorCode
 from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.tables import moved
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
 from poetopt.step.places import moments
@@ -84,11 +85,10 @@ def _operands(code: OperatorCode) -> tuple[int, list[str]]:
 def _tensor(program: DeviceProgram) -> Iterator[str]:
     for index, block in program.storage.blocks.items():
         tensor = program.plan.problem.tensors[index]
-        yield (
-            f"    case {index}: /* {comment(tensor.name)} */\n"
-            f"        return out ? po_write({block}u, address, {tensor.nbytes}u) : "
-            f"po_read({block}u, address, {tensor.nbytes}u);\n"
-        )
+        written, read = (f"{move}({block}u, address, {tensor.nbytes}u)" for move in ("po_write", "po_read"))
+        if index in program.tables:
+            written, read = (moved(program.tables, index, block, "address", out=out) for out in (True, False))
+        yield f"    case {index}: /* {comment(tensor.name)} */\n        return out ? {written} : {read};\n"
 
 
 def _rows(numbers: bytes | list[int]) -> str:

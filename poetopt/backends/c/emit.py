@@ -33,6 +33,8 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
         "po_flash.c": text.flash(program),
     }
     found |= _headers(program)
+    if program.tables:
+        found["po_rows.h"] = text.fixed("po_rows.h")
     if target.bare:
         found |= {name: text.fixed(name) for name in BARE}
         found["main.c"] = text.fixed("main_semihosting.c")

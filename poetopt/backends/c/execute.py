@@ -21,6 +21,7 @@ from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
+from poetopt.passes.rows import cut, put_back, whole
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
@@ -84,8 +85,8 @@ def execute_on(
         told(f"compiling for {on}")
         scheduled = _built(program, chosen_target, Path(folder, "scheduled"), stack_bytes)
         told("compiling the step that computes everything once")
-        whole = device_program(lay_out(store_all(plan.problem)), chosen)
-        unscheduled = _built(whole, chosen_target, Path(folder, "whole"), stack_bytes)
+        once = device_program(lay_out(store_all(plan.problem)), chosen)
+        unscheduled = _built(once, chosen_target, Path(folder, "whole"), stack_bytes)
         told(f"running the schedule on {on}")
         mine = run(scheduled, batch)
         told("running the step that computes everything once")
@@ -134,7 +135,7 @@ def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Ar
     """What a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
     if graph.gradients:
         return {name: results[f"{name}.grad"] for name in graph.gradients}
-    return moved_by(graph, graph.values, results)
+    return moved_by(graph, whole(graph), results)
 
 
 def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
@@ -145,18 +146,21 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
     sessions = Sessions(graph, 1)
 
     def results(batch: Batch, values: Mapping[str, Array]) -> Mapping[str, Array]:
-        found = NodeByNode(graph, sessions, values, names).run(batch)
-        return {shown.get(name, name): array for name, array in found.items()}
+        read, given, used = cut(graph, batch, values)
+        found = NodeByNode(graph, sessions, given, names).run(read)
+        made = {shown.get(name, name): array for name, array in found.items()}
+        return made | {table: put_back(values[table], rows, made[table]) for table, rows in used.items()}
 
-    trained = {name: graph.values[name] for name in graph.trained}
-    exact = results(batch, graph.values)
+    first = whole(graph)
+    trained = {name: first[name] for name in graph.trained}
+    exact = results(batch, first)
     apart = 0.0
     for trial in range(TRIALS):
         # a network that reads tokens has nothing else that a little can be changed in
         near = (
-            results(nudged(batch, trial), graph.values)
+            results(nudged(batch, trial), first)
             if has_floats(batch)
-            else results(batch, {**graph.values, **nudged(trained, trial)})
+            else results(batch, {**first, **nudged(trained, trial)})
         )
         apart = max(apart, distance(moved(graph, near), moved(graph, exact), graph.trained))
     return Reference(exact, apart)

@@ -10,12 +10,13 @@ from poetopt.backends.c.resident import Resident, lay_out_resident
 from poetopt.backends.c.sharing import shared
 from poetopt.backends.c.storage import BLOCK_BYTES, Storage, lay_out_storage
 from poetopt.backends.c.streamed import streamed_code
+from poetopt.backends.c.tables import Table, tables_of
 from poetopt.errors import PlanError
 from poetopt.graph import Tensor, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.runtimes import runtime
+from poetopt.runtimes.c import runtime as c_runtime
 from poetopt.runtimes.c.steps import layout
 from poetopt.step.belongs import check_belongs
 from poetopt.step.places import Place, Places, input_offsets
@@ -47,8 +48,10 @@ class DeviceProgram:
         What no schedule moves: in RAM, and in mapped flash.
     weights
         Blocks at the start of the storage that hold the resident region's first values; 0 where they are in flash.
+    tables
+        Those whose rows go between RAM and storage one by one, by their index in the problem.
     inputs, results, parameters, hyperparameters
-        The tables. An input that nothing reads has no place, and is in none.
+        The tables of po.h. An input that nothing reads has no place, and is in none.
     carried
         Statistics that the step doesn't update in place: after the step, before it.
     """
@@ -60,6 +63,7 @@ class DeviceProgram:
     flash: Resident
     storage: Storage
     weights: int
+    tables: Mapping[int, Table]
     inputs: tuple[Row, ...]
     results: tuple[Row, ...]
     parameters: tuple[Row, ...]
@@ -90,13 +94,8 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     """
     problem = plan.problem
     shown = problem.model_ref or problem.name
-    c = runtime(RUNTIME)
+    c = c_runtime
     check_planned_for_c(plan)
-    if graph.rows:
-        raise PlanError(
-            f"{shown}: the plan reads rows of the table {next(iter(graph.rows))!r} from storage, and no C is written "
-            "for that yet"
-        )
     check_belongs(graph, problem, c, shown)
     simulate(plan)
     check_layout(plan)
@@ -105,7 +104,9 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         layout(places.operators[operator.name], graph.tensors, problem.alignment).kept_bytes
         for operator in problem.operators
     )
-    resident, flash = lay_out_resident(graph, problem, kept_bytes)
+    row_bytes = sum(c.row_numbers_bytes(graph.tensors[name].shape[0]) for name, t in graph.rows.items() if t.ids)
+    resident, flash = lay_out_resident(graph, problem, kept_bytes + row_bytes)
+    tables = tables_of(graph, places, resident.kept + kept_bytes)
     operators: dict[Run, OperatorCode] = {}
     words = 0
     for index, way in sorted(
@@ -117,11 +118,13 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
     offsets = input_offsets(plan)
-    storage = lay_out_storage(plan, weights)
+    storage = lay_out_storage(plan, weights, {index: table.whole.nbytes for index, table in tables.items()})
 
     def kept(name: str, shown: str = "") -> Row:
         tensor, root = graph.tensors[name], graph.root(name)
         index = places.index.get(root)
+        if index in tables:
+            return Row(shown or name, tables[index].whole, Place(0), storage.blocks[index])
         if index is None:
             return Row(shown or name, tensor, Place(0, root))
         if index in offsets:
@@ -141,6 +144,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         flash,
         storage,
         weights,
+        tables,
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
         results=(
             kept(graph.loss),
@@ -160,7 +164,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
 def check_planned_for_c(plan: Plan) -> None:
     """Refuse a plan that was made for other kernels. Raises `PlanError`."""
     problem = plan.problem
-    shown, own = problem.model_ref or problem.name, runtime(RUNTIME).version
+    shown, own = problem.model_ref or problem.name, c_runtime.version
     if problem.runtime != RUNTIME:
         raise PlanError(
             f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, whose kernels aren't in C; "

@@ -29,8 +29,12 @@ class Storage:
     count: int
 
 
-def lay_out_storage(plan: Plan, first: int = 0) -> Storage:
-    """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plan moves."""
+def lay_out_storage(plan: Plan, first: int = 0, whole: Mapping[int, int] | None = None) -> Storage:
+    """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plan moves.
+
+    whole
+        Bytes there of those that are larger than in RAM: tables by rows.
+    """
     problem = plan.problem
     begin = tuple(sorted({*problem.stored_at_start, *problem.lasting}))
     moved = {i.target for i in plan.instructions if i.action in (Action.PAGE_OUT, Action.PAGE_IN)}
@@ -42,5 +46,5 @@ def lay_out_storage(plan: Plan, first: int = 0) -> Storage:
     end = first
     for index in dict.fromkeys((*begin, *sorted(moved))):
         blocks[index] = end
-        end += -(-problem.tensors[index].nbytes // BLOCK_BYTES)
+        end += -(-(whole or {}).get(index, problem.tensors[index].nbytes) // BLOCK_BYTES)
     return Storage(blocks, begin, end)

@@ -62,7 +62,11 @@ def variant_of(
     index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, operator: Operator
 ) -> Variant:
     """The runtime's own variant that is the problem's. Raises `PlanError` where there is none."""
-    movable = [name for name in (*operator.inputs, *operator.outputs) if graph.root(name) in places.index]
+    movable = [
+        name
+        for name in (*operator.inputs, *operator.outputs)
+        if graph.root(name) in places.index.keys() - graph.rows.keys()
+    ]
     _, *found = places.runtime.variants(
         operator, graph.tensors, problem.alignment, movable=movable, values=constants_of(graph)
     )

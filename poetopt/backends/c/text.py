@@ -11,6 +11,7 @@ from poetopt.backends.c.decoded import decoded
 from poetopt.backends.c.names import comment, literal
 from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.c.tables import declared
 from poetopt.step.places import input_offsets
 
 CODE, TABLE = "code", "table"
@@ -57,13 +58,39 @@ def header(program: DeviceProgram) -> str:
 
 def code_schedule(program: DeviceProgram) -> str:
     """The plan as calls, one an instruction."""
-    statements = "".join(f"    {line}\n" for line in calls(program.plan, program.operators, program.storage))
-    return filled("po_calls.c", {"statements": statements})
+    statements = "".join(
+        f"    {line}\n" for line in calls(program.plan, program.operators, program.storage, program.tables)
+    )
+    return filled("po_calls.c", {"begin": begin(program), "statements": statements})
 
 
 def table_schedule(program: DeviceProgram) -> str:
     """The plan as its compact form, and what decodes it."""
-    return filled("po_decoder.c", decoded(program))
+    return filled("po_decoder.c", {"begin": begin(program), **decoded(program)})
+
+
+def begin(program: DeviceProgram) -> str:
+    """What a step begins with: which rows of tables the batch uses."""
+    fed = {row.name: row for row in program.inputs}
+
+    def lines() -> Iterator[str]:
+        for index, table in program.tables.items():
+            if table.ids:
+                row = fed[table.ids]
+                at = _address(program, row)
+                yield (
+                    f"    po_rows_used_{row.tensor.dtype}({table.identifier(index)}, {at}, {row.tensor.size}u, "
+                    f"{table.whole.shape[0]}u);\n"
+                )
+
+    return "".join(lines())
+
+
+def _address(program: DeviceProgram, row: Row) -> str:
+    """Where a tensor lies that is in RAM between steps."""
+    if row.place.root:
+        return f"PO_RESIDENT({program.resident.offsets[row.place.root]}u)"
+    return f"PO_ARENA({row.place.offset}u)"
 
 
 def step(program: DeviceProgram, schedule: str = CODE) -> str:
@@ -72,7 +99,8 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
     schedule
         `code`, or `table`.
     """
-    headers = dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
+    headers = dict.fromkeys(["po_rows.h"] if program.tables else [])
+    headers |= dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
     by_table = schedule == TABLE
     return filled(
         "po_step.c",
@@ -80,6 +108,7 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
             "model": comment(program.shown),
             "includes": "".join(f'#include "{name}"\n' for name in headers),
             "operators": "\n".join(code.text for code in program.operators.values() if code.text),
+            "rows": "".join(declared(program.tables)),
             "state": (
                 "/* What kernels keep from step to step. */\n"
                 f"#define po_state ((uint32_t *)PO_RESIDENT({program.resident.kept}u))\n\n"
@@ -171,7 +200,9 @@ def storage_bytes(program: DeviceProgram) -> bytes:
     data = bytearray(weight_bytes(program) if program.weights else b"")
     tensors = program.plan.problem.tensors
     for index in program.storage.first:
-        data += program.graph.values[tensors[index].name].tobytes()
+        name = tensors[index].name
+        rows = program.graph.rows.get(name)
+        data += (program.graph.values[name] if rows is None else rows.values).tobytes()
         data += bytes(-len(data) % BLOCK_BYTES)
     return bytes(data)
 

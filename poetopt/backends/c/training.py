@@ -25,6 +25,7 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.training import batches_of, check_options, momentum_of
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
+from poetopt.passes.rows import cut, put_back, whole
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
@@ -94,16 +95,16 @@ def train_on(
     said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
     compiler(chosen_target)  # nothing is written where there is none
     with scratch_folder("c") as folder:
-        whole = device_program(lay_out(store_all(plan.problem)), chosen)
+        once = device_program(lay_out(store_all(plan.problem)), chosen)
         ran = []
-        for name, one in (("scheduled", program), ("whole", whole)):
+        for name, one in (("scheduled", program), ("whole", once)):
             told(f"{steps:,} steps on {on}, {'as planned' if one is program else 'everything computed once'}")
             write(one, chosen_target, Path(folder, name))
             built = build(one, chosen_target, Path(folder, name), measuring=False)
             ran.append((built, run_steps(built, batches, said)))
     (scheduled, mine), (_, theirs) = ran
     told("the same steps on onnxruntime, and how far one ulp of the inputs moves them")
-    here = Way(mine.losses, moved_by(chosen, chosen.values, mine.results))
+    here = Way(mine.losses, moved_by(chosen, whole(chosen), mine.results))
     exact, near = reference_ways(chosen, batches, said)
     differing = [k for k in range(steps) if mine.losses[k].tobytes() != theirs.losses[k].tobytes()]
     different = compare(mine.results, theirs.results, tuple(mine.results)).different
@@ -150,26 +151,30 @@ def reference_ways(
     """Where the steps go on onnxruntime, node by node, and where with inputs that are an ulp off."""
     sessions = Sessions(graph, 1)
     names = tuple(dict.fromkeys((graph.loss, *graph.carried.values())))
-    trained = {name: graph.values[name] for name in graph.trained}
+    first = whole(graph)
+    trained = {name: first[name] for name in graph.trained}
 
     def way(batches: Sequence[Batch], start: Mapping[str, Array]) -> Way:
-        given = dict(start)
+        held, given = dict(start), dict(start)
         step = NodeByNode(graph, sessions, given, names)
         losses = []
         for batch, hyperparameters in zip(batches, said, strict=True):
-            given.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
-            found = step.run(batch)
+            held.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
+            read, now, used = cut(graph, batch, held)
+            given.update(now)
+            found = step.run(read)
             losses.append(found[graph.loss].reshape(-1)[0])
-            given.update({old: found[new].copy() for old, new in graph.carried.items()})
-        return Way(np.array(losses), moved_by(graph, start, given))
+            for old, new in graph.carried.items():
+                held[old] = put_back(held[old], used[old], found[new]) if old in used else found[new].copy()
+        return Way(np.array(losses), moved_by(graph, start, held))
 
     near = []
     for trial in range(TRIALS):
         if all(map(has_floats, batches)):
-            near.append(way([nudged(batch, trial) for batch in batches], graph.values))
+            near.append(way([nudged(batch, trial) for batch in batches], first))
         else:  # tokens have no neighbours
-            near.append(way(batches, {**graph.values, **nudged(trained, trial)}))
-    return way(batches, graph.values), near
+            near.append(way(batches, {**first, **nudged(trained, trial)}))
+    return way(batches, first), near
 
 
 def apart(a: Way, b: Way) -> float:

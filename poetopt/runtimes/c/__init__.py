@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.runtimes.c.kernel import ALIGNMENT
+from poetopt.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.runtimes.c.registry import kernel_for, reason, version
 from poetopt.runtimes.c.steps import as_run, call_of, layout
 from poetopt.runtimes.c.tiles.choice import worth
@@ -47,6 +47,10 @@ class CRuntime:
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
         """Nothing: scratch is part of the workspace."""
         return 0
+
+    def row_numbers_bytes(self, count: int) -> int:
+        """What it keeps of a table by rows: the numbers of those that a batch uses, `count` at most, and how many."""
+        return WORD_BYTES * (count + 1)
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
         """Temporaries between the steps of an operator, and scratch."""

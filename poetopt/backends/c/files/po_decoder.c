@@ -68,7 +68,7 @@ int po_step(void)
     const ${offset_type} *at = po_offsets;
     uint32_t ahead = 0;      /* operators that were computed for the first time */
     uint32_t recomputed = 0; /* the operator that was recomputed last */
-    for (uint32_t left = po_number(&place); left > 0; left--) {
+${begin}    for (uint32_t left = po_number(&place); left > 0; left--) {
         const uint32_t word = po_number(&place);
         const uint32_t next = ahead + (word >> 2);
         uint32_t code;

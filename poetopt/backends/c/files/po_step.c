@@ -31,5 +31,5 @@ ${includes}
         }                          \
     } while (0)
 
-${state}${operators}
+${state}${rows}${operators}
 ${schedule}

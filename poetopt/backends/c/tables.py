@@ -1,0 +1,92 @@
+"""Tables whose rows go between RAM and storage one by one: which rows a batch uses, and where each is.
+
+The user's program feeds the numbers of rows. A step begins with a list of those that the batch uses, each once, and
+puts their places in the list into the input, as the operators read it. The list is in the resident region, behind the
+words of kernels. On the storage a row begins with a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from poetopt.backends.c.names import comment
+from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.errors import PlanError
+from poetopt.graph import Tensor, TrainingGraph
+from poetopt.runtimes.c import runtime
+from poetopt.step.places import Places
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table by rows.
+
+    whole
+        All of it.
+    count
+        How many rows its tensor in the arena has room for.
+    ids
+        The input that says which; "" where a constant does.
+    fixed
+        The rows that a constant says.
+    numbers_at
+        Where in the resident region the list lies, its length first.
+    """
+
+    name: str
+    whole: Tensor
+    count: int
+    ids: str
+    fixed: tuple[int, ...]
+    numbers_at: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row: whole blocks."""
+        return self.whole.nbytes // self.whole.shape[0]
+
+    def identifier(self, index: int) -> str:
+        """What C calls the list."""
+        return f"po_rows_{index}"
+
+
+def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Table]:
+    """The tables of a step by their index in the problem; their lists lie from `kept` on.
+
+    Raises `PlanError` where a row isn't whole blocks of the storage.
+    """
+    found: dict[int, Table] = {}
+    for name, rows in graph.rows.items():
+        whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
+        count = graph.tensors[name].shape[0]
+        made = Table(name, whole, count, rows.ids, rows.fixed, kept)
+        if made.row_bytes % BLOCK_BYTES:
+            raise PlanError(
+                f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {BLOCK_BYTES} B from "
+                "storage alone; solve with --parameters resident, or an optimizer with which tables stay whole"
+            )
+        found[places.index[name]] = made
+        if rows.ids:
+            kept += runtime.row_numbers_bytes(count)
+    return found
+
+
+def declared(tables: Mapping[int, Table]) -> Iterator[str]:
+    """The lists of rows, in C."""
+    for index, table in tables.items():
+        if table.ids:
+            yield f"/* The rows of {comment(table.name)} that the batch uses, behind how many they are. */\n"
+            yield f"#define {table.identifier(index)} ((uint32_t *)PO_RESIDENT({table.numbers_at}u))\n\n"
+        else:
+            numbers = ", ".join(f"{number}u" for number in (len(table.fixed), *table.fixed))
+            yield f"/* The rows of {comment(table.name)} that every batch uses, behind how many they are. */\n"
+            yield f"static const uint32_t {table.identifier(index)}[{len(table.fixed) + 1}] = {{{numbers}}};\n\n"
+
+
+def moved(tables: Mapping[int, Table], index: int, block: int, address: str, *, out: bool) -> str:
+    """The call that moves the rows of a table."""
+    table = tables[index]
+    way = "po_rows_out" if out else "po_rows_in"
+    blocks = table.row_bytes // BLOCK_BYTES
+    return f"{way}({table.identifier(index)}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"

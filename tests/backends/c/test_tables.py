@@ -1,0 +1,85 @@
+"""Tables by the rows of a batch in C: read from storage, updated, and written back row by row."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.program import device_program
+from poetopt.backends.c.run import run
+from poetopt.backends.c.training import train_on
+from poetopt.backends.ort.batch import Batch
+from poetopt.plan.instructions import Plan
+from tests.backends.c.support import HOST, needs_emulator, needs_host
+from tests.passes.test_rows import CLASSES, LENGTH, WORDS, model
+
+
+@cache
+def plan() -> Plan:
+    """Of a step whose tables have rows of a block: one by the words of a batch, one by a constant."""
+    found = po.load(model(128)).differentiate(optimizer="sgd")
+    problem = found.cost("m4", parameters="paged")
+    assert problem.graph is not None
+    assert [bool(rows.ids) for rows in problem.graph.rows.values()] == [True, False]
+    report = po.solve(problem, ram=problem.least_ram_bytes + 600, threads=1, time_limit="20s", gap=0.5)
+    assert report.plan is not None
+    return report.plan
+
+
+def batch() -> Batch:
+    """Some words come twice, one is counted from the end."""
+    ids = np.array([[3, 1, 3, 0, WORDS - 1, 7], [1, -1, 5, 3, 3, 2]])
+    assert ids.shape[1] == LENGTH
+    return {"ids": ids, "labels": np.array([0, CLASSES - 1])}
+
+
+@needs_host
+def test_rows_are_read_updated_and_written_back(tmp_path: Path) -> None:
+    """As onnxruntime moves them, and no other row; a write-back that is left out shows."""
+    found = execute_on(plan(), "host", data=batch())
+    assert found.ok, found.message
+    assert found.linked_ram_bytes in (None, found.planned_ram_bytes)
+    graph = plan().problem.graph
+    assert graph is not None
+    used = np.unique(batch()["ids"] % WORDS)
+    before, after = graph.rows["words"].values, found.results["words"]
+    assert sorted(np.flatnonzero((before != after).any(axis=1))) == sorted(used)
+
+    program = device_program(plan(), graph)
+    write(program, HOST, tmp_path)
+    step = (tmp_path / "po_step.c").read_text()
+    cut = re.sub(r"PO_TRY\(po_rows_out\(po_rows_\d+, \d+u, 1u, .*;", ";", step)
+    assert cut != step
+    (tmp_path / "po_step.c").write_text(cut)
+    assert np.array_equal(run(build(program, HOST, tmp_path), batch()).results["words"], before)
+
+
+@needs_host
+def test_the_compact_plan_moves_rows_too(tmp_path: Path) -> None:
+    graph = plan().problem.graph
+    assert graph is not None
+    program = device_program(plan(), graph)
+    results = []
+    for schedule in ("code", "table"):
+        write(program, HOST, tmp_path / schedule, schedule)
+        results.append(run(build(program, HOST, tmp_path / schedule, warnings=("-Werror",)), batch()).results)
+    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@needs_host
+@pytest.mark.parametrize(
+    "on", ["host", *(pytest.param(name, marks=needs_emulator) for name in ("cortex-m0plus", "cortex-m4", "cortex-m7"))]
+)
+def test_steps_on_other_words_each_train_a_table(on: str) -> None:
+    rng = np.random.default_rng(2)
+    data = {"ids": rng.integers(0, WORDS, (6, LENGTH)), "labels": rng.integers(0, CLASSES, 6)}
+    found = train_on(plan(), on, 4, 0.1, data=data)
+    assert found.ok, found.message
+    assert found.bit_identical
