@@ -41,11 +41,10 @@ STEPS, LR = 20, 0.002
 
 @dataclass(frozen=True)
 class Case:
-    """A network, where its step runs, where its parameters are, how many seconds the solver may search, the batch."""
+    """A network, where its step runs, how many seconds the solver may search, the batch."""
 
     name: str
     on: str = "cortex-m4"
-    parameters: str = "auto"
     time_limit: float = 20.0
     batch: int = 1
 
@@ -68,13 +67,10 @@ def measure(case: Case) -> str:
     assert isinstance(model, po.Model)
     step = model.differentiate(optimizer="sgd")
     least, bound = least_of(step.cost("m4", runtime="c", parameters="paged"))
-    if case.parameters == "resident":
-        plan = solved(case, least_of(step.cost("m4", runtime="c"))[0])
-    else:
-        try:
-            plan = solved(case, RAM_BYTES)
-        except InfeasibleError:
-            plan = solved(case, least)
+    try:
+        plan = solved(case, RAM_BYTES)
+    except InfeasibleError:
+        plan = solved(case, least)
     return row(case, plan, least, bound, po.execute_on(plan, case.on))
 
 
@@ -93,7 +89,6 @@ def solved(case: Case, total_ram: int) -> Plan:
         device="m4",
         runtime="c",
         optimizer="sgd",
-        parameters=case.parameters,
         total_ram=total_ram,
         time_limit=case.time_limit,
     )
