@@ -213,16 +213,12 @@ KERNELS: tuple[Kernel, ...] = (
         "LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,),
         tilings=_by_row(_layer_norm, (0,), 3),
     ),
-<<<<<<< HEAD
+    Kernel("InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel("GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
     Kernel(
         "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
         tilings=_layer_norm_gradient_tilings,
     ),
-=======
-    Kernel("InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
-    Kernel("GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
-    Kernel("LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,)),
->>>>>>> e18ba7c (The runtime c has kernels for InstanceNormalization and GroupNormalization)
     Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
     Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
     Kernel(
