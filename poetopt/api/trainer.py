@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Self
 
 from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
 from poetopt.errors import OptionError, PlanError
-from poetopt.telling import paced, telling
+from poetopt.telling import telling
 
 if TYPE_CHECKING:
     import onnx
 
+    from poetopt.backends.ort.prepared import Prepared
     from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
@@ -35,7 +36,7 @@ class Trainer:
             trainer.export("trained.onnx")
 
     plan
-        A plan, what `solve` or `load_plan` gave, or a plan file's path.
+        A plan, what `solve` or `load_plan` gave, a plan file's path, or a step that is prepared.
     model
         The network that `export` writes anew; with a plan file's path also the one whose weights training begins with.
         By default the plan's own.
@@ -62,7 +63,7 @@ class Trainer:
 
     def __init__(
         self,
-        plan: Plan | PlanFile | Report | str | os.PathLike[str],
+        plan: Plan | PlanFile | Report | Prepared | str | os.PathLike[str],
         *,
         model: str | os.PathLike[str] | onnx.ModelProto | None = None,
         lr: float | None = None,
@@ -79,6 +80,7 @@ class Trainer:
         told: Told | None = None,
         progress: bool = False,
     ) -> None:
+        from poetopt.backends.ort.prepared import Prepared
         from poetopt.training.learner import Learner
         from poetopt.training.rates import parse_schedule
 
@@ -86,16 +88,18 @@ class Trainer:
             raise OptionError(f"--seed {seed}: must be 0 or more")
         self.seed, self.lr_schedule, self._schedule = seed, lr_schedule, parse_schedule(lr_schedule)
         self._told = told or telling(progress)
-        path = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
-        found = load_plan(plan, model=model) if path else read_plan(plan)  # type: ignore[arg-type]
+        if isinstance(plan, Prepared):
+            made: Plan | Prepared = plan
+            ram_bytes = None
+        else:
+            path = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
+            found = load_plan(plan, model=model) if path else read_plan(plan)  # type: ignore[arg-type]
+            made, ram_bytes = plan_in(found), budget_of(found)
         said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **(hyperparameters or {})}
-        self.plan = plan_in(found)
-        graph = self.plan.problem.graph
-        self._model = model if model is not None else graph.source if graph is not None else ""
         self._learner = Learner(
-            self.plan,
+            made,
             {name: float(value) for name, value in said.items() if value is not None},
-            ram_bytes=budget_of(found),
+            ram_bytes=ram_bytes,
             optimizer=optimizer,
             accumulate=accumulate,
             clip_norm=clip_norm,
@@ -103,6 +107,8 @@ class Trainer:
             threads=threads,
             told=self._told,
         )
+        self.plan, self.graph = self._learner.plan, self._learner.graph
+        self._model = model if model is not None else self.graph.source
 
     @property
     def hyperparameters(self) -> dict[str, float]:
@@ -157,11 +163,10 @@ class Trainer:
 
         It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights. Raises as `batches`.
         """
-        from poetopt.training.validate import evaluate, validation_of
+        from poetopt.training.validate import validation_of
 
         learner = self._learner
-        found = validation_of(data, learner.graph, learner.workdir)
-        return evaluate(learner.evaluator, found, paced(self._told))
+        return learner.evaluate(validation_of(data, learner.graph, learner.workdir))
 
     def fit(
         self,
@@ -231,10 +236,9 @@ class Trainer:
         from poetopt.training.export import export
         from poetopt.training.original import original
 
-        graph = self._learner.graph
-        trained = [name for name in self._learner.step.names if name not in graph.optimizer_states]
+        trained = [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
         source = original(self._model, self.plan.problem.recipe)
-        export(source, trained, self.values(), path, known=graph.tensors)
+        export(source, trained, self.values(), path, known=self.graph.tensors)
 
     def close(self) -> None:
         """Give up the storage."""

@@ -95,7 +95,8 @@ def train(
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
-    check_optimizer(loaded.plan.problem.graph.optimizer if loaded.plan.problem.graph else "none", optimizer, plan)
+    if loaded.plan.problem.graph is not None:
+        check_optimizer(loaded.plan.problem.graph.optimizer, optimizer, plan)
 
     def after_epoch(position: Position, of: int) -> None:
         say(epoch_text(position, of), unless=[json])
@@ -113,8 +114,9 @@ def train(
         )  # fmt: skip
         told("writing the trained network")
         trainer.export(out)
-    write_json(trained_document(loaded.plan, ended, out), json)
-    say(trained_text(loaded.plan, ended, out), unless=[json])
+        graph = trainer.graph
+    write_json(trained_document(graph, ended, out), json)
+    say(trained_text(graph, ended, out), unless=[json])
     return 0
 
 

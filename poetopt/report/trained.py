@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from poetopt import notes
-from poetopt.plan.instructions import Plan
+from poetopt.graph import TrainingGraph
 from poetopt.report.layout import table
 from poetopt.training.result import Position, Trained
 from poetopt.units import show_bytes, show_seconds
 
 
-def trained_document(plan: Plan, ended: Trained, out: str) -> dict[str, object]:
+def trained_document(graph: TrainingGraph, ended: Trained, out: str) -> dict[str, object]:
     """The object of `train --json`."""
-    return {**ended.to_dict(), "trained": out, "important": notes.document(_said(plan))}
+    return {**ended.to_dict(), "trained": out, "important": notes.document(graph.notes)}
 
 
 def epoch_text(position: Position, epochs: int) -> str:
@@ -22,7 +22,7 @@ def epoch_text(position: Position, epochs: int) -> str:
     return text
 
 
-def trained_text(plan: Plan, ended: Trained, out: str) -> str:
+def trained_text(graph: TrainingGraph, ended: Trained, out: str) -> str:
     """The summary of `poetopt train`."""
     rows = []
     if ended.losses:
@@ -40,10 +40,10 @@ def trained_text(plan: Plan, ended: Trained, out: str) -> str:
         )
     if ended.resumed_at:
         rows.append(("note", f"resumed after step {ended.resumed_at:,}"))
-    rows += notes.rows(_said(plan))
+    rows += notes.rows(graph.notes)
     rows.append(("written", out))
-    name = plan.problem.model_ref or plan.problem.name
-    how = ", ".join([ended.optimizer, *(f"{name} {value:g}" for name, value in ended.hyperparameters.items())])
+    name = graph.source or graph.name
+    how = ", ".join([ended.optimizer, *(f"{key} {value:g}" for key, value in ended.hyperparameters.items())])
     return table(f"{name}: {ended.epochs} epochs, {ended.steps:,} steps of {ended.batch}, {how}", rows)
 
 
@@ -56,7 +56,3 @@ def _process(ended: Trained) -> str:
 def _validation(loss: float | int | None, accuracy: float | int | None) -> str:
     text = f"loss {loss:.6g}"
     return text if accuracy is None else f"{text}, accuracy {accuracy:.2%}"
-
-
-def _said(plan: Plan) -> tuple[str, ...]:
-    return plan.problem.graph.notes if plan.problem.graph else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +41,15 @@ class Block:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.bytes: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)[:nbytes]
+        self._map = mmap.mmap(-1, max(nbytes, 1))
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)[:nbytes]
         self.address = int(self.bytes.ctypes.data)
+
+    def give_back(self) -> None:
+        """Let the system have the memory until it is touched again; what was in it is lost."""
+        if hasattr(mmap, "MADV_REMOVE"):  # the mapping is a shared one, of which other advice frees nothing
+            with suppress(OSError):
+                self._map.madvise(mmap.MADV_REMOVE)
 
     def span(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """The bytes from `offset` on, without a copy."""

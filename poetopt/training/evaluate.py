@@ -46,11 +46,13 @@ class Evaluation:
 class Evaluator:
     """The forward pass of a step, in the way of inference.
 
+    sessions
+        Of the step: those of nodes that are alike are used again.
     given
         Parameters, statistics and constants by name, fetched when a node reads them.
     """
 
-    def __init__(self, graph: TrainingGraph, given: Mapping[str, Array]) -> None:
+    def __init__(self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array]) -> None:
         self.graph = graph
         self.kind = graph.loss_kind
         self.batch = min(
@@ -69,7 +71,7 @@ class Evaluator:
         )
         forward = replace(graph, operators=operators)
         self._inputs = tuple(name for name in kept if name not in made)
-        self._run = NodeByNode(forward, Sessions(forward), given, kept)
+        self._run = NodeByNode(forward, sessions.of(forward), given, kept)
         first = graph.tensors[self._read[0]].shape[:1] if self._read else ()
         self.pads = bool(first) and self.kind != "none" and first[0] % self.batch == 0
 

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from poetopt.errors import ModelError
 from poetopt.files import replacing
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
-from poetopt.training.initializers import External, external_data, put
 from poetopt.training.wire import Span, tensor_spans
 
 if TYPE_CHECKING:
+    import onnx
+
     from poetopt.graph import Array
+    from poetopt.training.initializers import External
 
 TIED_BYTES = 64
 """A tensor as small as this may equal another by chance."""
@@ -52,8 +53,10 @@ def export(
     Raises ModelError where the file can't be read, or has no place for one of the values; OutputError where `out` can't
     be written.
     """
-    if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
+    if not isinstance(source, (str, os.PathLike)):
+        from poetopt.training.initializers import put
+
+        model = type(source)()
         model.CopyFrom(source)
         put(model, names, values, known, lambda found: _no_file(found.name))
         with replacing(out) as place:
@@ -93,6 +96,10 @@ def _anew(
     *,
     allow_symlinks: bool,
 ) -> None:
+    import onnx
+
+    from poetopt.training.initializers import external_data, put
+
     model = onnx.load(os.fspath(path), load_external_data=False)
     folder = real_folder(path.parent)
     data = external_data(model)

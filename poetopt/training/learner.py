@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poetopt.backends.ort import allocator
+from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
@@ -17,7 +19,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.step.belongs import graph_of
-from poetopt.telling import Told, silent
+from poetopt.telling import Told, paced, silent
 from poetopt.training import checkpoint
 from poetopt.training.update import Optimizer, Update, check_update
 from poetopt.units import show_bytes
@@ -25,7 +27,9 @@ from poetopt.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-    from poetopt.training.evaluate import Evaluator
+    from poetopt.training.data import DataSet
+    from poetopt.training.evaluate import Evaluation, Evaluator
+    from poetopt.training.source import Source
 
 DESCENT = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
 """Hyperparameters of what follows a step that ends with gradients, and their defaults."""
@@ -46,7 +50,7 @@ class Learner:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Prepared,
         hyperparameters: Mapping[str, float],
         *,
         ram_bytes: int | None = None,
@@ -57,14 +61,15 @@ class Learner:
         threads: int = 1,
         told: Told = silent,
     ) -> None:
-        graph = graph_of(plan, None)
+        made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan))
+        graph = made.graph
         check_hyperparameters(graph, hyperparameters)
         check_update(accumulate, clip_norm)
         if graph.optimizer != "none":
             _check_inside(graph, optimizer, accumulate, clip_norm)
-        self.plan, self.workdir, self.told = plan, workdir, told
-        self.step = ScheduledStep(plan, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
-        self.graph: TrainingGraph = self.step.graph
+        self.workdir, self.told = workdir, told
+        self.step = ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
+        self.plan, self.graph = self.step.plan, self.step.graph
         own = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
         self.hyperparameters: dict[str, float] = {**(own or DESCENT), **hyperparameters}
         self.update: Update | None = None
@@ -80,7 +85,7 @@ class Learner:
         """The forward pass, with the values as they are."""
         from poetopt.training.evaluate import Evaluator
 
-        return Evaluator(self.graph, self.step.given())
+        return Evaluator(self.graph, self.step.sessions, self.step.given())
 
     @property
     def optimizer(self) -> str:
@@ -106,6 +111,16 @@ class Learner:
         loss = self.step.run(batch)
         self.update.learn(self.step.gradients, rate)
         return loss
+
+    def evaluate(self, data: DataSet | Source) -> Evaluation:
+        """Loss and accuracy on `data`, in the memory that the step has between steps."""
+        from poetopt.training.validate import evaluate
+
+        self.step.rest()
+        found = evaluate(self.evaluator, data, paced(self.told))
+        if (give_back := allocator.give_back()) is not None:
+            give_back()
+        return found
 
     def save(self, folder: Path, extra: Mapping[str, object]) -> Path:
         """Write a checkpoint with `extra` in it. Raises ExecutionError where a value is no finite number any more."""

@@ -19,7 +19,6 @@ from poetopt.training.learner import Learner
 from poetopt.training.rates import Schedule
 from poetopt.training.result import Position, Trained, process_peak_bytes
 from poetopt.training.source import Source, batch_size
-from poetopt.training.validate import evaluate
 from poetopt.units import show_seconds
 
 
@@ -152,7 +151,7 @@ class Fit:
                 saved = self._save()
         self.position.over(position.batch)
         if self.validation is not None:
-            found = evaluate(self.learner.evaluator, self.validation, self.pace)
+            found = self.learner.evaluate(self.validation)
             position.validations.append({"epoch": epoch + 1, "loss": found.loss, "accuracy": found.accuracy})
         if self.after is not None:
             self.after(position, self.asked.epochs)

@@ -99,6 +99,12 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._made)
 
+    def of(self, graph: Graph) -> Sessions:
+        """The sessions of another graph, which has those of nodes that are alike in common with this one."""
+        found = Sessions(graph, self.threads)
+        found._made = self._made
+        return found
+
     def get(self, node: Node) -> NodeSession:
         """The session of `node`; for a random node a fresh one, which draws its first numbers (see `is_random`).
 

@@ -63,6 +63,8 @@ class ScheduledStep:
         What changes from step to step: parameters, optimizer states, running statistics.
     outputs
         What was asked for, in the last step. Views, until the next one.
+    sessions
+        Those of its nodes.
 
     Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ExecutionError` where a kernel
     or the storage fails.
@@ -94,8 +96,10 @@ class ScheduledStep:
             pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
             region = _region(self.graph, {tensor.name for tensor in problem.tensors}, made.first)
             self._given = region.given
-            sessions, arena = Sessions(self.graph, threads, made.models), Block(arena_bytes(self.plan))
-            self.program = Program(self.plan, self.graph, arena, region, sessions, pages, paced(told), watched=outputs)
+            self.sessions, arena = Sessions(self.graph, threads, made.models), Block(arena_bytes(self.plan))
+            self.program = Program(
+                self.plan, self.graph, arena, region, self.sessions, pages, paced(told), watched=outputs
+            )  # fmt: skip
             self.outputs: Mapping[str, Array] = self.program.watched.copies
             for name in self.program.carried.first:
                 self._put(name, made.first[name])
@@ -170,6 +174,11 @@ class ScheduledStep:
             self.program.redraw(taken)
         for name in values:
             self._put(name, values[name])
+
+    def rest(self) -> None:
+        """Let the system have the arena's memory until the next step, unless something in it has to last."""
+        if not self.program.carried.in_ram:
+            self.program.arena.give_back()
 
     def close(self) -> None:
         """Give up the storage."""
