@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poetopt.api.models import differentiated, read
-from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of
+from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of, stream_of
 from poetopt.errors import PoetError
 from poetopt.report.training_run import batch_of
 
@@ -67,7 +67,7 @@ def _with_batch(problem: Problem, batch: int) -> Problem | None:
     path = recipe.get(DEVICE)
     device = path if isinstance(path, str) else problem.device
     step, parameters = differentiated(loaded, recipe), parameters_of(recipe)
-    made = step.cost(device, runtime=problem.runtime or None, parameters=parameters)
+    made = step.cost(device, runtime=problem.runtime or None, parameters=parameters, stream=stream_of(recipe))
     alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
     return made if alike and batch_of(made) == batch else None
 

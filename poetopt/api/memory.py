@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.problems import checked_device
 from poetopt.api.training import Training, TrainingFile
 from poetopt.devices import device as device_of
-from poetopt.devices.homes import PARAMETERS
+from poetopt.devices.homes import PARAMETERS, STREAM
 from poetopt.errors import OptionError
 from poetopt.problem import Problem
 from poetopt.units import parse_size
@@ -46,6 +46,7 @@ def problems(
     profile: Profile | str | os.PathLike[str] | None,
     runtime: str | None,
     parameters: str,
+    stream: str,
     total: int | None,
     ram: object,
     roomiest: bool = False,
@@ -54,6 +55,8 @@ def problems(
 
     parameters
         `auto`, `resident` or `paged`.
+    stream
+        See `Training.cost`.
     total
         All of the RAM, in bytes; None: the device's.
     ram
@@ -63,6 +66,8 @@ def problems(
 
     Raises OptionError for other words, and for what a Problem has already; else as `Training.cost`.
     """
+    if stream not in STREAM:
+        raise OptionError(f"--stream {stream}: must be {' or '.join(STREAM)}")
     if parameters not in (AUTO, *PARAMETERS):
         raise OptionError(f"--parameters {parameters}: must be {AUTO}, {RESIDENT} or {PAGED}")
     if isinstance(step, Problem):
@@ -76,10 +81,10 @@ def problems(
         return
     on = checked_device(device)
     if parameters != AUTO:
-        yield step.cost(on, profile=profile, runtime=runtime, parameters=parameters)
+        yield step.cost(on, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         return
     if roomiest and ram is None and isinstance(step, Training) and _found(on).storage is not None:
-        yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED)
+        yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED, stream=stream)
         yield step.cost(on, profile=profile, runtime=runtime)
         return
     resident = step.cost(on, profile=profile, runtime=runtime)
@@ -90,7 +95,7 @@ def problems(
         return
     if resident.least_ram_bytes <= whole - resident.beside_bytes:
         yield resident
-    yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED)
+    yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED, stream=stream)
 
 
 def _found(on: Device | str | os.PathLike[str]) -> Device:

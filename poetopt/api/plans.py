@@ -226,7 +226,8 @@ def _to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: 
                 f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
             )
         recipe = problem.recipe
-        alike = step.cost(bytes_alone(recipe), runtime=problem.runtime or None, parameters=parameters_of(recipe))
+        where = parameters_of(recipe)
+        alike = step.cost(bytes_alone(recipe), runtime=problem.runtime or None, parameters=where, stream="never")
         return alike.keeping(problem.lasting)
 
     return again(plan, problem, reference, costed, allow_symlinks=allow_symlinks)

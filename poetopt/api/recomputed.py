@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt import notes
 from poetopt.api.plans import again, beside, model_place
-from poetopt.api.training import DEVICE, PROFILE, bytes_alone, parameters_of
+from poetopt.api.training import DEVICE, PROFILE, bytes_alone, parameters_of, stream_of
 from poetopt.errors import PlanError
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
@@ -110,7 +110,9 @@ def recomputed(
     def made_with(step: Training | TrainingFile) -> Problem:
         named = (problem.runtime or None) if network else None
         where = parameters_of(problem.recipe)
-        natural.append(step.cost(costed, profile=measures, runtime=named, parameters=where).keeping(problem.lasting))
+        streams = stream_of(problem.recipe)
+        made = step.cost(costed, profile=measures, runtime=named, parameters=where, stream=streams)
+        natural.append(made.keeping(problem.lasting))
         return natural[-1]
 
     made = again(plan, problem, place, made_with, allow_symlinks=allow_symlinks)

@@ -42,6 +42,7 @@ def solve(
     ram: str | float | Share | None = None,
     total_ram: str | float | None = None,
     parameters: str = "auto",
+    stream: str = "auto",
     deadline: str | float | Factor | None = None,
     steps: int = 1,
     epochs: int | None = None,
@@ -84,6 +85,9 @@ def solve(
         `resident`, `paged` (they have their home on storage, and are scheduled like everything else), or `auto`:
         resident where that fits, or where `ram` is given. Paged ones are updated in the step, by `sgd` where no
         optimizer is named.
+    stream
+        `auto`: where parameters are paged, operators may stream operands from storage and outputs to it, chunk by
+        chunk, in the ways that the runtime has (`c` has some). `never`: they run with all of them in RAM.
     deadline
         Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
     steps
@@ -171,7 +175,16 @@ def solve(
         run = run_of(problem)
         return options_of(problem, steps=1 if run is None else run.steps)
 
-    at = partial(problems, device=device, profile=profile, runtime=runtime, parameters=parameters, total=total, ram=ram)
+    at = partial(
+        problems,
+        device=device,
+        profile=profile,
+        runtime=runtime,
+        parameters=parameters,
+        stream=stream,
+        total=total,
+        ram=ram,
+    )
     largest: LargestBatch | None = None
     starts: tuple[Schedule, ...] = ()
     if model.get("batch") == MAX:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from poetopt.devices.homes import STREAM
 from poetopt.errors import DeviceError, OptionError
 from poetopt.garbage import building
 from poetopt.printable import shown
@@ -28,6 +29,8 @@ FLASH = "flash"
 """Key of the recipe of a problem whose parameters are paged: bytes of mapped flash for weights that nobody trains."""
 DEVICE, PROFILE = "device", "profile"
 """Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
+STREAMS = "stream"
+"""Key of the recipe of a problem whose operators may stream operands."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Training:
         profile: Profile | str | os.PathLike[str] | None = None,
         runtime: str | None = None,
         parameters: str = "resident",
+        stream: str = STREAM[0],
     ) -> Problem:
         """What the step costs on `device`: a `Device`, its name, or the path of its TOML file.
 
@@ -101,6 +105,10 @@ class Training:
         parameters
             `resident`, or `paged`: parameters and optimizer states have their home on storage, and are scheduled. A
             step that has no optimizer is made one with `sgd` then, as no gradient could stay.
+        stream
+            `auto`: where parameters are paged, operators may stream operands and outputs, chunk by chunk, in the ways
+            that the runtime has; not with a profile, which measures plain runs alone. `never`: each operator runs with
+            its operands in RAM.
 
         Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
         """
@@ -112,13 +120,17 @@ class Training:
         check_usable(found)
         found = running(found, runtime)
         if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
-            return self._to_page().cost(device, profile=profile, runtime=runtime, parameters=parameters)
+            paged = self._to_page()
+            return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         graph = self.on(found.runtime).graph
+        ways = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():
-            problem = cost(graph, found, parameters=parameters)
+            problem = cost(graph, found, parameters=parameters, stream=ways)
         recipe = {**self.recipe, **_of_file(device)}
         if parameters != "resident":
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
+        if ways != STREAM[1]:
+            recipe |= {STREAMS: ways}
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
         if profile is None:
             return problem
@@ -199,8 +211,9 @@ class TrainingFile:
         profile: Profile | str | os.PathLike[str] | None = None,
         runtime: str | None = None,
         parameters: str = "resident",
+        stream: str = STREAM[0],
     ) -> Problem:
-        """The problem under the file's own costs for the device of that name.
+        """The problem under the file's own costs for the device of that name; its operators run plain.
 
         Raises DeviceError for a device that it has no costs for, OptionError where a profile, a runtime or paged
         parameters are asked for.
@@ -241,6 +254,11 @@ def running(device: Device, runtime: str | None) -> Device:
 def parameters_of(recipe: Mapping[str, object]) -> str:
     """Where the problem with that recipe has its parameters: `resident`, or `paged`."""
     return "paged" if recipe.get("parameters") == "paged" else "resident"
+
+
+def stream_of(recipe: Mapping[str, object]) -> str:
+    """Whether operators of the problem with that recipe may stream operands; older plans say nothing, and have none."""
+    return STREAM[0] if recipe.get(STREAMS) == STREAM[0] else STREAM[1]
 
 
 def scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:

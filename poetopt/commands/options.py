@@ -165,6 +165,15 @@ ParametersOption = Annotated[
         autocompletion=choices("auto", "resident", "paged"),
     ),
 ]
+StreamOption = Annotated[
+    str,
+    typer.Option(
+        "--stream",
+        metavar="auto|never",
+        help="With paged parameters, operators may stream operands chunk by chunk, where the runtime has ways; or not.",
+        autocompletion=choices("auto", "never"),
+    ),
+]
 StepsOption = Annotated[
     int,
     typer.Option("--steps", metavar="N", help="How many training steps an absolute deadline or limit is for.", min=1),

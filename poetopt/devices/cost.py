@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from poetopt.devices.homes import PARAMETERS, Homes, homes
+from poetopt.devices.homes import PARAMETERS, STREAM, Homes, homes
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError, OptionError
@@ -25,9 +25,6 @@ from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Trans
 from poetopt.problem import Variant as ProblemVariant
 from poetopt.runtimes import runtime as runtime_of
 from poetopt.runtimes.contract import Runtime, Variant
-
-STREAM = ("auto", "never")
-"""Whether operators may stream operands from and to storage."""
 
 
 def cost(

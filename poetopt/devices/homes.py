@@ -20,6 +20,8 @@ SCHEDULED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles whose tensors may have their home on storage."""
 SMALL_BYTES = 64
 """What takes less stays in RAM: a place of its own on storage is worth nothing there."""
+STREAM = ("auto", "never")
+"""Whether operators may stream operands from and to storage."""
 
 
 @dataclass(frozen=True)
