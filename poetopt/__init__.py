@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, train_on
+    from poetopt.api.schedule_file import write_schedule
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
     from poetopt.api.trainer import Trainer
@@ -104,6 +105,7 @@ __all__ = [
     "train",
     "train_on",
     "verify",
+    "write_schedule",
     "zoo",
 ]
 
@@ -158,6 +160,7 @@ _HOMES = {
     "sensitivity": "poetopt.api.sensitivity",
     "show": "poetopt.api.showing",
     "sweep": "poetopt.sweeps.run",
+    "write_schedule": "poetopt.api.schedule_file",
 }
 
 

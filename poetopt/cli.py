@@ -21,6 +21,7 @@ from poetopt.commands.exchange import export, import_solution
 from poetopt.commands.models import grad, inspect
 from poetopt.commands.plans import emit, run, show, verify
 from poetopt.commands.profile import profile
+from poetopt.commands.schedule import schedule
 from poetopt.commands.solve import solve
 from poetopt.commands.sweep import sweep
 from poetopt.commands.train import train
@@ -41,6 +42,7 @@ app.command(short_help="Find the schedule of least energy.")(solve)
 app.command(short_help="Execute a plan and check its gradients, or train with it.")(run)
 app.command(short_help="Train for epochs by a plan, and write the trained network.")(train)
 app.command(short_help="Write a plan as C for a microcontroller.")(emit)
+app.command(short_help="Write a plan's order as an ONNX file.")(schedule)
 app.command(short_help="Check a plan again, and its proof.")(verify)
 app.command(short_help="Show a plan as a page, a picture, a text or a trace.")(show)
 app.command(short_help="Compare the schedulers of the literature.")(compare)

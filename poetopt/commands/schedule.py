@@ -1,0 +1,31 @@
+"""`poetopt schedule`: a plan as one standard ONNX file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
+from poetopt.console import check_outputs, doing, say, write_json
+
+
+def schedule(
+    plan: PlanArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="STEP.onnx", help="Write the schedule there.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
+    ] = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Write a plan's order and recomputes as one standard ONNX file, for runtimes that keep the order of its nodes."""
+    import poetopt as po
+
+    check_outputs([plan, model], {"-o": out, "--json": json})
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+        written = po.write_schedule(loaded, out)
+    write_json(written.to_dict(), json)
+    say(str(written), unless=[json])
+    return 0
