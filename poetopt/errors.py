@@ -79,6 +79,10 @@ class PlanError(PoetError):
     """A plan that the simulator refuses, or a plan file that is damaged or of another model."""
 
 
+class OtherRuntimeError(PlanError):
+    """A plan of another runtime's kernels than it was to be run with."""
+
+
 class ExecutionError(PoetError):
     """An execution that failed its check or its storage."""
 

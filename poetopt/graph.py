@@ -350,6 +350,12 @@ class TrainingGraph(Graph):
         return {**updates, **{old: new for old, new in self.states.items() if old not in updates}}
 
     @cached_property
+    def shown_results(self) -> Mapping[str, str]:
+        """What an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
+        shown = {self.loss: self.loss} | {f"{name}.grad": made for name, made in self.gradients.items()}
+        return shown | ({new: new for new in self.carried.values()} if self.updaters else {})
+
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """What the step leaves behind: the loss, gradients where they are kept, and what is carried, updated."""
         return tuple(dict.fromkeys((self.loss, *self.gradients.values(), *self.carried.values())))

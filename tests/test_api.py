@@ -202,7 +202,7 @@ def test_a_plan_by_its_path(model: Path, tmp_path: Path) -> None:
     execution = po.execute(str(plan))
     assert execution.bit_identical
     assert execution.budget_bytes == loaded.ram_bytes
-    assert po.train(plan, 2, 0.1).bit_identical
+    assert po.train(plan, 2, 0.1, check=1).bit_identical
 
 
 @pytest.mark.parametrize("use", [po.compare, po.pareto, po.store_all_peak_bytes, po.formulations.retention.build])

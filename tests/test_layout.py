@@ -40,6 +40,7 @@ LAYERS = (
         "garbage",
         "sparse",
         "telling",
+        "apart",
     ),
     ("operators",),
     ("frontends",),

@@ -10,12 +10,16 @@ The command line stands on it.
 
 from __future__ import annotations
 
-from poetopt.api.exchange import add_late_rows, export, import_solution, plan_of
-from poetopt.api.models import Model, device, load
-from poetopt.api.options import store_all_peak_bytes
-from poetopt.api.plans import execute, load_plan, simulate, train
-from poetopt.api.solving import solve
-from poetopt.api.training import SAME_BYTES, Training, TrainingFile
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from poetopt.api.exchange import add_late_rows, export, import_solution, plan_of
+    from poetopt.api.models import Model, device, load
+    from poetopt.api.options import store_all_peak_bytes
+    from poetopt.api.plans import execute, load_plan, simulate, train
+    from poetopt.api.solving import solve
+    from poetopt.api.training import SAME_BYTES, Training, TrainingFile
 
 __all__ = [
     "SAME_BYTES",
@@ -35,3 +39,28 @@ __all__ = [
     "store_all_peak_bytes",
     "train",
 ]
+
+_HOMES = {
+    "Model": "poetopt.api.models",
+    "SAME_BYTES": "poetopt.api.training",
+    "Training": "poetopt.api.training",
+    "TrainingFile": "poetopt.api.training",
+    "add_late_rows": "poetopt.api.exchange",
+    "device": "poetopt.api.models",
+    "execute": "poetopt.api.plans",
+    "export": "poetopt.api.exchange",
+    "import_solution": "poetopt.api.exchange",
+    "load": "poetopt.api.models",
+    "load_plan": "poetopt.api.plans",
+    "plan_of": "poetopt.api.exchange",
+    "simulate": "poetopt.api.plans",
+    "solve": "poetopt.api.solving",
+    "store_all_peak_bytes": "poetopt.api.options",
+    "train": "poetopt.api.plans",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

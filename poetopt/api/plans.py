@@ -14,6 +14,7 @@ from poetopt.telling import telling
 
 if TYPE_CHECKING:
     from poetopt.backends.ort import Execution, TrainingRun
+    from poetopt.backends.ort.prepared import Prepared
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.plan.simulate import Simulation
@@ -138,7 +139,7 @@ def execute(
 
 
 def train(
-    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    plan: Plan | PlanFile | Report | Prepared | str | os.PathLike[str],
     steps: int,
     lr: float,
     *,
@@ -147,11 +148,14 @@ def train(
     dump: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
+    check: int | None = None,
     told: Told | None = None,
     progress: bool = False,
 ) -> TrainingRun:
-    """Take steps of gradient descent with a plan, and the same without one beside, and compare every loss bit by bit.
+    """Take steps of gradient descent with a plan, and nothing beside them.
 
+    plan
+        As for `execute`, or what `prepared` gave.
     lr, momentum
         The update is v = momentum v + gradient, parameter = parameter - lr v, in place, without momentum by default.
         Where the plan's step has an optimizer, they are that one's.
@@ -162,29 +166,31 @@ def train(
     dump
         Where to write `losses` (`losses.2` where a parameter is called so), and parameters and statistics after the
         last step, as `.npz`.
+    check
+        With `1`, every step is compared with ordinary training, bit by bit; with N, each Nth one from the first on.
+        That comes after the last step; of what `prepared` gave, in a process of its own.
     told, progress
         As for `execute`.
 
     Raises OptionError for numbers that make no sense; else as `execute`.
     """
     from poetopt.backends.ort import train as run
-    from poetopt.backends.ort.training import save_training
+    from poetopt.backends.ort.prepared import Prepared
 
-    found = read_plan(plan)
-    ended = run(
-        plan_in(found),
+    found = plan if isinstance(plan, Prepared) else read_plan(plan)
+    return run(
+        found if isinstance(found, Prepared) else plan_in(found),
         steps,
         lr,
         momentum=momentum,
-        ram_bytes=budget_of(found),
+        ram_bytes=found.ram_bytes if isinstance(found, Prepared) else budget_of(found),
         data=data,
+        dump=dump,
         seed=seed,
         workdir=workdir,
+        check=check,
         told=told or telling(progress),
     )
-    if dump is not None:
-        save_training(ended.losses, ended.values, dump)
-    return ended
 
 
 def again(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
 from poetopt.console import check_outputs, doing, say, write_json, write_text
-from poetopt.errors import ExecutionError, OptionError
+from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError
 
 if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
@@ -38,6 +39,15 @@ def run(
     momentum: Annotated[
         float | None, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")
     ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|first|N",
+            help="Compare with ordinary training, in a process of its own: nothing, the first step, or each Nth from "
+            "the first on; default: the step, and with --steps nothing.",
+            autocompletion=choices("none", "first", "1"),
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random batch.", min=0)] = 0,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
@@ -56,43 +66,128 @@ def run(
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
 
+    The process that takes the steps holds the plan's memory, the interpreter and onnxruntime, and no more.
     A plan of the runtime c is executed in C, on this machine or where --on says, and compared with the unscheduled step
     on the same kernels and with onnxruntime; with --steps, that many steps are.
     """
-    import poetopt as po
-    from poetopt.report.execution import execution_document, execution_text, training_document, training_text
-
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     if on is not None:
         check_on(on)
+        return _run_in_c(plan, model, allow_symlinks, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+    every = _every(check, steps)
+    read = {"model": model, "allow_symlinks": allow_symlinks, "data": data, "seed": seed}
+    try:
+        if steps is not None and lr is not None:
+            return _train(plan, read, workdir, steps, lr, momentum, every, dump, json)
+        if every is not None:
+            return _run_compared(plan, read, workdir, dump, json)
+        if dump is not None:
+            raise OptionError("--dump: it is written by the comparison; leave out --check none")
+        return _run_alone(plan, read, workdir, json)
+    except OtherRuntimeError:
+        on = "host"
+    return _run_in_c(plan, model, allow_symlinks, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+
+
+def _run_in_c(
+    plan: str,
+    model: str | None,
+    allow_symlinks: bool,
+    on: str,
+    steps: int | None,
+    lr: float | None,
+    momentum: float | None,
+    data: str | None,
+    dump: str | None,
+    seed: int,
+    workdir: str | None,
+    check: str | None,
+    json: str | None,
+) -> int:
+    import poetopt as po
+
+    if workdir is not None:
+        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
+    if check is not None:
+        raise OptionError("--check: a step in C is always compared; leave it out")
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
-    if on is None and loaded.plan.problem.runtime == "c":
-        on = "host"
-    if on is not None and workdir is not None:
-        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
-    if on is not None and steps is not None and lr is not None:
-        return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
-    if on is not None:
-        return _run_on(loaded, on, data, dump, seed, json)
     if steps is not None and lr is not None:
-        with doing(f"training for {steps:,} steps") as told:
-            ended = po.train(
-                loaded, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, workdir=workdir, told=told
-            )
-        write_json(training_document(loaded.plan, ended), json)
-        say(training_text(loaded.plan, ended), unless=[json])
-        if not ended.ok:
-            raise ExecutionError(ended.message)
-        return 0
-    with doing("executing the plan and ordinary training, and measuring both") as told:
-        execution = po.execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
-    write_json(execution_document(loaded.plan, execution), json)
-    say(execution_text(loaded.plan, execution), unless=[json])
-    if not execution.ok:
-        raise ExecutionError(execution.message)
+        return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
+    return _run_on(loaded, on, data, dump, seed, json)
+
+
+def _every(check: str | None, steps: int | None) -> int | None:
+    """Each how-manieth step is compared; None: none. Raises OptionError."""
+    if check in (None, "none"):
+        return 1 if check is None and steps is None else None
+    if check == "first":
+        return steps or 1
+    if not (check.isascii() and check.isdigit() and int(check) > 0):
+        raise OptionError(f"--check {check}: must be none, first, or a number from 1 on")
+    return int(check)
+
+
+def _train(
+    plan: str,
+    read: Mapping[str, Any],
+    workdir: str | None,
+    steps: int,
+    lr: float,
+    momentum: float | None,
+    every: int | None,
+    dump: str | None,
+    json: str | None,
+) -> int:
+    from poetopt.api.apart import prepared
+    from poetopt.api.plans import train
+
+    with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as made:
+        ended = train(made, steps, lr, momentum=momentum, dump=dump, check=every, workdir=workdir, told=told)
+        from poetopt.report.execution import training_document, training_text
+
+        write_json(training_document(made.plan, ended), json)
+        text = training_text(made.plan, ended)
+    say(text, unless=[json])
+    if not ended.ok:
+        raise ExecutionError(ended.message)
+    return 0
+
+
+def _run_alone(plan: str, read: Mapping[str, Any], workdir: str | None, json: str | None) -> int:
+    from poetopt.api.apart import prepared
+    from poetopt.backends.ort.alone import run_alone
+
+    with doing("executing the plan") as told, prepared(plan, **read, told=told) as made:
+        alone = run_alone(made, workdir=workdir, told=told)
+        from poetopt.report.execution import alone_document, alone_text
+
+        text = alone_text(made.plan, alone)
+    write_json(alone_document(alone), json)
+    say(text, unless=[json])
+    return 0
+
+
+def _run_compared(plan: str, read: Mapping[str, Any], workdir: str | None, dump: str | None, json: str | None) -> int:
+    from poetopt.api.apart import compared
+    from poetopt.backends.ort.alone import run_alone
+
+    what = "executing the plan and ordinary training, and measuring both"
+    with doing(what) as told, compared(plan, **read, dump=dump, workdir=workdir, told=told) as (made, found):
+        alone = run_alone(made, workdir=workdir, told=told)
+        from poetopt.report.execution import alone_document, alone_rows
+        from poetopt.report.layout import table
+    write_json({**found.document, **alone_document(alone)}, json)
+    say(table(found.title, [*found.rows, *alone_rows(alone)]), unless=[json])
+    if found.message:
+        raise ExecutionError(found.message)
+    if wrong := [name for name, value in found.digests.items() if alone.digests[name] != value]:
+        raise ExecutionError(
+            f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
+            "please report it with the plan file"
+        )
     return 0
 
 

@@ -91,6 +91,15 @@ def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
     return found if arena_bytes(found) <= ram_bytes else lay_out(plan, ram_bytes=ram_bytes)
 
 
+def taken_bytes(plan: Plan, peak_bytes: int) -> int:
+    """What the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes.
+
+    peak_bytes
+        The simulator's.
+    """
+    return max(peak_bytes, arena_bytes(plan) + plan.problem.reserve_bytes)
+
+
 def arena_bytes(plan: Plan) -> int:
     """Size of the arena of a plan that has been laid out: the largest offset + size."""
     return max((buffer.offset + buffer.nbytes for buffer in buffers(plan)), default=0)

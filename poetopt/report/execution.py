@@ -9,6 +9,7 @@ import numpy as np
 
 from poetopt import notes
 from poetopt.backends.ort import Execution, TrainingRun
+from poetopt.backends.ort.alone import Alone
 from poetopt.backends.ort.clock import told
 from poetopt.backends.ort.machine import machine
 from poetopt.devices.profile import costed_on
@@ -46,6 +47,11 @@ def zero_gradients(execution: Execution) -> int:
 
 def execution_text(plan: Plan, execution: Execution) -> str:
     """The summary of `poetopt run`."""
+    return table(*execution_rows(plan, execution))
+
+
+def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[str, str]]]:
+    """The title and the rows of that summary."""
     what = "updates" if execution.updated else "gradients"
     rows = [(what, _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
     rows += notes.rows(_said(plan))
@@ -65,7 +71,54 @@ def execution_text(plan: Plan, execution: Execution) -> str:
         )
         rows.append(("paged", text if costed is None else f"{text}; {show_seconds(costed.transfer_s)} by the profile"))
     name = plan.problem.model_ref or plan.problem.name
-    return table(f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows)
+    return f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows
+
+
+def process_words(total_bytes: int, base_bytes: int | None, peak_bytes: int | None) -> str:
+    """What the process that takes the steps had resident at most, beside what was planned."""
+    if peak_bytes is None or base_bytes is None:
+        return f"{show_bytes(total_bytes)} planned in all; the system doesn't say what the process took"
+    beside = f"interpreter, onnxruntime and its kernels made ready, {show_bytes(base_bytes)} before that"
+    return (
+        f"{show_bytes(peak_bytes)} at most: {show_bytes(total_bytes)} planned in all, "
+        f"{show_bytes(max(0, peak_bytes - total_bytes))} for {beside}"
+    )
+
+
+def alone_text(plan: Plan, alone: Alone) -> str:
+    """The summary of `poetopt run --check none`."""
+    rows = [
+        ("loss", f"{alone.loss:.6g}"),
+        ("check", "none was asked for: nothing was compared with ordinary training"),
+        ("memory", f"arena {alone.arena_bytes:,} B"),
+        ("process", _alone_process(alone)),
+        ("time", f"{show_seconds(alone.alone_step_s)} a step here"),
+        *notes.rows(_said(plan)),
+    ]
+    return table(f"{plan.problem.model_ref or plan.problem.name}: the schedule alone, on onnxruntime", rows)
+
+
+def alone_document(alone: Alone) -> dict[str, object]:
+    """What `run --json` has of the steps with nothing beside them."""
+    names = (
+        "loss",
+        "arena_bytes",
+        "bytes_paged",
+        "alone_step_s",
+        "total_ram_bytes",
+        "process_base_bytes",
+        "process_peak_bytes",
+    )
+    return {name: getattr(alone, name) for name in names}
+
+
+def alone_rows(alone: Alone) -> list[tuple[str, str]]:
+    """What the summary of `poetopt run` has of them."""
+    return [("process", _alone_process(alone))]
+
+
+def _alone_process(alone: Alone) -> str:
+    return process_words(alone.total_ram_bytes, alone.process_base_bytes, alone.process_peak_bytes)
 
 
 def _culprits(execution: Execution) -> str:
@@ -98,11 +151,8 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {_mean(tail):.6g}"),
         ("check", _training_sameness(ended)),
         ("memory", _training_memory(ended)),
-        (
-            "time",
-            f"{show_seconds(ended.step_s)} a step here; without the schedule, node by node, "
-            f"{show_seconds(ended.reference_step_s)}{_told(ended.waited_share)}",
-        ),
+        ("process", process_words(ended.total_ram_bytes, ended.process_base_bytes, ended.process_peak_bytes)),
+        ("time", _training_time(ended)),
     ]
     rows += notes.rows(_said(plan))
     if ended.diverged_step:
@@ -143,10 +193,20 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _training_time(ended: TrainingRun) -> str:
+    text = f"{show_seconds(ended.step_s)} a step here"
+    if ended.reference_step_s is not None:
+        text += f"; without the schedule, node by node, {show_seconds(ended.reference_step_s)}"
+    return text + _told(ended.waited_share)
+
+
 def _training_sameness(ended: TrainingRun) -> str:
+    if ended.bit_identical is None:
+        return "none was asked for (--check 1 compares every step with ordinary training)"
     if ended.bit_identical:
+        which = "every loss" if ended.checked == ended.steps else f"the losses of {ended.checked} steps"
         return (
-            f"every loss, and all {len(ended.values)} parameters and statistics at the end, bit for bit those of "
+            f"{which}, and all {len(ended.names)} parameters and statistics after each of them, bit for bit those of "
             "training without the schedule"
         )
     return ended.message

@@ -19,6 +19,9 @@ ALIGNMENT = 64
 """Every buffer starts at a multiple of it. Kernels that sum in vector registers round by how their input is aligned,
 so two runs can only agree bit by bit where all buffers are aligned alike; onnxruntime's own allocator uses 64, too."""
 
+PIECE = 2**20
+"""Bytes of a file that are in memory at once while they are copied."""
+
 POISON = 0xFF
 """What freed bytes are overwritten with while a plan is checked: NaN as a float, -1 as an integer."""
 
@@ -69,6 +72,22 @@ def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], Block]:
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     block = Block(end)
     return {name: block.view(offset, tensor) for name, (offset, tensor) in offsets.items()}, block
+
+
+def copy_mapped(target: Array, source: Array) -> None:
+    """`np.copyto` that keeps no more than a piece of a file in memory where `source` is mapped from one."""
+    base: object = source
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapped = isinstance(base, mmap.mmap) and hasattr(base, "madvise")
+    if not mapped or source.nbytes <= PIECE or not (source.flags.c_contiguous and target.flags.c_contiguous):
+        np.copyto(target, source)
+        return
+    to, of = target.reshape(-1), source.reshape(-1)
+    count = PIECE // source.itemsize
+    for start in range(0, of.size, count):
+        to[start : start + count] = of[start : start + count]
+        base.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def aligned_copy(array: Array) -> Array:

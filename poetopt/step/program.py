@@ -20,7 +20,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.step.carried import Carried
 from poetopt.step.drawing import WINDOW, reseeded
 from poetopt.step.kernels import Act, Kernels
-from poetopt.step.memory import POISON, Block
+from poetopt.step.memory import POISON, Block, copy_mapped
 from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
 from poetopt.step.places import Place, Places, input_offsets
 from poetopt.step.region import Region
@@ -101,7 +101,7 @@ class Program:
         self.carried.choose()
         for name, array in self._inputs.items():
             if array is not None:
-                np.copyto(array, batch[name])
+                copy_mapped(array, batch[name])
 
     def redraw(self, steps: int = 0) -> None:
         """Let random nodes draw as they do in the step behind so many (`poetopt.step.drawing`); for between steps."""

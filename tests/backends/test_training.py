@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from poetopt.backends.ort import execute, random_batch
+from poetopt.backends.ort.batches import Batches
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.training import Batches, save_training, train
+from poetopt.backends.ort.training import save_training, train
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -40,7 +41,7 @@ def wasteful(name: str, seed: int = 0) -> Plan:
 @pytest.mark.parametrize("name", ["mlp", "lenet", "residual", "dropout"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_every_loss_is_that_of_training_without_a_schedule(name: str, momentum: float, tmp_path: Path) -> None:
-    ended = train(wasteful(name), 6, 0.01, momentum=momentum, workdir=tmp_path)
+    ended = train(wasteful(name), 6, 0.01, momentum=momentum, workdir=tmp_path, check=1)
     assert ended.ok, ended.message
     assert ended.losses == ended.reference_losses
     assert len(set(ended.losses)) == 6
@@ -83,7 +84,7 @@ def test_the_network_itself_stays_as_it_is() -> None:
 
 def test_dropout_draws_anew_in_each_step() -> None:
     plan = store_all(problem("dropout"))
-    ended = train(plan, 4, 1e-30)
+    ended = train(plan, 4, 1e-30, check=1)
     assert ended.bit_identical
     assert len(set(ended.losses)) == 4
 
@@ -99,7 +100,7 @@ def test_a_data_set_is_taken_in_batches_and_round_again() -> None:
         rows = [(4 * step + k) % 10 for k in range(4)]
         np.testing.assert_array_equal(batches.get(step)["input"], images[rows])
         np.testing.assert_array_equal(batches.get(step)["labels"], labels[rows])
-    ended = train(store_all(problem("mlp")), 5, 0.1, data={"input": images, "labels": labels})
+    ended = train(store_all(problem("mlp")), 5, 0.1, data={"input": images, "labels": labels}, check=1)
     assert ended.bit_identical
 
 
@@ -176,7 +177,7 @@ def test_what_was_learned_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_training_that_diverges_has_the_same_bits(tmp_path: Path) -> None:
-    ended = train(wasteful("mlp"), 6, 1e6)
+    ended = train(wasteful("mlp"), 6, 1e6, check=1)
     assert ended.bit_identical
     document = ended.to_dict()
     assert None in document["losses"] or max(ended.losses) > 1e6  # type: ignore[operator]
@@ -186,7 +187,7 @@ def test_a_loss_that_is_no_number_is_told() -> None:
     plan = store_all(problem("mlp"))
     batch = dict(random_batch(graph_of("mlp")))
     nowhere = np.full_like(batch["input"], np.nan)
-    calm, lost = train(plan, 2, 0.1, data=batch), train(plan, 2, 0.1, data={**batch, "input": nowhere})
+    calm, lost = train(plan, 2, 0.1, data=batch), train(plan, 2, 0.1, data={**batch, "input": nowhere}, check=1)
     assert lost.bit_identical
     assert "the loss is no number from the first step on: nothing was learned" in words(training_text(plan, lost))
     assert (lost.diverged_step, lost.last_finite_loss) == (1, None)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -142,7 +146,7 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(data, input=rng.standard_normal((12, 1, 28, 28)).astype(np.float32), labels=rng.integers(0, 10, 12))
     arguments = ("run", plan, "--steps", "9", "--lr", "0.05", "--momentum", "0.9", "--data", data)
-    document = run(*arguments, "--dump", dump, "--json", "-").document
+    document = run(*arguments, "--check", "1", "--dump", dump, "--json", "-").document
     assert document["bit_identical"]
     assert document["losses"] == document["reference_losses"]
     assert len(document["losses"]) == document["steps"] == 9
@@ -150,10 +154,53 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
     assert document["measured_peak_bytes"] is None or document["measured_peak_bytes"] <= document["budget_bytes"]
     with np.load(dump) as trained:
         assert tuple(trained["losses"]) == tuple(document["losses"])
-    ended = run(*arguments)
+    ended = run(*arguments, "--check", "4")
     assert (ended.code, ended.err) == (0, "")
     assert "9 steps of training, lr 0.05, momentum 0.9" in " ".join(ended.out.split())
+    assert "the losses of 3 steps" in " ".join(ended.out.split())
     assert "bit for bit" in " ".join(ended.out.split())
+
+
+def test_training_has_nothing_beside_it_unless_that_is_asked_for(run: Runner, plan: Path) -> None:
+    with patch("poetopt.backends.ort.training.verify") as ordinary:
+        document = run("run", plan, "--steps", "3", "--lr", "0.05", "--json", "-").document
+        assert not ordinary.called
+    assert (document["bit_identical"], document["checked"], document["reference_losses"]) == (None, 0, [])
+    assert len(document["losses"]) == 3
+    ended = run("run", plan, "--steps", "3", "--lr", "0.05")
+    assert "--check 1 compares every step" in " ".join(ended.out.split())
+
+
+def test_a_step_alone(run: Runner, plan: Path) -> None:
+    with patch("poetopt.api.apart.execute") as compared:
+        document = run("run", plan, "--check", "none", "--json", "-").document
+        assert not compared.called
+    whole = run("run", plan, "--json", "-").document
+    assert document["loss"] == whole["loss"]
+    assert document["total_ram_bytes"] == whole["total_ram_bytes"]
+    assert "bit_identical" not in document
+    run("run", plan, "--check", "sometimes").assert_one_message("--check sometimes: must be none, first, or", code=2)
+    run("run", plan, "--check", "none", "--dump", "step.npz").assert_one_message("--dump", code=2)
+
+
+def test_processes_of_their_own(plan: Path, tmp_path: Path) -> None:
+    """What the command starts, as it does: the plan is read in one, ordinary training takes its steps in another."""
+    command = [sys.executable, "-m", "poetopt", "run", str(plan), "--steps", "3", "--lr", "0.05", "--json", "-"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*command, "--check", "2"], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    document = json.loads(done.stdout)
+    assert document["bit_identical"]
+    assert document["checked"] == 2
+    assert document["losses"][::2] == document["reference_losses"]
+    if document["process_peak_bytes"] is not None:
+        assert document["process_base_bytes"] < document["process_peak_bytes"]
+    assert [path.name for path in tmp_path.iterdir() if path != plan and path.suffix != ".onnx"] == []
+    plan.write_text("{}")
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"poetopt: ")
+    assert b"plan.json" in done.stderr
 
 
 @pytest.mark.parametrize("options", [("--steps", "3"), ("--lr", "0.1"), ("--momentum", "0.9")])

@@ -101,7 +101,7 @@ def test_training_by_rows_is_training_with_whole_tables(share: float) -> None:
     ram = int(problem.least_ram_bytes + share * (most - problem.least_ram_bytes))
     report = po.solve(problem, ram=ram, threads=1, time_limit="20s")
     assert report.plan is not None
-    found = po.train(report.plan, 4, 0.5, data=batches())
+    found = po.train(report.plan, 4, 0.5, data=batches(), check=1)
     assert found.bit_identical
     assert found.losses == expected.losses
     for name in ("words", "places", "out.weight", "out.bias"):

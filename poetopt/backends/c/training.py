@@ -19,10 +19,11 @@ from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_b
 from poetopt.backends.c.targets import target
 from poetopt.backends.c.trained import DeviceTraining
 from poetopt.backends.ort.batch import Batch
+from poetopt.backends.ort.batches import batches_of
 from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.training import batches_of, check_options, momentum_of
+from poetopt.backends.ort.training import check_options, momentum_of
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.passes.rows import cut, put_back, whole

@@ -80,6 +80,13 @@ def load_batch(path: str | os.PathLike[str], graph: Graph | None = None, *, sets
         return {name: archive[name] for name in graph.inputs}
 
 
+def batch_of(graph: Graph, data: Mapping[str, object] | str | os.PathLike[str] | None = None, seed: int = 0) -> Batch:
+    """The batch in `data`, checked, or the random one of `seed`. Raises as the functions here that it takes."""
+    if data is None:
+        return random_batch(graph, seed)
+    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data, graph))
+
+
 def check_names(graph: Graph, data: Mapping[str, object]) -> None:
     """Raise `ModelError` where `data` lacks an input of `graph`."""
     if missing := [name for name in graph.inputs if name not in data]:

@@ -10,14 +10,14 @@ class Checks:
     """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
 
     bit_identical
-        Whether all results are bit for bit those of ordinary training.
+        Whether all results are bit for bit those of ordinary training; None where none was compared.
     budget_bytes
         What the plan had to keep to.
     measured_peak_bytes
         What it took; None where the platform can't measure it.
     """
 
-    bit_identical: bool
+    bit_identical: bool | None
     budget_bytes: int
     measured_peak_bytes: int | None
 
@@ -29,7 +29,7 @@ class Checks:
     @property
     def ok(self) -> bool:
         """Whether the run passed all checks."""
-        return self.bit_identical and self.within_budget
+        return self.bit_identical is not False and self.within_budget
 
 
 def plain(value: object) -> object:

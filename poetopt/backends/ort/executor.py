@@ -15,9 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
-from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.ort.batch import Batch, batch_of
 from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import Comparison, compare
 from poetopt.backends.ort.execution import Execution
@@ -27,7 +26,7 @@ from poetopt.backends.ort.sessions import Sessions, onnxruntime
 from poetopt.errors import ExecutionError, OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Action, Plan
-from poetopt.plan.layout import arena_bytes, check_layout, lay_out
+from poetopt.plan.layout import arena_bytes, check_layout, lay_out, taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.step.belongs import check_belongs, graph_of
@@ -83,7 +82,7 @@ def execute(
     check_belongs(chosen, problem, Sessions.runtime, problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-    batch = _batch(chosen, data, seed)
+    batch = batch_of(chosen, data, seed)
     names = chosen.results
 
     with ExitStack() as stack:
@@ -130,17 +129,6 @@ def execute(
         transfer_s=transfer_s,
         sessions=len(sessions),
     )  # fmt: skip
-
-
-def taken_bytes(plan: Plan, peak_bytes: int) -> int:
-    """What the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes."""
-    return max(peak_bytes, arena_bytes(plan) + plan.problem.reserve_bytes)
-
-
-def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:
-    if data is None:
-        return random_batch(graph, seed)
-    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data, graph))
 
 
 def _checksum(region: Region) -> tuple[int, ...]:
@@ -246,10 +234,10 @@ def _execution(
     transfer_s: float,
     sessions: int,
 ) -> Execution:
+    import onnx
+
     arena = arena_bytes(plan)
-    results = {graph.loss: mine[graph.loss]} | {f"{name}.grad": mine[made] for name, made in graph.gradients.items()}
-    if graph.updaters:
-        results |= {new: mine[new] for new in graph.carried.values()}
+    results = {shown: mine[name] for shown, name in graph.shown_results.items()}
     return Execution(
         bit_identical=comparison.identical,
         different=comparison.different,

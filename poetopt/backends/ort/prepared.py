@@ -22,7 +22,7 @@ from poetopt.step.memory import ALIGNMENT, numpy_dtype
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-VALUES, STEP = "values.bin", "step.pickle"
+VALUES, FED, STEP = "values.bin", "fed.bin", "step.pickle"
 
 
 class Mapped(Mapping[str, "Array"]):
@@ -64,35 +64,54 @@ class Prepared:
     """What a step is made of.
 
     plan
-        Without a graph behind its problem.
+        Of a problem with that graph.
     graph
         With arrays that have shape and type alone.
     first
         The values that training begins with; of tables by rows, all rows.
     models
         See `Sessions`.
+    ram_bytes
+        The budget that the plan was made for, where that is known.
+    fed
+        A batch, or a data set, by the names of the graph's inputs, where it was made ready, too.
+    folder
+        Where it lies, where it was read from a folder.
     """
 
     plan: Plan
     graph: TrainingGraph
     first: Mapping[str, Array]
     models: Mapping[tuple[str, ...], bytes]
+    ram_bytes: int | None = None
+    fed: Mapping[str, Array] | None = None
+    folder: Path | None = None
 
     @classmethod
-    def of(cls, plan: Plan, graph: TrainingGraph, *, written: bool = False) -> Prepared:
+    def of(
+        cls,
+        plan: Plan,
+        graph: TrainingGraph,
+        *,
+        ram_bytes: int | None = None,
+        fed: Mapping[str, Array] | None = None,
+        written: bool = False,
+    ) -> Prepared:
         """The step of a plan in this process.
 
         written
             Whether the models of sessions are written now, and not one by one as they are needed.
         """
-        alone = replace(plan, problem=replace(plan.problem, graph=None))
+        bare = _bare(graph)
+        alone = replace(plan, problem=replace(plan.problem, graph=bare))
         first = {**graph.values, **{name: table.values for name, table in graph.rows.items()}}
         models = Sessions(graph).written() if written else {}
-        return cls(alone, _bare(graph), first, models)
+        return cls(alone, bare, first, models, ram_bytes, fed)
 
     def save(self, folder: Path) -> None:
         """Write it for another process. Raises OSError where that can't be done."""
         mapped = Mapped.write(folder / VALUES, self.first)
+        fed = None if self.fed is None else Mapped.write(folder / FED, self.fed).places
         sessions = Sessions(self.graph)
         small = {name: np.array(array) for name, array in self.graph.values.items() if sessions.embeds(name)}
         whole = {name: table.values.shape for name, table in self.graph.rows.items()}
@@ -100,20 +119,24 @@ class Prepared:
         graph = replace(self.graph, values=small, rows=rows)
         names = tuple(self.graph.values)
         with (folder / STEP).open("wb") as file:
-            pickle.dump((self.plan, graph, names, whole, mapped.places, self.models), file, pickle.HIGHEST_PROTOCOL)
+            plan = replace(self.plan, problem=replace(self.plan.problem, graph=None))
+            held = (plan, self.ram_bytes, graph, names, whole, mapped.places, fed, self.models)
+            pickle.dump(held, file, pickle.HIGHEST_PROTOCOL)
 
     @classmethod
     def load(cls, folder: Path) -> Prepared:
         """Read what `save` wrote."""
         with (folder / STEP).open("rb") as file:
-            plan, graph, names, whole, places, models = pickle.load(file)
+            plan, ram_bytes, graph, names, whole, places, given, models = pickle.load(file)
         tensors = graph.tensors
         values = {name: graph.values.get(name, _shape(tensors[name].shape, tensors[name].dtype)) for name in names}
         rows = {
             name: replace(table, values=_shape(whole[name], tensors[name].dtype)) for name, table in graph.rows.items()
         }
-        first = Mapped(folder / VALUES, places)
-        return cls(plan, replace(graph, values=values, rows=rows), first, models)
+        first, graph = Mapped(folder / VALUES, places), replace(graph, values=values, rows=rows)
+        plan = replace(plan, problem=replace(plan.problem, graph=graph))
+        fed = None if given is None else Mapped(folder / FED, given)
+        return cls(plan, graph, first, models, ram_bytes, fed, folder)
 
 
 def _bare(graph: TrainingGraph) -> TrainingGraph:

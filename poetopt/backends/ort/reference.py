@@ -24,8 +24,9 @@ from poetopt.backends.ort.sessions import (
     session_options,
 )
 from poetopt.errors import ExecutionError
-from poetopt.frontends.proto import model_proto, value_info
 from poetopt.graph import VIEW_OPS, Node, TrainingGraph
+from poetopt.step.drawing import WINDOW, reseeded
+from poetopt.step.memory import numpy_dtype
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -75,11 +76,17 @@ class NodeByNode:
         made = self.sessions.get(node)
         return _Step(node, made.session, made.inputs, made.outputs, dropped)
 
-    def redraw(self) -> None:
-        """Let random nodes draw from the beginning again."""
+    def redraw(self, steps: int = 0) -> None:
+        """Let random nodes draw as they do in the step behind so many (`poetopt.step.drawing`)."""
+        window, drawn = divmod(steps, WINDOW)
         for step in self._steps:
-            if step.session is not None and is_random(step.node):
-                step.session = self.sessions.get(step.node).session
+            if step.session is None or not is_random(step.node):
+                continue
+            step.session = self.sessions.get(reseeded(step.node, window)).session
+            tensors = ((key, self.graph.tensors[name]) for key, name in step.inputs)
+            feeds = {key: np.zeros(tensor.shape, numpy_dtype(tensor.dtype)) for key, tensor in tensors}
+            for _ in range(drawn):
+                step.session.run([key for key, _ in step.outputs], feeds)
 
     def run(self, batch: Batch) -> Results:
         """One step; the tensors to keep, by name. Raises `ExecutionError` where a kernel fails."""
@@ -120,6 +127,8 @@ class Fused:
         self.graph = graph
         self.outputs = list(outputs)
         self.threads = sessions.threads
+        from poetopt.frontends.proto import model_proto, value_info
+
         fed = {name: array for name, array in given.items() if not sessions.embeds(name)}
         model = model_proto(replace(graph, values={n: v for n, v in graph.values.items() if n not in fed}), outputs)
         read = {name for node in model.graph.node for name in node.input}

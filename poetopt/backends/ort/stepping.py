@@ -28,7 +28,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.step.belongs import check_belongs, graph_of
 from poetopt.step.carried import slots
 from poetopt.step.drawing import WINDOW
-from poetopt.step.memory import Block, aligned_copy, pack_apart
+from poetopt.step.memory import Block, aligned_copy, copy_mapped, pack_apart
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
@@ -137,6 +137,10 @@ class ScheduledStep:
     def parameters(self) -> Mapping[str, Array]:
         """Those that have gradients, to be updated in place."""
         return {name: self._given[name] for name in self.graph.gradients}
+
+    def results(self) -> Mapping[str, Array]:
+        """What the last step gave, by the names of `Execution.results`: loss, gradients or updated values."""
+        return {shown: self.program.result(name) for shown, name in self.graph.shown_results.items()}
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
@@ -253,7 +257,7 @@ def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str
     roots = [root for root in resident_storages(graph) if root not in scheduled]
     held, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
     for name, array in held.items():
-        np.copyto(array, first[name])
+        copy_mapped(array, first[name])
     fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in held}
     written, block = pack_apart(graph.tensors[root] for root in roots if root not in graph.values)
     return Region({**fixed, **held}, written, block)

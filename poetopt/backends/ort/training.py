@@ -1,18 +1,17 @@
-"""Training for many steps with a schedule, and the same training without one beside it.
+"""Training for many steps with a schedule, compared with ordinary training where that is asked for.
 
-Both keep parameters, momentum and BatchNormalization statistics of their own and update them alike, so that a single
-wrong bit in any gradient shows in every later loss. A step with an optimizer of its own does so itself; behind one that
-ends with gradients, the update happens in place in the resident region, in slices, so that nothing of a parameter's
-size is allocated for it.
+A step with an optimizer of its own updates the parameters itself; behind one that ends with gradients, the update
+happens in place in the resident region. Ordinary training updates them alike, so that a single wrong bit in any
+gradient shows in every later value.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,27 +19,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
+from poetopt import apart
+from poetopt.backends.ort.batch import Batch
+from poetopt.backends.ort.batches import batches_of
 from poetopt.backends.ort.checks import Checks
 from poetopt.backends.ort.clock import Clock
-from poetopt.backends.ort.compare import compare
 from poetopt.backends.ort.execution import save_arrays
-from poetopt.backends.ort.executor import taken_bytes
 from poetopt.backends.ort.measure import held_bytes, high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.errors import ModelError, OptionError
+from poetopt.backends.ort.ordinary import VELOCITY, Verdict, Witness, digests, verify
+from poetopt.backends.ort.prepared import Mapped, Prepared
+from poetopt.backends.ort.process import peak_bytes, resident_bytes
+from poetopt.backends.ort.stepping import STEP, ScheduledStep
+from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, check_layout
+from poetopt.plan.layout import arena_bytes, taken_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.step.belongs import check_belongs, graph_of
-from poetopt.step.carried import slots
+from poetopt.scratch import scratch_folder
+from poetopt.step.belongs import graph_of
 from poetopt.step.descent import Momentum
-from poetopt.step.memory import Block, writable_copy
-from poetopt.step.program import Program
-from poetopt.step.region import Region
-from poetopt.step.storage import PageFile
 from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
@@ -55,26 +52,37 @@ class TrainingRun(Checks):
         As asked for.
     optimizer, hyperparameters
         Of the step, where it updates the parameters itself; `none` otherwise.
-    losses, reference_losses
-        Of each step, with the schedule and without.
+    losses
+        Of each step.
+    checked, reference_losses
+        How many steps were compared with ordinary training, and their losses there.
     bit_identical
-        Whether every loss, and at the end every parameter and statistic, is bit for bit the unscheduled one's.
+        Whether the loss of each of them, and every parameter, statistic and state after it, is bit for bit ordinary
+        training's; None where none was compared.
     first_difference
-        The first step (from 1) whose loss differs, or 0.
+        The first step (from 1) that differs, or 0.
     different
-        Parameters and statistics that differ at the end.
+        What differs there: `loss`, and what goes on to the next step.
     budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes, high_water_bytes
-        As in `Execution`.
+        As in `Execution`. What takes a measurement of its own is None where no step was compared.
+    total_ram_bytes
+        All the RAM that the plan takes: the schedule with the reserve of kernels, and what is resident.
+    process_base_bytes, process_peak_bytes
+        What this process had resident before the step was made ready (the interpreter and onnxruntime, where it does
+        nothing else), and at most up to the last step; None where the system doesn't say.
     optimizer_bytes
         The momentum, or the optimizer's states, in the resident region.
     step_s, reference_step_s
-        Median seconds of a step without the update: with the schedule, and node by node in memory of the runtime's.
+        Median seconds of a step with the schedule, and in ordinary training, node by node in memory of the runtime's;
+        None where no step was compared. An update behind a step that ends with gradients is not in them.
     waited_share
         As in `Execution`.
     bytes_paged
         In one step.
+    names
+        What changes from step to step: parameters, statistics, optimizer states.
     values
-        Parameters and statistics after the last step, by name.
+        Them after the last step, by name; nothing of a prepared step, whose process is to hold nothing twice.
     """
 
     steps: int
@@ -84,7 +92,8 @@ class TrainingRun(Checks):
     hyperparameters: Mapping[str, float]
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...]
-    bit_identical: bool
+    checked: int
+    bit_identical: bool | None
     first_difference: int
     different: tuple[str, ...]
     budget_bytes: int
@@ -92,24 +101,31 @@ class TrainingRun(Checks):
     kernel_workspace_bytes: int | None
     measured_peak_bytes: int | None
     high_water_bytes: int | None
+    total_ram_bytes: int
+    process_base_bytes: int | None
+    process_peak_bytes: int | None
     optimizer_bytes: int
     step_s: float
-    reference_step_s: float
+    reference_step_s: float | None
     waited_share: float
     bytes_paged: int
+    names: tuple[str, ...] = field(repr=False)
     values: Mapping[str, Array] = field(repr=False, compare=False)
 
     @property
     def losses_name(self) -> str:
-        """What the losses are called in a file, beside `values`."""
-        return losses_beside(self.values)
+        """What the losses are called in a file, beside the values."""
+        return losses_beside(self.names)
 
     @property
     def message(self) -> str:
         """What failed, in one sentence; empty where nothing did."""
-        if not self.bit_identical:
-            where = f"the loss of step {self.first_difference}" if self.first_difference else ", ".join(self.different)
-            return f"training with the schedule and without it differ: {where}; please report it with the plan file"
+        if self.bit_identical is False:
+            shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
+            return (
+                f"training with the schedule and without it differ in step {self.first_difference}: {shown}; "
+                "please report it with the plan file"
+            )
         if not self.within_budget:
             return (
                 f"training was measured to take {self.measured_peak_bytes:,} B beside the resident region, more than "
@@ -130,7 +146,7 @@ class TrainingRun(Checks):
 
     def to_dict(self) -> dict[str, object]:
         """The object of `run --steps --json`: plain values only; a loss that is no number is null."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "values"}
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("names", "values")}
         for name in ("losses", "reference_losses"):
             found[name] = [value if math.isfinite(value) else None for value in found[name]]
         extra = {"diverged_step": self.diverged_step, "last_finite_loss": self.last_finite_loss}
@@ -138,102 +154,8 @@ class TrainingRun(Checks):
         return {**found, **extra, "different": list(self.different)}
 
 
-class Batches:
-    """Batches one after another from a data set, in its order and round again.
-
-    data
-        Arrays by input name. One of exactly an input's shape is fed in every step; one that is longer along the first
-        axis is a data set, of which each step takes the next so many rows. All data sets have as many rows, and where
-        there is one, no array has the rows of one batch alone.
-
-    Raises ModelError for arrays that fit no input, or data sets of different lengths.
-    """
-
-    def __init__(self, graph: TrainingGraph, data: Mapping[str, object]) -> None:
-        self.graph = graph
-        self._fixed: dict[str, object] = {}
-        self._sets: dict[str, Array] = {}
-        for name in graph.inputs:
-            if name not in data:
-                continue
-            array, shape = np.asarray(data[name]), graph.tensors[name].shape
-            longer = array.ndim == len(shape) > 0 and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]
-            if longer:
-                self._sets[name] = array
-            else:
-                self._fixed[name] = array
-        self.rows = min((len(array) for array in self._sets.values()), default=0)
-        if uneven := [name for name, array in self._sets.items() if len(array) != self.rows]:
-            lengths = ", ".join(f"{name!r} {len(array)}" for name, array in self._sets.items())
-            raise ModelError(f"the data sets have different numbers of rows ({lengths}); cut {uneven[0]!r}")
-        for name in self._sets:
-            self._check_partners(name)
-        self.get(0)
-
-    def _check_partners(self, name: str) -> None:
-        """Raise ModelError where an array has the rows of one batch, and would be paired with all rows of `name`."""
-        count = self.graph.tensors[name].shape[0]
-        for other, value in self._fixed.items():
-            # with batches of one row any constant looks like a batch
-            if np.asarray(value).shape[:1] == (count,) and (count > 1 or other in self.graph.added_inputs):
-                raise ModelError(
-                    f"the data set {name!r} has {self.rows} rows, and {other!r} only the {count} of one batch, which "
-                    f"would be paired with each batch of the other; give {other!r} {self.rows} rows too"
-                )
-
-    def get(self, step: int) -> Batch:
-        """The batch of a step, from 0. Raises ModelError for values that the model can't take."""
-        found = dict(self._fixed)
-        for name, array in self._sets.items():
-            count = self.graph.tensors[name].shape[0]
-            found[name] = array[np.arange(step * count, (step + 1) * count) % self.rows]
-        return check_batch(self.graph, found)
-
-
-class _Learner:
-    """Parameters and statistics that change from step to step; what else is given is shared."""
-
-    def __init__(self, graph: TrainingGraph, given: Mapping[str, Array], lr: float, momentum: float) -> None:
-        self.graph = graph
-        self.changing = {name: writable_copy(given[name]) for name in (*graph.gradients, *graph.carried)}
-        self.said = {name: writable_copy(given[tensor]) for name, tensor in graph.hyperparameters.items()}
-        for name, value in (("lr", lr), ("momentum", momentum)):
-            if name in self.said:
-                self.said[name][...] = value
-        told = {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
-        self.given = {**given, **self.changing, **told}
-        self.tables = {name: writable_copy(table.values) for name, table in graph.rows.items()}
-        self.used: Mapping[str, Sequence[int]] = {}
-        self.optimizer = Momentum({name: self.changing[name] for name in graph.gradients}, lr, momentum)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of what the optimizer remembers."""
-        return self.optimizer.nbytes + sum(self.changing[name].nbytes for name in self.graph.optimizer_states)
-
-    def take(self, used: Mapping[str, Sequence[int]]) -> None:
-        """Let tables by rows have those that a batch uses, and zeros behind them."""
-        self.used = used
-        for name, rows in used.items():
-            self.changing[name].fill(0)
-            self.changing[name][: len(rows)] = self.tables[name][list(rows)]
-
-    def begin(self, step: int) -> None:
-        """Say which step it is, from 0, where the optimizer counts them."""
-        if "step" in self.said:
-            self.said["step"][...] = step + 1
-
-    def learn(self, results: Mapping[str, Array]) -> None:
-        """Take over what a step left: gradients by their parameters, and what is carried."""
-        self.optimizer.step({name: results[made] for name, made in self.graph.gradients.items()})
-        for old, new in self.graph.carried.items():
-            np.copyto(self.changing[old], results[new])
-        for name, rows in self.used.items():
-            self.tables[name][list(rows)] = results[self.graph.carried[name]][: len(rows)]
-
-
 def train(
-    plan: Plan,
+    plan: Plan | Prepared,
     steps: int,
     lr: float,
     *,
@@ -241,20 +163,27 @@ def train(
     graph: TrainingGraph | None = None,
     ram_bytes: int | None = None,
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    dump: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
+    check: int | None = None,
     told: Told = silent,
 ) -> TrainingRun:
-    """Take `steps` steps of gradient descent with `plan`, and without it beside, and compare every loss bit by bit.
+    """Take `steps` steps of gradient descent with `plan`, and nothing beside them unless that is asked for.
 
     plan
-        A plan with offsets, of a problem that was made of a training graph.
+        A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
     lr, momentum
         Of the update v = momentum v + g, p = p - lr v; of the step's own optimizer, where it has one. By default no
         momentum, or the optimizer's own.
     data
         Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
         batches (see `Batches`). By default one random batch, drawn with `seed`.
+    dump
+        Where to write losses and values (see `save_training`).
+    check
+        Compare each so-manieth step, from the first on, with ordinary training, bit by bit: afterwards, of a prepared
+        step in a process of its own. What kernels hold beside the arena is measured then, too.
     graph, ram_bytes, workdir, told
         As for `execute`.
 
@@ -262,82 +191,124 @@ def train(
     plan that can't be executed, ModelError for data that don't fit, ExecutionError where a kernel or the
     storage fails.
     """
-    chosen = graph_of(plan, graph)
-    momentum = momentum_of(chosen, momentum)
-    check_options(steps, lr, momentum)
-    check_belongs(chosen, plan.problem, Sessions.runtime, plan.problem.name)
-    simulation = simulate(plan, ram_bytes=ram_bytes)
-    check_layout(plan, None if ram_bytes is None else ram_bytes - plan.problem.reserve_bytes)
-    batches = batches_of(chosen, data, seed)
-    names = chosen.results
+    made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
+    momentum = momentum_of(made.graph, momentum, made.first)
+    check_options(steps, lr, momentum, check)
+    simulation = simulate(made.plan, ram_bytes=ram_bytes)
+    batches = _batches(made, data=data, seed=seed)
+    budget = taken_bytes(made.plan, simulation.peak_bytes)
+    arena = arena_bytes(made.plan)
+    hyperparameters = {"lr": lr, "momentum": momentum}
+    base = resident_bytes()
     times: list[float] = []
-    reference_times: list[float] = []
-    losses: list[Array] = []
-    reference_losses: list[Array] = []
+    losses: list[float] = []
+    witnesses: list[Witness] = []
+    pace = paced(told)
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
-        pages = stack.enter_context(PageFile(slots(plan), None if workdir is None else Path(workdir)))
-        arena = Block(arena_bytes(plan))
-        region = Region.of(chosen)
-        mine = _Learner(chosen, region.given, lr, momentum)
-        theirs = _Learner(chosen, region.given, lr, momentum)
-        sessions = Sessions(chosen)
-        pace = paced(told)
-        program = Program(plan, chosen, arena, replace(region, given=mine.given, first={}), sessions, pages, pace)
-        reference = NodeByNode(chosen, sessions, theirs.given, names)
-        for step in range(steps):
-            batch = program.carried.take(batches.get(step))
-            theirs.take(program.carried.used)
-            mine.begin(step)
-            theirs.begin(step)
-            program.load(batch, anew=step == 0)
-            times.append(clock.time(program.run))
-            found, taken_s = clock.call(partial(reference.run, batch))
-            reference_times.append(taken_s)
-            losses.append(program.result(chosen.loss).copy())
-            reference_losses.append(found[chosen.loss].copy())
-            mine.learn({name: program.result(name) for name in names})
-            theirs.learn(found)
-            pace(f"step {step + 1:,} of {steps:,}, loss {float(losses[-1].reshape(-1)[0]):.6g}")
-        values = {name: array.copy() if chosen.updaters else array for name, array in mine.changing.items()}
-        values |= {name: program.carried.table(name) for name in chosen.rows}
-        first = program.carried.take(batches.get(0))
-        high_water = high_water_bytes(program.acts, lambda: program.load(first))
-        told("measuring what kernels allocate")
-        reserve = plan.problem.reserve_bytes
-        kernels = peak_beside_bytes(program.acts, lambda: program.load(first), expected=reserve)
-    differing = [
-        k for k, (a, b) in enumerate(zip(losses, reference_losses, strict=True), 1) if a.tobytes() != b.tobytes()
-    ]
-    whole = {**theirs.changing, **theirs.tables}
-    different = compare(values, whole, tuple(values)).different
-    arena_size = arena_bytes(plan)
+        step = stack.enter_context(ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, told=told))
+        said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
+        learner = Momentum(step.parameters, lr, momentum)
+        values = _Values(step, learner)
+        folder = Path(stack.enter_context(scratch_folder("check"))) if check is not None and check > 1 else None
+        for number in range(steps):
+            batch = batches(number)
+            checked = check is not None and number % check == 0
+            before = None
+            if checked and number and folder is not None:
+                before = Mapped.write(folder / f"{number}.bin", values)
+            loss, seconds = clock.call(partial(step.run, batch, said))
+            times.append(seconds)
+            losses.append(loss)
+            learner.step(step.gradients)
+            if checked:
+                witnesses.append(Witness(number, loss, digests(values), before))
+            pace(f"step {number + 1:,} of {steps:,}, loss {loss:.6g}")
+        peak = peak_bytes()
+        if dump is not None:
+            save_training(losses, step.values(), dump)
+        names = step.names
+        kept = {} if made.folder is not None else {name: array.copy() for name, array in step.values().items()}
+        used = step.hyperparameters
+        kernels = high_water = None
+        if check is not None:
+            told("measuring what kernels allocate")
+            program = step.program
+            again = partial(program.load, program.carried.take(batches(0)), anew=False)
+            high_water = high_water_bytes(program.acts, again)
+            kernels = peak_beside_bytes(program.acts, again, expected=made.plan.problem.reserve_bytes)
+        step.close()
+        verdict = _verified(made, data, seed, hyperparameters, witnesses, told) if witnesses else None
+    states = sum(made.graph.tensors[name].nbytes for name in made.graph.optimizer_states)
     return TrainingRun(
         steps=steps,
         lr=lr,
         momentum=momentum,
-        optimizer=chosen.optimizer,
-        hyperparameters={name: array.item() for name, array in mine.said.items() if name != "step"},
-        losses=tuple(float(loss.reshape(-1)[0]) for loss in losses),
-        reference_losses=tuple(float(loss.reshape(-1)[0]) for loss in reference_losses),
-        bit_identical=not differing and not different,
-        first_difference=differing[0] if differing else 0,
-        different=different,
-        budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
-        arena_bytes=arena_size,
+        optimizer=made.graph.optimizer,
+        hyperparameters={name: value for name, value in used.items() if name != STEP},
+        losses=tuple(losses),
+        reference_losses=verdict.losses if verdict is not None else (),
+        checked=len(witnesses),
+        bit_identical=None if verdict is None else not verdict.different,
+        first_difference=verdict.first_difference if verdict is not None else 0,
+        different=verdict.different if verdict is not None else (),
+        budget_bytes=budget if ram_bytes is None else ram_bytes,
+        arena_bytes=arena,
         kernel_workspace_bytes=kernels,
-        measured_peak_bytes=None if kernels is None else arena_size + kernels,
-        high_water_bytes=held_bytes(arena_size, high_water, kernels),
-        optimizer_bytes=mine.state_bytes,
+        measured_peak_bytes=None if kernels is None else arena + kernels,
+        high_water_bytes=held_bytes(arena, high_water, kernels),
+        total_ram_bytes=made.plan.problem.beside_bytes + budget,
+        process_base_bytes=base,
+        process_peak_bytes=peak,
+        optimizer_bytes=learner.nbytes + states,
         step_s=median(times),
-        reference_step_s=median(reference_times),
+        reference_step_s=None if verdict is None else verdict.step_s,
         waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
-        values=values,
+        names=names,
+        values=kept,
     )
 
 
-def losses_beside(values: Mapping[str, Array]) -> str:
+class _Values(Mapping[str, "Array"]):
+    """All that goes on from a step to the next, by name: the step's, and the velocity of `Momentum`."""
+
+    def __init__(self, step: ScheduledStep, learner: Momentum) -> None:
+        self._step = step.values()
+        self._velocity = {name + VELOCITY: array for name, array in learner.velocity.items()}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._velocity[name] if name in self._velocity else self._step[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._step, *self._velocity))
+
+    def __len__(self) -> int:
+        return len(self._step) + len(self._velocity)
+
+
+def _verified(
+    made: Prepared,
+    data: Mapping[str, object] | str | os.PathLike[str] | None,
+    seed: int,
+    hyperparameters: Mapping[str, float],
+    witnesses: Sequence[Witness],
+    told: Told,
+) -> Verdict:
+    again = partial(_batches, data=data, seed=seed)
+    told("ordinary training, to compare with")
+    if made.folder is None:
+        return verify(made, again, hyperparameters, witnesses, told)
+    return apart.call("ordinary training", verify, made.folder, again, hyperparameters, witnesses, told=told)
+
+
+def _batches(
+    made: Prepared, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int
+) -> Callable[[int], Batch]:
+    return batches_of(made.graph, made.fed if data is None else data, seed).get
+
+
+def losses_beside(values: Collection[str]) -> str:
     """What losses are called in a file beside `values`: `losses`, or `losses.2`, ... where a weight is called so."""
     names = ("losses", *(f"losses.{number}" for number in range(2, len(values) + 3)))
     return next(name for name in names if name not in values)
@@ -351,16 +322,23 @@ def save_training(losses: Sequence[float], values: Mapping[str, Array], path: st
     save_arrays({losses_beside(values): np.array(losses), **values}, path)
 
 
-def momentum_of(graph: TrainingGraph, momentum: float | None) -> float:
-    """The momentum to train with. Raises OptionError where the step's own optimizer has none."""
+def momentum_of(graph: TrainingGraph, momentum: float | None, first: Mapping[str, Array] | None = None) -> float:
+    """The momentum to train with. Raises OptionError where the step's own optimizer has none.
+
+    first
+        The values that training begins with, where they are not the graph's.
+    """
+    if "momentum" in graph.hyperparameters and momentum is None:
+        default: float = (graph.values if first is None else first)[graph.hyperparameters["momentum"]].item()
+        return default
     if "momentum" in graph.hyperparameters:
-        return graph.values[graph.hyperparameters["momentum"]].item() if momentum is None else momentum
+        return momentum or 0.0
     if momentum and graph.optimizer != "none":
         raise OptionError(f"--momentum {momentum:g}: the plan's optimizer is {graph.optimizer}, which has none")
     return momentum or 0.0
 
 
-def check_options(steps: int, lr: float, momentum: float) -> None:
+def check_options(steps: int, lr: float, momentum: float, check: int | None = None) -> None:
     """Raise OptionError for numbers that make no sense."""
     if steps < 1:
         raise OptionError(f"--steps {steps}: must be at least 1")
@@ -368,10 +346,5 @@ def check_options(steps: int, lr: float, momentum: float) -> None:
         raise OptionError(f"--lr {lr:g}: must be more than 0, as in 0.01")
     if not 0 <= momentum < 1:
         raise OptionError(f"--momentum {momentum:g}: must be at least 0 and less than 1, as in 0.9")
-
-
-def batches_of(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batches:
-    """What `data` gives for each step; where it is None, the same random batch."""
-    if data is None:
-        return Batches(graph, random_batch(graph, seed))
-    return Batches(graph, data if isinstance(data, Mapping) else load_batch(data, graph, sets=True))
+    if check is not None and check < 1:
+        raise OptionError(f"--check {check}: must be at least 1")

@@ -1,0 +1,173 @@
+"""Plans that are run where their memory counts: made ready by one process, run by another that reads no model.
+
+The network, its training graph and ordinary training take several times what a plan does. All of that happens in
+processes that have ended when the step begins, or begin when it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from poetopt import apart
+from poetopt.api.plans import budget_of, execute, load_plan, plan_in
+from poetopt.errors import ExecutionError, OtherRuntimeError
+from poetopt.inputs import is_special
+from poetopt.scratch import scratch_folder
+from poetopt.telling import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.plan.codec import PlanFile
+
+Place = str | os.PathLike[str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison with ordinary training showed.
+
+    document, title, rows
+        Of `run --json`, and for people.
+    message
+        What failed, in one sentence; empty where nothing did.
+    digests
+        Of what the step gave.
+    """
+
+    document: Mapping[str, object]
+    title: str
+    rows: tuple[tuple[str, str], ...]
+    message: str
+    digests: Mapping[str, bytes]
+
+
+@contextmanager
+def prepared(
+    plan: Place,
+    *,
+    model: Place | None = None,
+    allow_symlinks: bool = False,
+    data: Place | None = None,
+    seed: int = 0,
+    told: Told = silent,
+) -> Iterator[Prepared]:
+    """The step of a plan file and its data, made ready in a process of its own, for `po.train` in this one.
+
+    model, allow_symlinks
+        As for `load_plan`.
+    data, seed
+        As for `train`.
+
+    Raises as `load_plan` and `load_batch`; ExecutionError where the temporary folder has no room.
+    """
+    from poetopt.backends.ort.prepared import Prepared
+
+    with _folder() as folder:
+        apart.call(
+            "reading the plan and its model", _prepare, plan, model, allow_symlinks, data, seed, folder, told=told
+        )
+        yield Prepared.load(folder)
+
+
+@contextmanager
+def compared(
+    plan: Place,
+    *,
+    model: Place | None = None,
+    allow_symlinks: bool = False,
+    data: Place | None = None,
+    dump: Place | None = None,
+    seed: int = 0,
+    workdir: Place | None = None,
+    told: Told = silent,
+) -> Iterator[tuple[Prepared, Compared]]:
+    """The same, once `execute` has compared the step with ordinary training there.
+
+    data, dump, seed, workdir
+        As for `execute`.
+    """
+    from poetopt.backends.ort.prepared import Prepared
+
+    with _folder() as folder:
+        asked = (plan, model, allow_symlinks, data, dump, seed, workdir, folder)
+        found = _call("the plan beside ordinary training", _compare, *asked, told=told)
+        yield Prepared.load(folder), found
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    try:
+        with scratch_folder("step") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise ExecutionError(
+            f"a step can't be made ready in the temporary folder: {error.strerror or error}; make room there, or name "
+            "another one (TMPDIR)"
+        ) from error
+
+
+def _call(what: str, function: Callable[..., T], *arguments: object, told: Told) -> T:
+    """As `apart.call`; in this process where there are pipes to be read, which another one doesn't have."""
+    if any(isinstance(path, (str, os.PathLike)) and is_special(path) for path in arguments):
+        return function(*arguments, told=told)
+    return apart.call(what, function, *arguments, told=told)
+
+
+def _read(plan: Place, model: Place | None, allow_symlinks: bool) -> PlanFile:
+    found = load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    if found.plan.problem.runtime == "c":
+        raise OtherRuntimeError(f"{plan}: it is a plan for kernels in C, and onnxruntime's are other ones")
+    return found
+
+
+def _prepare(
+    plan: Place,
+    model: Place | None,
+    allow_symlinks: bool,
+    data: Place | None,
+    seed: int,
+    folder: Path,
+    *,
+    told: Told,
+) -> None:
+    from poetopt.backends.ort import load_batch, random_batch
+    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.step.belongs import graph_of
+
+    found = _read(plan, model, allow_symlinks)
+    graph = graph_of(found.plan)
+    fed = random_batch(graph, seed) if data is None else load_batch(data, graph, sets=True)
+    Prepared.of(found.plan, graph, ram_bytes=found.ram_bytes, fed=fed, written=True).save(folder)
+
+
+def _compare(
+    plan: Place,
+    model: Place | None,
+    allow_symlinks: bool,
+    data: Place | None,
+    dump: Place | None,
+    seed: int,
+    workdir: Place | None,
+    folder: Path,
+    *,
+    told: Told,
+) -> Compared:
+    from poetopt.backends.ort.ordinary import digest
+    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.report.execution import execution_document, execution_rows
+    from poetopt.step.belongs import graph_of
+
+    loaded = _read(plan, model, allow_symlinks)
+    found = plan_in(loaded)
+    execution = execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
+    ram_bytes = budget_of(loaded)
+    Prepared.of(found, graph_of(found), ram_bytes=ram_bytes, fed=execution.batch, written=True).save(folder)
+    title, rows = execution_rows(found, execution)
+    digests = {name: digest(array) for name, array in execution.results.items()}
+    return Compared(execution_document(found, execution), title, tuple(rows), execution.message, digests)

@@ -1,0 +1,51 @@
+"""Work in processes of their own: answers, errors, and an end that isn't one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from poetopt import apart
+from poetopt.errors import ExecutionError, InfeasibleError
+from poetopt.telling import Told
+
+
+def doubled(number: int, *, told: Told) -> tuple[int, int]:
+    os.write(1, b"noise that is no answer")
+    told(f"doubling {number}")
+    return 2 * number, os.getpid()
+
+
+def failing(what: str, *, told: Told) -> None:
+    if what == "infeasible":
+        raise InfeasibleError("there is none")
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ZeroDivisionError("a defect")
+
+
+def test_an_answer_comes_from_another_process() -> None:
+    lines: list[str] = []
+    found, process = apart.call("doubling", doubled, 21, told=lines.append)
+    assert found == 42
+    assert process != os.getpid()
+    assert lines == ["doubling 21"]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("infeasible", InfeasibleError, "there is none"),
+        (
+            "killed",
+            ExecutionError,
+            r"the work: its process was ended by signal 9 \(often the system, for lack of memory\)",
+        ),
+        ("defect", ExecutionError, "the work: its process ended with code 1: ZeroDivisionError: a defect"),
+    ],
+)
+def test_an_end_without_an_answer_is_told(what: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        apart.call("the work", failing, what)
