@@ -41,6 +41,15 @@ PO_INLINE void po_updated(const po_update *u, int32_t at, float g)
     }
 }
 
+/* All of them, by a gradient that is `alpha` times g. */
+PO_INLINE void po_update_scaled(const po_update *u, const float *g, int32_t size, float alpha)
+{
+    int32_t i;
+    for (i = 0; i < size; ++i) {
+        po_updated(u, i, alpha * g[i]);
+    }
+}
+
 PO_INLINE void po_update_all(const po_update *u, const float *g, int32_t size)
 {
     int32_t i;

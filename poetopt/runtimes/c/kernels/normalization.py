@@ -107,16 +107,15 @@ def _layer_norm_gradient(call: Call, arguments: Arguments, begun: str = "0") -> 
 def _layer_norm_gradient_tilings(call: Call) -> tuple[Tiling, ...]:
     """Chunks of rows; what is summed up over all of them stays in RAM."""
     shape = call.input(1).shape
-    axis = leading(shape, call.integer("axis", -1) % len(shape))
-    if axis is None:
+    axis = call.integer("axis", -1) % len(shape) - 1
+    if axis < 0:
         return ()
 
     def begun(call: Call, arguments: Arguments, begin: str) -> str:
         return _layer_norm_gradient(call, arguments, f"{begin} > 0")
 
-    return along(
-        _layer_norm_gradient, call, [axis, axis, None, axis, axis], [axis, None, None][: len(call.outputs)], begun
-    )
+    outputs = [axis, None, None][: len(call.outputs)]
+    return along(_layer_norm_gradient, call, [axis, axis, None, axis, axis], outputs, begun, merged=True)
 
 
 def _along(call: Call, x: Tensor, default: int = -1) -> tuple[int, int, int]:
@@ -183,15 +182,21 @@ def _by_channel(code: Code, wide_inputs: tuple[int, ...]) -> Callable[[Call], tu
 
 
 def _by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of rows: the first axis of more than one, before the one along which rows go."""
+    """Chunks of rows: of all axes before the one along which rows go."""
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = call.output().shape
-        axis = leading(shape, call.integer("axis", -1) % len(shape))
-        if axis is None:
+        axis = call.integer("axis", -1) % len(shape) - 1
+        if axis < 0:
             return ()
         inputs = [axis if k in wide_inputs else None for k in range(len(call.inputs))]
-        return along(code, call, inputs, [axis if k < outputs else None for k in range(len(call.outputs))])
+        axes = [axis if k < outputs else None for k in range(len(call.outputs))]
+        found = along(code, call, inputs, axes, merged=True)
+        first = leading(shape, axis)
+        if first is not None:  # as a product of matrices before it may be cut
+            inputs, axes = ([a if a is None else first for a in of] for of in (inputs, axes))
+            found += along(code, call, inputs, axes, merged=True)
+        return found
 
     return tilings
 

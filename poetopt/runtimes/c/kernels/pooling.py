@@ -8,7 +8,7 @@ from math import prod
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
-from poetopt.runtimes.c.tiles.axes import Code, along, leading
+from poetopt.runtimes.c.tiles.axes import Code, along
 from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import c_float, called, refuse_types
 
@@ -101,11 +101,10 @@ def _indexed(call: Call) -> str | None:
 
 
 def _by_plane(code: Code) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of planes: of images or, where there is but one, of channels."""
+    """Chunks of planes."""
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
-        axis = leading(call.output().shape, 2)
-        return () if axis is None else along(code, call, [axis] * len(call.inputs), [axis] * len(call.outputs))
+        return along(code, call, [1] * len(call.inputs), [1] * len(call.outputs), merged=True)
 
     return tilings
 
@@ -115,15 +114,12 @@ def _by_indexed_plane(code: Callable[[Call, Arguments, str], str], wide: int) ->
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = (call.output() if wide else call.input(0)).shape
-        axis = leading(shape, 2)
-        if axis is None:
-            return ()
-        unit = prod(shape[axis + 1 :])
+        unit = prod(shape[2:])
 
         def begun(call: Call, arguments: Arguments, begin: str) -> str:
             return code(call, arguments, f"{begin} * {unit}")
 
-        return along(_max_pool, call, [axis] * len(call.inputs), [axis] * len(call.outputs), begun)
+        return along(_max_pool, call, [1] * len(call.inputs), [1] * len(call.outputs), begun, merged=True)
 
     return tilings
 

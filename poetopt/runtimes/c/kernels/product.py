@@ -12,7 +12,7 @@ from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
 from poetopt.runtimes.c.tiles.axes import along, leading
 from poetopt.runtimes.c.tiles.matrices import PART, Ways
-from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Tiling
+from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Part, Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types, written
 
 HEADER = "po_gemm.h"
@@ -220,7 +220,33 @@ def _with_update(optimizer: str) -> Kernel:
         updated = ("mn",) * (1 + states)
         scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
         ways = replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)
-        return ways.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code)
+        summed = replace(ways, buffers=1)
+        return (
+            *ways.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code),
+            *summed.tilings((("m", "k"), ("", "k")), summed_code),
+            *replace(summed, multiples={}, fine=True).tilings((("m", "k"), ("", "k")), summed_code),
+        )
+
+    def summed_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        """The gradient of a chunk is summed up in the scratch, and is whole before it is applied."""
+        m, n = ways.count("m", loops, chunk), ways.sizes["n"]
+        sums = Part(f"po_sums + {m} * {n}" if ways.fine else "", "0")
+        made = Chunk(chunk.inputs, (Part("po_sums", "0"),), chunk.begin, chunk.count, sums.at)
+        olds = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+        news = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.outputs]
+        scalars = tuple(part.at for part in chunk.inputs[3 + states :])
+        arguments = Arguments(("", "", *olds, *scalars), tuple(news))
+        update = block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called("po_update_scaled", "&u", "po_sums", f"{m} * {n}", float(call.number("alpha", 1.0))),
+        )
+        last = f"{chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}"
+        inner = "\n".join(f"    {line}" for line in update.splitlines())
+        return block(
+            f"float *po_sums = {chunk.scratch};",
+            _product(replace(ways, outputs=("mn",)), loops, call, made),
+            f"if ({last}) {{\n{inner}\n}}",
+        )
 
     def chunk_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)

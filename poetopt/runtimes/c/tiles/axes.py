@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call
@@ -18,15 +19,26 @@ Axes = Sequence[int | None]
 
 
 def along(
-    code: Code, call: Call, inputs: Axes, outputs: Axes, begun: Begun | None = None, scratch_bytes: int = 0
+    code: Code,
+    call: Call,
+    inputs: Axes,
+    outputs: Axes,
+    begun: Begun | None = None,
+    scratch_bytes: int = 0,
+    *,
+    merged: bool = False,
 ) -> tuple[Tiling, ...]:
     """Chunks along one axis of each operand; none where there is but one step.
 
+    merged
+        Whether the axes before it are one with it.
     begun
         What writes the code, where it has to know where the chunk begins.
     scratch_bytes
         What that needs from chunk to chunk.
     """
+    if merged:
+        call = replace(call, inputs=_merged(call.inputs, inputs), outputs=_merged(call.outputs, outputs))
     operands = zip((*call.outputs, *call.inputs), (*outputs, *inputs), strict=True)
     extent = next((t.shape[a] for t, a in operands if t is not None and a is not None), 0)
     if extent < 2:
@@ -43,6 +55,8 @@ def along(
 
     def one(call: Call, chunk: Chunk) -> str:
         count = int(chunk.count[OUTER])
+        if merged:
+            call = replace(call, inputs=_merged(call.inputs, inputs), outputs=_merged(call.outputs, outputs))
         cut_call = replace(call, inputs=fewer(call.inputs, inputs, count), outputs=fewer(call.outputs, outputs, count))
         arguments = arguments_of(chunk)
         return code(cut_call, arguments) if begun is None else begun(cut_call, arguments, chunk.begin[OUTER])
@@ -50,6 +64,16 @@ def along(
     operand_slices = cut(call.inputs, inputs), cut(call.outputs, outputs)
     made = Tiling(Loop(extent), None, *operand_slices, one, fixed=True, scratch_bytes=lambda outer: scratch_bytes)
     return (made,)
+
+
+def _merged(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Tensor | None, ...]:
+    """Tensors whose axes before the one that is cut have one step each."""
+    return tuple(
+        t
+        if t is None or a is None
+        else replace(t, shape=(*(1 for _ in t.shape[:a]), prod(t.shape[: a + 1]), *t.shape[a + 1 :]))
+        for t, a in zip(tensors, axes, strict=True)
+    )
 
 
 def arguments_of(chunk: Chunk) -> Arguments:
@@ -91,8 +115,19 @@ def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
     for axis, extent in enumerate(y.shape):
         if extent > 1:
             inputs = [aligned(t, axis, len(y.shape)) for t in call.inputs]
-            found += along(code, call, inputs, [axis] * len(call.outputs))
+            outputs = [axis] * len(call.outputs)
+            found += along(code, call, inputs, outputs)
+            if any(step > 1 for step in y.shape[:axis]) and all(_merges(t, axis, y) for t in call.inputs):
+                found += along(code, call, inputs, outputs, merged=True)
     return tuple(found)
+
+
+def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
+    """Whether an operand has all steps up to an axis of the result, or is the same for each."""
+    if tensor is None:
+        return True
+    shape = (*(1 for _ in range(len(y.shape) - len(tensor.shape))), *tensor.shape)[: axis + 1]
+    return shape == y.shape[: axis + 1] or prod(shape) == 1
 
 
 def aligned(tensor: Tensor | None, axis: int, rank: int) -> int | None:

@@ -6,12 +6,18 @@ for every device, as a plan belongs to a network's structure, and a runtime's ve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from math import log
 
-from poetopt.runtimes.c.tiles.variants import WRITE_BYTES, Candidate
+from poetopt.runtimes.c.tiles.variants import READ_BYTES, WRITE_BYTES, Candidate
 
 MOST = 8
 """Ways of an operator."""
+DEAR = 16
+"""Ways that move more than this times the least count alike, but for the leanest."""
+FIRST = 6
+"""Places for those that need the least RAM for their traffic, whatever they stream."""
 
 
 def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable[str]) -> list[Candidate]:
@@ -22,25 +28,37 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
     stored
         What begins on storage: parameters, optimizer states.
 
-    Of each set of streamed tensors those are kept that no other of the set betters in RAM and traffic both. Where they
-    are too many, each set has its leanest and its quickest one first, and then what lies between. The set that needs
-    the least RAM comes first, then those of what is stored anyway, then the rest by RAM.
+    Of each set of streamed tensors those count that no other of the set betters in RAM and traffic both. Of all these,
+    most places go to those that none betters in all the RAM of a run, and in traffic where what is stored has to be
+    read in any case: those that leave the least area under the curve of one over the other, in logarithms. The rest
+    goes to each set's leanest way, and its quickest: the set that needs the least RAM comes first, then those of what
+    is stored, then the others by RAM.
     """
     sets: dict[tuple[str, ...], list[Candidate]] = {}
     for one in found:
         sets.setdefault(one.streamed, []).append(one)
-    fronts = {streamed: _front(ways) for streamed, ways in sets.items()}
+    if not sets:
+        return []
     home = frozenset(stored)
-
-    def least(streamed: tuple[str, ...]) -> int:
-        return fronts[streamed][0].workspace_bytes - sum(sizes[name] for name in streamed)
-
+    fronts = {streamed: _front(ways, _ram, _traffic) for streamed, ways in sets.items()}
     fronts = {s: front for s, front in fronts.items() if not _needless(s, front, fronts, sizes)}
-    order = sorted(fronts, key=lambda s: (not home.issuperset(s), least(s), s))
-    leanest = min(fronts, key=lambda s: (least(s), s), default=())
+    everything = sum(sizes.values())
+    reading = sum(size + READ_BYTES for name, size in sizes.items() if name in home)
+
+    def ram(way: Candidate) -> int:
+        return everything + way.workspace_bytes - sum(sizes[name] for name in way.streamed)
+
+    def price(way: Candidate) -> int:
+        return way.traffic + reading - sum(sizes[name] + READ_BYTES for name in way.streamed if name in home)
+
+    front = _front(list(chain(*fronts.values())), ram, price)
+    most = DEAR * (1 + min(map(price, front), default=0))
+    curve = [(log(ram(way)), log(min(1 + price(way), most))) for way in front]
+    kept = _covering(front, curve, log(everything))[:FIRST]
+    order = sorted(fronts, key=lambda s: (not home.issuperset(s), ram(fronts[s][0]), s))
+    leanest = min(fronts, key=lambda s: (ram(fronts[s][0]), s))
     order.sort(key=lambda s: s != leanest)
-    kept: list[Candidate] = []
-    queues = [_spread(fronts[s]) for s in order]
+    queues = [[way for way in _spread(fronts[s]) if way not in kept] for s in order]
     while len(kept) < MOST and any(queues):
         for queue in queues:
             if queue and len(kept) < MOST:
@@ -48,11 +66,44 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
     return sorted(kept, key=lambda v: (v.workspace_bytes, v))
 
 
-def _front(ways: Sequence[Candidate]) -> list[Candidate]:
+def _covering(front: Sequence[Candidate], at: Sequence[tuple[float, float]], end: float) -> list[Candidate]:
+    """A front in the order in which its points better the curve that they make: the leanest first.
+
+    at
+        RAM and price of each.
+    end
+        From this RAM on none is needed.
+    """
+    chosen: list[int] = [0] if front else []
+    left = list(range(1, len(front)))
+    while left:
+
+        def gain(k: int) -> float:
+            before = max(c for c in chosen if c < k)
+            behind = min((at[c][0] for c in chosen if c > k), default=max(end, at[-1][0]))
+            return (behind - at[k][0]) * (at[before][1] - at[k][1])
+
+        best = max(left, key=lambda k: (gain(k), -k))
+        left.remove(best)
+        chosen.append(best)
+    return [front[k] for k in chosen]
+
+
+def _ram(way: Candidate) -> int:
+    return way.workspace_bytes
+
+
+def _traffic(way: Candidate) -> int:
+    return way.traffic
+
+
+def _front(
+    ways: Sequence[Candidate], ram: Callable[[Candidate], int], price: Callable[[Candidate], int]
+) -> list[Candidate]:
     """Those that none betters, the leanest first."""
     kept: list[Candidate] = []
-    for way in sorted(ways, key=lambda v: v[1:]):
-        if not kept or way.traffic < kept[-1].traffic:
+    for way in sorted(ways, key=lambda v: (ram(v), price(v), v)):
+        if not kept or price(way) < price(kept[-1]):
             kept.append(way)
     return kept
 
@@ -79,7 +130,7 @@ def _needless(
 
 def _spread(front: Sequence[Candidate]) -> list[Candidate]:
     """A front from its ends inwards: the leanest, the quickest, then halfway, and so on; each once."""
-    order: dict[int, None] = dict.fromkeys((0, len(front) - 1))
+    order: dict[int, None] = dict.fromkeys((0, len(front) - 1) if front else ())
     step = len(front) - 1
     while step > 1:
         order.update(dict.fromkeys(range(0, len(front), max(1, step // 2))))

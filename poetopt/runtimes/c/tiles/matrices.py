@@ -29,6 +29,8 @@ class Ways:
     fine
         Whether chunks of what is summed up are shorter than the parts that the plain kernel sums up: then the first
         output's sums so far of a part lie beside it.
+    buffers
+        How many more buffers there are beside the first output, as large as its chunk.
     """
 
     sizes: Mapping[str, int]
@@ -37,6 +39,7 @@ class Ways:
     summed: str = ""
     multiples: Mapping[str, int] = field(default_factory=dict)
     fine: bool = False
+    buffers: int = 0
 
     def slice(self, letters: str | None, loops: tuple[str, str]) -> Slice | None:
         """What an operand's chunk is: of the outermost of its axes that has a loop."""
@@ -74,10 +77,11 @@ class Ways:
                     return code(self, loops, call, chunk)
 
                 def part_bytes(outer: int, loops: tuple[str, str] = loops) -> int:
-                    if not self._pieces(loops[INNER]):
-                        return 0
+                    buffers = self.buffers + self._pieces(loops[INNER])
                     letters = self.outputs[0] or ""
-                    return ELEMENT_BYTES * prod(outer if x == loops[OUTER] else self.sizes[x] for x in letters)
+                    return (
+                        ELEMENT_BYTES * buffers * prod(outer if x == loops[OUTER] else self.sizes[x] for x in letters)
+                    )
 
                 loop = self.loop(loops[OUTER]), self.loop(loops[INNER])
                 found.append(Tiling(*loop, ins, outs, one, scratch_bytes=part_bytes))
