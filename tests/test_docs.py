@@ -34,7 +34,7 @@ EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 """Names of modules in them are those of their date."""
 TYPED = [page for page in PAGES if page not in NOTEBOOKS]
 
-BESIDE = {"your-model": ("python",), "adding-an-op": ("toml",)}
+BESIDE = {"your-model": ("python",), "cortex-m4": ("python",), "adding-an-op": ("toml",)}
 """What else than cells is in a notebook: a user's own file."""
 ELSEWHERE = {
     "poetopt inspect resnet18-cifar --device a72": "make tour",
@@ -178,14 +178,13 @@ def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "file"), [("your-model", "net.onnx"), ("cortex-m4", "words.onnx")])
+def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, file: str) -> None:
     pytest.importorskip("torch")
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```", text(ROOT / "docs/notebooks/your-model.md"), re.DOTALL | re.MULTILINE
-    )
+    (code,) = re.findall(r"^```python\n(.*?)^```", text(ROOT / f"docs/notebooks/{page}.md"), re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "your-model.md", "exec"), {})
-    loaded = po.load("net.onnx")
+    exec(compile(code, f"{page}.md", "exec"), {})
+    loaded = po.load(file)
     assert isinstance(loaded, po.Model)
     problem = loaded.differentiate(loss="cross-entropy").cost("rpi5")
     assert po.execute(po.solve(problem, ram="100%")).bit_identical
