@@ -126,10 +126,13 @@ def greedy_schedules(problem: Problem, options: Options, ram_bytes: int, work: W
             if rounded and not any(tensor.nbytes % problem.alignment for tensor in problem.tensors):
                 continue
             aim = int(room * share)
-            try:
-                schedule = greedy(problem, aim, paging=paging, remat=remat, work=work, rounded=rounded)
-                work.spend(OFFER_WORK * len(problem.operators) if schedule is not None else 0)
-            except OutOfWorkError:
-                return
-            if schedule is not None:
-                yield schedule
+            for place, ways in enumerate(ways_within(problem, aim) if paging else (ALL_PLAIN,)):
+                if place and share < 1.0:
+                    break
+                try:
+                    schedule = greedy(problem, aim, paging=paging, remat=remat, work=work, rounded=rounded, ways=ways)
+                    work.spend(OFFER_WORK * len(problem.operators) if schedule is not None else 0)
+                except OutOfWorkError:
+                    return
+                if schedule is not None:
+                    yield schedule

@@ -114,7 +114,7 @@ def needs(problem: Problem) -> Needs:
         (
             op.name
             for i, op in enumerate(problem.operators)
-            if problem.working_set_bytes(i) + problem.reserve_bytes == ram_bound
+            if problem.least_working_set_bytes(i) + problem.reserve_bytes == ram_bound
         ),
         "",
     )
