@@ -38,6 +38,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
     if target.bare:
         found |= {name: text.fixed(name) for name in BARE}
         found["main.c"] = text.fixed("main_semihosting.c")
+        found["main_sd.c"] = text.fixed("main_sd.c")
         found["po.ld"] = linker_script(board(program))
     else:
         found["main.c"] = text.fixed("main_posix.c")

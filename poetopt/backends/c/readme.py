@@ -12,6 +12,7 @@ from poetopt.version import __version__
 FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
 _BARE = """\
 | `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
+| `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
 | `po_libm.c` | functions of <math.h> that want no RAM |
 | `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
 

@@ -1,0 +1,79 @@
+"""Steps that page to a real SD card on SPI, as QEMU's LM3S6965 has one: the example for a board without files."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poetopt.backends.c.build import build, write
+from poetopt.backends.c.program import Row, device_program
+from poetopt.backends.c.run import run_steps
+from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.c.targets import TARGETS
+from poetopt.backends.c.training import numbers
+from poetopt.backends.ort.batch import random_batch
+from tests.backends.c.support import HOST, needs_host, paged_parameters
+
+QEMU = ("qemu-system-arm", "-machine", "lm3s6965evb", "-display", "none", "-monitor", "none", "-serial", "none")
+CARD_BYTES = 1 << 20
+RAM_BYTES = 64 << 10
+STEPS = 3
+
+
+@needs_host
+@pytest.mark.skipif(not shutil.which("qemu-system-arm"), reason="QEMU for ARM isn't installed (qemu-system-arm)")
+@pytest.mark.skipif(not shutil.which("arm-none-eabi-gcc"), reason="arm-none-eabi-gcc isn't installed")
+def test_three_steps_with_an_sd_card_leave_the_same_bits_as_here(tmp_path: Path) -> None:
+    plan = paged_parameters()
+    graph = plan.problem.graph
+    assert graph is not None
+    program = device_program(plan, graph)
+    batches = [random_batch(graph, seed) for seed in range(STEPS)]
+    write(program, HOST, tmp_path / "host")
+    built = build(program, HOST, tmp_path / "host", measuring=False)
+    expected = run_steps(built, batches, [numbers(graph, k, {}) for k in range(STEPS)]).results
+
+    folder = tmp_path / "board"
+    core = TARGETS["cortex-m0plus"]  # a Cortex-M3 runs its instructions
+    write(program, core, folder)
+    (folder / "main.c").write_text("#define PO_SEMIHOSTING\n" + (folder / "main_sd.c").read_text())
+    linked = build(program, core, folder, warnings=("-Wall", "-Wextra", "-Wconversion", "-Werror"))
+    assert linked.board is not None
+    assert linked.board.nbytes <= RAM_BYTES
+    card = bytearray((folder / "po_storage.bin").read_bytes())
+    assert len(card) > 0
+    card += bytes(program.storage.count * BLOCK_BYTES - len(card))
+    card += _block(struct.pack("<I", STEPS))
+    for batch in batches:
+        for row in program.inputs:
+            card += _block(np.ascontiguousarray(batch[row.name]).tobytes())
+    behind = len(card)
+    place = folder / "card.img"
+    place.write_bytes(bytes(card) + bytes(CARD_BYTES - len(card)))
+    drive = ("-drive", "file=card.img,if=sd,format=raw", "-semihosting-config", "enable=on,target=native")
+    subprocess.run([*QEMU, *drive, "-kernel", "po.elf"], cwd=folder, check=True, timeout=120)
+
+    written = place.read_bytes()
+    moved = 0
+    for row in (*program.results, *program.parameters):
+        at = behind if row.block < 0 else row.block * BLOCK_BYTES
+        found = np.frombuffer(written[at : at + row.tensor.nbytes], expected[row.name].dtype)
+        assert found.tobytes() == expected[row.name].tobytes(), row.name
+        behind += len(_block(bytes(row.tensor.nbytes)))
+        moved += _moved(row, written, bytes(card))
+    assert moved
+
+
+def _moved(row: Row, after: bytes, before: bytes) -> bool:
+    """Whether a tensor on the storage isn't what it was."""
+    part = slice(row.block * BLOCK_BYTES, row.block * BLOCK_BYTES + row.tensor.nbytes)
+    return row.block >= 0 and after[part] != before[part]
+
+
+def _block(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK_BYTES)
