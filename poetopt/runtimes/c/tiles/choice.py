@@ -16,7 +16,9 @@ MOST = 8
 """Ways of an operator."""
 DEAR = 16
 """Ways that move more than this times the least count alike, but for the leanest."""
-FIRST = 6
+HARDLY = 0.05
+"""Streaming what is a smaller part of an operator's bytes is not worth it, but where it takes the least RAM of all."""
+FIRST = 7
 """Places for those that need the least RAM for their traffic, whatever they stream."""
 
 
@@ -41,7 +43,6 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
         return []
     home = frozenset(stored)
     fronts = {streamed: _front(ways, _ram, _traffic) for streamed, ways in sets.items()}
-    fronts = {s: front for s, front in fronts.items() if not _needless(s, front, fronts, sizes)}
     everything = sum(sizes.values())
     reading = sum(size + READ_BYTES for name, size in sizes.items() if name in home)
 
@@ -51,12 +52,15 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
     def price(way: Candidate) -> int:
         return way.traffic + reading - sum(sizes[name] + READ_BYTES for name in way.streamed if name in home)
 
-    front = _front(list(chain(*fronts.values())), ram, price)
+    leanest = min(fronts, key=lambda s: (ram(fronts[s][0]), s))
+    best = fronts[leanest][0]
+    fronts = {s: front for s, front in fronts.items() if not _needless(s, front, fronts, sizes)}
+    fronts = fronts or {leanest: [best]}
+    front = _front([best, *chain(*fronts.values())], ram, price)
     most = DEAR * (1 + min(map(price, front), default=0))
     curve = [(log(ram(way)), log(min(1 + price(way), most))) for way in front]
     kept = _covering(front, curve, log(everything))[:FIRST]
     order = sorted(fronts, key=lambda s: (not home.issuperset(s), ram(fronts[s][0]), s))
-    leanest = min(fronts, key=lambda s: (ram(fronts[s][0]), s))
     order.sort(key=lambda s: s != leanest)
     queues = [[way for way in _spread(fronts[s]) if way not in kept] for s in order]
     while len(kept) < MOST and any(queues):
@@ -114,11 +118,15 @@ def _needless(
     fronts: Mapping[tuple[str, ...], Sequence[Candidate]],
     sizes: Mapping[str, int],
 ) -> bool:
-    """Whether streaming less takes no more RAM in all, and no more traffic than moving the rest whole."""
+    """Whether streaming less takes hardly more RAM, or no more and no more traffic than moving the rest whole."""
+    if sum(sizes[name] for name in streamed) < HARDLY * sum(sizes.values()):
+        return True
     for other, ways in fronts.items():
         if set(other) < set(streamed):
             rest = [name for name in streamed if name not in other]
             whole = sum(sizes[name] for name in rest)
+            if whole < HARDLY * sum(sizes.values()):
+                return True
             moved = sum(sizes[name] + WRITE_BYTES for name in rest)
             if all(
                 any(w.workspace_bytes + whole <= v.workspace_bytes and w.traffic + moved <= v.traffic for w in ways)
