@@ -1,0 +1,94 @@
+"""A step that keeps nothing in RAM between operators, each of which streams what it can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.program import device_program
+from poetopt.backends.c.run import run
+from poetopt.backends.ort.batch import random_batch
+from poetopt.errors import PlanError
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.storeall import store_all
+from poetopt.problem import Home, Problem
+from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
+
+
+@cache
+def problem() -> Problem:
+    """A step of momentum on LeNet, with parameters on storage."""
+    model = po.load("lenet", batch=1)
+    assert isinstance(model, po.Model)
+    return model.differentiate(optimizer="momentum").cost("m4", runtime="c", parameters="paged", stream="auto")
+
+
+def graph() -> TrainingGraph:
+    """What it is made of."""
+    found = problem().graph
+    assert found is not None
+    return found
+
+
+@cache
+def keeping_nothing() -> Plan:
+    """Each operator in the way that takes the least RAM; what it has in RAM comes from storage and goes there."""
+    steps: list[Instruction] = []
+    for i, tensor in enumerate(problem().tensors):
+        if tensor.home is Home.RAM:
+            steps += [Instruction(Action.PAGE_OUT, i), Instruction(Action.FREE, i)]
+    for k, operator in enumerate(problem().operators):
+        number = min(range(1 + len(operator.variants)), key=lambda v: problem().working_set_bytes(k, v))
+        way = operator.variant(number)
+        whole = [i for i in operator.inputs if i not in way.streamed_in]
+        made = [i for i in operator.outputs if i not in way.streamed_out]
+        made += [i for i in whole if problem().tensors[i].updated_by == k]
+        steps += [*(Instruction(Action.PAGE_IN, i) for i in whole), Instruction(Action.COMPUTE, k, number)]
+        steps += [Instruction(Action.PAGE_OUT, i) for i in made]
+        steps += [Instruction(Action.FREE, i) for i in dict.fromkeys((*whole, *made))]
+    return lay_out(Plan(problem(), tuple(steps)))
+
+
+@needs_emulator
+def test_an_emulated_board_of_8_kb_takes_a_step_of_lenet_bit_for_bit() -> None:
+    """Its parameters and their momentum take half a megabyte."""
+    assert sum(tensor.nbytes for tensor in problem().tensors if tensor.home is Home.STORAGE) > 490_000
+    assert arena_bytes(keeping_nothing()) < 8_000
+    found = execute_on(keeping_nothing(), "cortex-m4")
+    assert found.ok, found.message
+    assert found.linked_ram_bytes == found.planned_ram_bytes < 8_500
+
+
+@needs_host
+def test_a_decoded_schedule_streams_without_warnings_and_with_the_unscheduled_bits(tmp_path: Path) -> None:
+    batch = random_batch(graph(), 1)
+    found = []
+    for plan, folder in ((keeping_nothing(), tmp_path / "mine"), (lay_out(store_all(problem())), tmp_path / "whole")):
+        program = device_program(plan, graph())
+        write(program, HOST, folder, "table")
+        found.append(run(build(program, HOST, folder, warnings=("-Werror", *WARNINGS)), batch))
+    mine, whole = found
+    assert same(mine.results, whole.results)
+    assert same(mine.again, whole.results)
+
+
+def test_a_variant_that_the_runtime_lacks_is_refused() -> None:
+    at, step = next((k, s) for k, s in enumerate(keeping_nothing().instructions) if s.variant)
+    operator = problem().operators[step.target]
+    ways = list(operator.variants)
+    ways[step.variant - 1] = replace(ways[step.variant - 1], workspace_bytes=1 << 20)
+    operators = list(problem().operators)
+    operators[step.target] = replace(operator, variants=tuple(ways))
+    other = replace(problem(), operators=tuple(operators))
+    plan = lay_out(replace(keeping_nothing(), problem=other))
+    assert plan.instructions[at] == step
+    with pytest.raises(PlanError, match=r"'.+' by its variant \d+ with 1048576 B of workspace.*solve the model again"):
+        device_program(plan, graph())

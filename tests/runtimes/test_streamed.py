@@ -1,0 +1,158 @@
+"""Operators that stream: the plain ones' bits, just the transfers that they say, and RAM to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.graph import Operator, TrainingGraph
+from poetopt.operators.constants import constants_of
+from poetopt.runtimes import runtime
+from poetopt.runtimes.c.tiles import choice, windows
+from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
+from poetopt.runtimes.contract import Variant
+from poetopt.testing.contract import ContractError
+from poetopt.testing.streamed import Trial, check_streamed, trial
+from tests.backends.c.support import needs_host
+
+OPERATORS = {
+    "resnet8": (
+        "conv1", "conv1.relu", "stage2.conv1", "stage2.shortcut", "stage2.relu", "stage3.conv2.bn", "pool",
+        "pool.grad_input", "stage3.conv2.bn.bias.update", "stage2.conv1.grad_input", "stage2.conv2.weight.update",
+        "stage2.conv2.bias.update", "stage3.relu.grad_input",
+    ),
+    "lenet": ("relu1", "relu3", "fc1.grad_input", "fc1.weight.update", "conv2.grad_input"),
+    "bert-tiny": (
+        "bert.encoder.layer.0.attention.output.dense.weight.update", "bert.embeddings.ln",
+        "bert.encoder.layer.0.attention.self.softmax.grad_input", "bert.encoder.layer.0.output.LayerNorm.bias.update",
+        "bert.encoder.layer.0.intermediate.dense.bias.update",
+    ),
+}  # fmt: skip
+"""Of each kind one or more, with the optimizer momentum."""
+
+
+@cache
+def graph(network: str) -> TrainingGraph:
+    """A training step at batch 1, as the runtime c has it."""
+    model = po.load(network, batch=1)
+    assert isinstance(model, po.Model)
+    return model.differentiate(optimizer="momentum").on("c").graph
+
+
+def ways(network: str, operator: Operator) -> Ways:
+    """How an operator can stream, with everything on storage."""
+    found = graph(network)
+    names = (*operator.inputs, *operator.outputs)
+    return Ways(operator, found.tensors, movable=names, values=constants_of(found))
+
+
+def operators() -> Iterator[tuple[str, Operator]]:
+    for network, names in OPERATORS.items():
+        by_name = {operator.name: operator for operator in graph(network).operators}
+        yield from ((network, by_name[name]) for name in names if name in by_name)
+
+
+def drawn(network: str, operator: Operator, variants: list[Variant] | None = None, count: int = 3) -> Trial:
+    """A trial of some of its ways with random operands."""
+    found = graph(network)
+    random = np.random.default_rng(len(operator.name))
+    constants = constants_of(found)
+    given = {
+        name: constants[name]
+        if name in constants
+        else (random.standard_normal(found.tensors[name].shape) + 0.1).astype("float32")
+        for name in operator.inputs
+    }
+    given = {name: np.abs(value) if "variance" in name else value for name, value in given.items()}
+    if variants is None:
+        made = ways(network, operator)
+        all_of = list(made.candidates())
+        picked = random.choice(len(all_of), min(count, len(all_of)), replace=False)
+        variants = [made.variant(all_of[k]) for k in picked]
+    return trial(operator, found.tensors, constants, given, variants)
+
+
+@needs_host
+def test_each_way_gives_the_plain_operators_bits_and_moves_what_it_says() -> None:
+    trials = [drawn(network, operator) for network, operator in operators()]
+    assert all(one.variants for one in trials)
+    assert check_streamed(trials, "-O0", sanitize=False) >= 50
+
+
+@needs_host
+@pytest.mark.parametrize("wrong", ["reads", "chunk", "workspace"])
+def test_a_way_that_is_another_than_it_says_is_refused(wrong: str) -> None:
+    operator = next(operator for operator in graph("lenet").operators if operator.name == "fc1.weight.update")
+    made = ways("lenet", operator)
+    variant = made.variant(next(way for way in made.candidates() if way.outer == 40 and len(way.streamed) == 2))
+    assert check_streamed([drawn("lenet", operator, [variant])], "-O0", sanitize=True) == 1
+    detail = variant.detail
+    assert isinstance(detail, Streamed)
+    if wrong == "reads":
+        variant = replace(variant, reads=((variant.reads[0][0], variant.reads[0][1] + 1), *variant.reads[1:]))
+    elif wrong == "chunk":  # its last chunk isn't gone through
+        loop = detail.form.loop(0)
+        variant = replace(variant, detail=replace(detail, form=replace(detail.form, outer=replace(loop, extent=119))))
+    else:
+        less = variant.workspace.temporaries_bytes - 4
+        variant = replace(variant, workspace=replace(variant.workspace, temporaries_bytes=less))
+    with pytest.raises(ContractError, match=r"should|other bits|overflow"):
+        check_streamed([drawn("lenet", operator, [variant])], "-O0", sanitize=True)
+
+
+def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -> None:
+    for network, operator in operators():
+        found = graph(network)
+        names = (*operator.inputs, *operator.outputs)
+        _, *kept = runtime("c").variants(operator, found.tensors, movable=names, values=constants_of(found))
+        everything = list(ways(network, operator).candidates())
+        assert 0 < len(kept) <= choice.MOST
+        least = min(ram(way, found) for way in everything)
+        by_set: dict[tuple[str, ...], list[Candidate]] = {}
+        for way in everything:
+            by_set.setdefault(tuple(sorted(way.streamed)), []).append(way)
+        assert least in [ram_of(one, found) for one in kept]
+        for one in kept:
+            mine = by_set[tuple(sorted((*one.streamed_in, *one.streamed_out)))]
+            workspace, moved = one.workspace.temporaries_bytes, traffic(one)
+            assert not any(better(way, workspace, moved) for way in mine)
+
+
+def better(way: Candidate, workspace: int, moved: int) -> bool:
+    """Whether a way needs less of one, and no more of the other."""
+    return (way.workspace_bytes, way.traffic) != (workspace, moved) and (
+        way.workspace_bytes <= workspace and way.traffic <= moved
+    )
+
+
+def ram(way: Candidate, found: TrainingGraph) -> int:
+    return way.workspace_bytes - sum(found.tensors[name].nbytes for name in way.streamed)
+
+
+def ram_of(way: Variant, found: TrainingGraph) -> int:
+    streamed = (*way.streamed_in, *way.streamed_out)
+    return way.workspace.temporaries_bytes - sum(found.tensors[name].nbytes for name in streamed)
+
+
+def traffic(way: Variant) -> int:
+    """What its transfers take, counted anew."""
+    reads = sum(count * (nbytes + 1_000) for nbytes, count in way.reads)
+    return reads + sum(count * (nbytes + 5_000) for nbytes, count in way.writes)
+
+
+@pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])
+def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int) -> None:
+    found = windows.run(total, chunk, 3, True, True)
+    once = windows.run(total, chunk, 1, True, True)
+    assert sum(nbytes * count for nbytes, count in once.reads.items()) == total
+    assert sum(nbytes * count for nbytes, count in once.writes.items()) == total
+    assert sum(nbytes * count for nbytes, count in found.writes.items()) == 3 * total
+    assert chunk <= found.buffer_bytes <= chunk + 2 * windows.BLOCK_BYTES
+    assert all(
+        nbytes % windows.BLOCK_BYTES in (0, total % windows.BLOCK_BYTES) for nbytes in (*once.reads, *once.writes)
+    )
