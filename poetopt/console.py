@@ -55,6 +55,15 @@ def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
         print(shown(text, keep=LAYOUT))  # noqa: T201
 
 
+def say_meanwhile(text: str, *, unless: Sequence[str | None] = ()) -> None:
+    """The same while something goes on: at once, and in place of the line that stands on a terminal's stderr."""
+    if sys.stderr.isatty():
+        sys.stderr.write(ERASED)
+        sys.stderr.flush()
+    say(text, unless=unless)
+    sys.stdout.flush()
+
+
 def write_json(document: Mapping[str, object], target: str | None) -> None:
     """The one object, to stdout (`-`), to a file, or nowhere. Raises OutputError."""
     if target is None:

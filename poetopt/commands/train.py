@@ -8,7 +8,7 @@ import typer
 
 from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
-from poetopt.console import check_outputs, doing, say, write_json
+from poetopt.console import check_outputs, doing, say, say_meanwhile, write_json
 from poetopt.errors import OptionError
 from poetopt.optimizers import NAMES
 
@@ -99,7 +99,7 @@ def train(
         check_optimizer(loaded.plan.problem.graph.optimizer, optimizer, plan)
 
     def after_epoch(position: Position, of: int) -> None:
-        say(epoch_text(position, of), unless=[json])
+        say_meanwhile(epoch_text(position, of), unless=[json])
 
     with (
         doing("preparing the step") as told,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from poetopt.errors import BackendUnavailableError, ModelError, OptionError
+from poetopt.telling import silent
 from poetopt.training.data import open_data
 from poetopt.training.order import rows_in_order
 from poetopt.training.source import source_of
@@ -201,6 +203,20 @@ def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
     assert rows_in_order(5, "sequential", 1, 1).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(OptionError, match="--batch-order random: must be shuffle or sequential"):
         rows_in_order(5, "random", 0, 0)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_more_than_a_batch_is_in_memory(save: Any, tmp_path: Path) -> None:
+    save(tmp_path / "large.npz", input=np.zeros((8000, 1, 28, 28), np.float32), labels=np.zeros(8000, np.int64))
+    tracemalloc.start()
+    try:
+        source = source_of(tmp_path / "large.npz", GRAPH, "shuffle", 0)
+        source.check(silent)
+        for _, batch in zip(range(100), source.epoch(0), strict=False):
+            assert batch["input"].nbytes == 2 * 28 * 28 * 4
+        assert tracemalloc.get_traced_memory()[1] < 8000 * 28 * 28
+    finally:
+        tracemalloc.stop()
 
 
 def test_batches_are_whole_and_go_on_in_the_middle_of_an_epoch() -> None:

@@ -16,7 +16,7 @@ from poetopt.training.data.columns import Column, InMemory
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-CHECKED_BYTES = 1 << 22
+CHECKED_BYTES = 1 << 20
 """So much of an array is looked at together."""
 
 
