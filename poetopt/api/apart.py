@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from poetopt import apart
 from poetopt.api.plans import budget_of, execute, load_plan, plan_in
-from poetopt.errors import ExecutionError, OtherRuntimeError
+from poetopt.errors import ExecutionError, OtherRuntimeError, PoetError
 from poetopt.inputs import is_special
 from poetopt.scratch import scratch_folder
 from poetopt.telling import Told, silent
@@ -55,6 +55,7 @@ def prepared(
     allow_symlinks: bool = False,
     data: Place | None = None,
     seed: int = 0,
+    evaluates: bool = False,
     told: Told = silent,
 ) -> Iterator[Prepared]:
     """The step of a plan file and its data, made ready in a process of its own, for `po.train` in this one.
@@ -63,6 +64,8 @@ def prepared(
         As for `load_plan`.
     data, seed
         As for `train`.
+    evaluates
+        Whether the network is to be evaluated, too.
 
     Raises as `load_plan` and `load_batch`; ExecutionError where the temporary folder has no room.
     """
@@ -70,8 +73,9 @@ def prepared(
 
     with _folder() as folder:
         apart.call(
-            "reading the plan and its model", _prepare, plan, model, allow_symlinks, data, seed, folder, told=told
-        )
+            "reading the plan and its model", _prepare, plan, model, allow_symlinks, data, seed, evaluates, folder,
+            told=told,
+        )  # fmt: skip
         yield Prepared.load(folder)
 
 
@@ -106,6 +110,8 @@ def _folder() -> Iterator[Path]:
         with scratch_folder("step") as folder:
             yield Path(folder)
     except OSError as error:
+        if isinstance(error, (PoetError, BrokenPipeError)):  # of what is done with the step
+            raise
         raise ExecutionError(
             f"a step can't be made ready in the temporary folder: {error.strerror or error}; make room there, or name "
             "another one (TMPDIR)"
@@ -132,6 +138,7 @@ def _prepare(
     allow_symlinks: bool,
     data: Place | None,
     seed: int,
+    evaluates: bool,
     folder: Path,
     *,
     told: Told,
@@ -143,7 +150,12 @@ def _prepare(
     found = _read(plan, model, allow_symlinks)
     graph = graph_of(found.plan)
     fed = random_batch(graph, seed) if data is None else load_batch(data, graph, sets=True)
-    Prepared.of(found.plan, graph, ram_bytes=found.ram_bytes, fed=fed, written=True).save(folder)
+    made = Prepared.of(found.plan, graph, ram_bytes=found.ram_bytes, fed=fed, written=True)
+    if evaluates:
+        from poetopt.training.evaluate import Forward
+
+        made = replace(made, models={**Forward.of(made.graph).models(), **made.models})
+    made.save(folder)
 
 
 def _compare(

@@ -90,7 +90,7 @@ class Trainer:
         self._told = told or telling(progress)
         if isinstance(plan, Prepared):
             made: Plan | Prepared = plan
-            ram_bytes = None
+            ram_bytes = plan.ram_bytes
         else:
             path = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
             found = load_plan(plan, model=model) if path else read_plan(plan)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,10 +11,12 @@ import typer
 from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
 from poetopt.console import check_outputs, doing, say, say_meanwhile, write_json
-from poetopt.errors import OptionError
+from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError, PlanError
 from poetopt.optimizers import NAMES
 
 if TYPE_CHECKING:
+    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.telling import Told
     from poetopt.training.result import Position
 
 
@@ -79,6 +83,12 @@ def train(
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Compare a step with ordinary training first, bit by bit, in a process of its own."
+        ),
+    ] = False,
     model: Annotated[
         str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
     ] = None,
@@ -89,25 +99,25 @@ def train(
 
     Ctrl-C ends it with a checkpoint, where there is a --checkpoint.
     """
-    import poetopt as po
     from poetopt.report.trained import epoch_text, trained_document, trained_text
 
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
-    with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
-    if loaded.plan.problem.graph is not None:
-        check_optimizer(loaded.plan.problem.graph.optimizer, optimizer, plan)
 
     def after_epoch(position: Position, of: int) -> None:
         say_meanwhile(epoch_text(position, of), unless=[json])
 
-    with (
-        doing("preparing the step") as told,
-        po.Trainer(
-            loaded, model=model, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
-            accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
-        ) as trainer,
-    ):  # fmt: skip
+    with ExitStack() as stack:
+        told = stack.enter_context(doing("reading the plan and its model"))
+        made = stack.enter_context(_prepared(plan, model, allow_symlinks, workdir, check, validate is not None, told))
+        check_optimizer(made.graph.optimizer, optimizer, plan)
+        from poetopt.api.trainer import Trainer
+
+        trainer = stack.enter_context(
+            Trainer(
+                made, model=model, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
+                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
+            )
+        )  # fmt: skip
         ended = trainer.fit(
             data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
             resume=resume, after_epoch=after_epoch,
@@ -118,6 +128,34 @@ def train(
     write_json(trained_document(graph, ended, out), json)
     say(trained_text(graph, ended, out), unless=[json])
     return 0
+
+
+@contextmanager
+def _prepared(
+    plan: str, model: str | None, allow_symlinks: bool, workdir: str | None, check: bool, evaluates: bool, told: Told
+) -> Iterator[Prepared]:
+    """The step, made ready in a process of its own, and compared with ordinary training there where that is asked."""
+    from poetopt.api import apart
+
+    try:
+        if not check:
+            with apart.prepared(
+                plan, model=model, allow_symlinks=allow_symlinks, evaluates=evaluates, told=told
+            ) as made:
+                yield made
+            return
+        with apart.compared(plan, model=model, allow_symlinks=allow_symlinks, workdir=workdir, told=told) as (
+            made,
+            found,
+        ):
+            if found.message:
+                raise ExecutionError(found.message)
+            yield made
+    except OtherRuntimeError as error:
+        raise PlanError(
+            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; `poetopt run --on host --steps N` "
+            "trains with it, or solve with --runtime onnxruntime"
+        ) from error
 
 
 def check_optimizer(has: str, asked: str | None, plan: str) -> None:

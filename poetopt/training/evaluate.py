@@ -43,8 +43,41 @@ class Evaluation:
     accuracy: float | None
 
 
-class Evaluator:
+@dataclass(frozen=True)
+class Forward:
     """The forward pass of a step, in the way of inference.
+
+    graph
+        With an operator for each node.
+    kept
+        What it is run for.
+    read
+        The tensors that the loss compares, scores and labels, or output and target; None of a loss of the model's.
+    """
+
+    graph: TrainingGraph
+    kept: tuple[str, ...]
+    read: tuple[str, str] | None
+
+    @classmethod
+    def of(cls, graph: TrainingGraph) -> Forward:
+        """That of a step."""
+        nodes = inference(graph)
+        read = _reads(graph, nodes)
+        kept = tuple(dict.fromkeys(read or (graph.loss,)))
+        operators = tuple(
+            Operator(n.name or n.outputs[0], n.op_type, (n,), tuple(filter(None, n.inputs)), n.outputs)
+            for n in _needed(nodes, kept)
+        )
+        return cls(replace(graph, operators=operators), kept, read)
+
+    def models(self) -> Mapping[tuple[str, ...], bytes]:
+        """What its sessions are made of."""
+        return Sessions(self.graph).written()
+
+
+class Evaluator:
+    """The forward pass of a step, with values as they are.
 
     sessions
         Of the step: those of nodes that are alike are used again.
@@ -55,25 +88,13 @@ class Evaluator:
     def __init__(self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array]) -> None:
         self.graph = graph
         self.kind = graph.loss_kind
-        self.batch = min(
-            (graph.tensors[name].shape[0] for name in graph.inputs if graph.tensors[name].shape), default=1
-        )
-        nodes = inference(graph)
-        self._read = _reads(graph, nodes)
-        kept = tuple(dict.fromkeys(self._read or (graph.loss,)))
-        nodes = _needed(nodes, kept)
-        made = {name for node in nodes for name in node.outputs}
-        operators = tuple(
-            Operator(
-                node.name or node.outputs[0], node.op_type, (node,), tuple(filter(None, node.inputs)), node.outputs
-            )
-            for node in nodes
-        )
-        forward = replace(graph, operators=operators)
-        self._inputs = tuple(name for name in kept if name not in made)
-        self._run = NodeByNode(forward, sessions.of(forward), given, kept)
+        shapes = (graph.tensors[name].shape for name in graph.inputs)
+        self.batch = min((shape[0] for shape in shapes if shape), default=1)
+        forward = Forward.of(graph)
+        self._read = forward.read
+        self._run = NodeByNode(forward.graph, sessions.of(forward.graph), given, forward.kept)
         first = graph.tensors[self._read[0]].shape[:1] if self._read else ()
-        self.pads = bool(first) and self.kind != "none" and first[0] % self.batch == 0
+        self.pads = bool(first) and first[0] % self.batch == 0
 
     def checked(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
         """A batch as the graph reads it. Raises ModelError where it doesn't fit."""

@@ -12,13 +12,15 @@ import numpy as np
 
 from poetopt.backends.ort import allocator
 from poetopt.backends.ort.prepared import Prepared
+from poetopt.backends.ort.process import resident_bytes
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes
+from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.step.belongs import graph_of
+from poetopt.step.descent import SLICE
 from poetopt.telling import Told, paced, silent
 from poetopt.training import checkpoint
 from poetopt.training.update import Optimizer, Update, check_update
@@ -40,6 +42,8 @@ class Learner:
 
     hyperparameters
         By name, all but the step's number.
+    base_bytes
+        What the process had resident before the step was made.
     step
         What runs the plan.
     update
@@ -67,7 +71,7 @@ class Learner:
         check_update(accumulate, clip_norm)
         if graph.optimizer != "none":
             _check_inside(graph, optimizer, accumulate, clip_norm)
-        self.workdir, self.told = workdir, told
+        self.workdir, self.told, self.base_bytes = workdir, told, resident_bytes()
         self.step = ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
         self.plan, self.graph = self.step.plan, self.step.graph
         own = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
@@ -97,11 +101,9 @@ class Learner:
         return "momentum" if self.hyperparameters["momentum"] else "sgd"
 
     @property
-    def planned_bytes(self) -> int:
+    def total_ram_bytes(self) -> int:
         """What the plan takes: arena, kernels, resident region."""
-        problem = self.plan.problem
-        taken = max(simulate(self.plan).peak_bytes, arena_bytes(self.plan) + problem.reserve_bytes)
-        return taken + problem.beside_bytes
+        return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
 
     def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:
         """One step; the loss before it."""
@@ -205,7 +207,9 @@ class _Finite(_Both):
 
     def __getitem__(self, name: str) -> Array:
         found = super().__getitem__(name)
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
+        flat = found.reshape(-1)
+        parts = (flat[k : k + SLICE] for k in range(0, flat.size if found.dtype.kind == "f" else 0, SLICE))
+        if not all(np.isfinite(part).all() for part in parts):
             raise ExecutionError(
                 f"{name!r} holds NaN or infinity: the training has diverged, and isn't saved over what was before; "
                 "take a smaller --lr, or look at the data"

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from poetopt import interrupts
+from poetopt.backends.ort.process import peak_bytes
 from poetopt.errors import ExecutionError, OptionError, PlanError, PoetError
 from poetopt.telling import paced
 from poetopt.training import checkpoint
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.rates import Schedule
-from poetopt.training.result import Position, Trained, process_peak_bytes
+from poetopt.training.result import Position, Trained
 from poetopt.training.source import Source, batch_size
 from poetopt.units import show_seconds
 
@@ -222,9 +223,10 @@ class Fit:
             seed=self.asked.seed,
             seconds=self._seconds(),
             step_s=self.stepping_s / self.stepped if self.stepped else 0.0,
-            planned_bytes=learner.planned_bytes,
+            total_ram_bytes=learner.total_ram_bytes,
             beside_bytes=learner.update.nbytes if learner.update is not None else 0,
-            process_peak_bytes=process_peak_bytes(),
+            process_base_bytes=learner.base_bytes,
+            process_peak_bytes=peak_bytes(),
             checkpoint=self.path,
         )
 

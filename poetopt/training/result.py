@@ -75,12 +75,12 @@ class Trained:
         As they were.
     seconds, step_s
         All of it, over all its processes; and the mean of a step of this one, its batch included.
-    planned_bytes
+    total_ram_bytes
         What the plan takes: arena, kernels and resident region.
     beside_bytes
         What an optimizer outside of the plan, and accumulated gradients, take beside it.
-    process_peak_bytes
-        The most that this process had resident; None where the system doesn't say.
+    process_base_bytes, process_peak_bytes
+        What this process had resident before the step was made, and at most; None where the system doesn't say.
     checkpoint
         The newest one's path, or "".
     """
@@ -99,8 +99,9 @@ class Trained:
     seed: int
     seconds: float
     step_s: float
-    planned_bytes: int
+    total_ram_bytes: int
     beside_bytes: int
+    process_base_bytes: int | None
     process_peak_bytes: int | None
     checkpoint: str
 
@@ -124,12 +125,3 @@ class Trained:
 
 def _plain(value: float | int | None) -> float | int | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def process_peak_bytes() -> int | None:
-    """The most that this process has had resident; None where the system doesn't say."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
-    except (OSError, StopIteration, ValueError):
-        return None

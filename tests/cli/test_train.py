@@ -20,7 +20,7 @@ from tests.training.support import small
 
 KEYS = {
     "epochs", "steps", "batch", "losses", "validations", "loss", "accuracy", "optimizer", "hyperparameters", "seconds",
-    "planned_bytes", "process_peak_bytes", "checkpoint", "trained", "left_out", "resumed_at",
+    "total_ram_bytes", "process_peak_bytes", "checkpoint", "trained", "left_out", "resumed_at",
 }  # fmt: skip
 
 

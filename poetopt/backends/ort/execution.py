@@ -134,4 +134,10 @@ def save_arrays(arrays: Mapping[str, Array], path: str | os.PathLike[str]) -> No
     with replacing(path) as place, zipfile.ZipFile(place, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+                found = np.asanyarray(array)
+                if not found.flags.c_contiguous or found.dtype.hasobject:
+                    np.lib.format.write_array(entry, found, allow_pickle=False)
+                    continue
+                # not by write_array, which copies up to 16 MiB at a time
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(found))
+                entry.write(found.reshape(-1).view(np.uint8).data)

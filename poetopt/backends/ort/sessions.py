@@ -103,8 +103,11 @@ class Sessions:
         return len(self._made)
 
     def of(self, graph: Graph) -> Sessions:
-        """The sessions of another graph, which has those of nodes that are alike in common with this one."""
-        found = Sessions(graph, self.threads)
+        """The sessions of another graph, which has those of nodes that are alike in common with this one.
+
+        A node that writes the same tensors as one of this graph must be that node.
+        """
+        found = Sessions(graph, self.threads, self.models)
         found._made = self._made
         return found
 
