@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poetopt.plan.instructions import Action
+from poetopt.problem import Variant
 from poetopt.report.view import View
 
 
@@ -49,8 +50,21 @@ def recomputed(view: View) -> tuple[Recomputed, ...]:
     for index, (step, again) in enumerate(zip(view.plan.instructions, view.again, strict=True)):
         if again:
             found.setdefault(step.target, []).append(index)
+    runs = view.plan.instructions
     operators = view.problem.operators
-    return tuple(Recomputed(k, tuple(steps), len(steps) * operators[k].energy_j) for k, steps in sorted(found.items()))
+    return tuple(
+        Recomputed(k, tuple(steps), sum(operators[k].variant(runs[step].variant).energy_j for step in steps))
+        for k, steps in sorted(found.items())
+    )
+
+
+def streamed(view: View) -> dict[int, Variant]:
+    """How each run goes that streams operands, by its instruction."""
+    operators = view.problem.operators
+    ways = {
+        k: operators[run.target].variant(run.variant) for k, run in enumerate(view.plan.instructions) if run.variant
+    }
+    return {k: way for k, way in ways.items() if way.streams}
 
 
 def paged(view: View) -> tuple[Paged, ...]:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from poetopt.plan.instructions import Action
 from poetopt.printable import shown
 from poetopt.report.facts import facts, made_by, notes, number, proof, proof_exact, title
-from poetopt.report.ledger import paged, recomputed
+from poetopt.report.ledger import paged, recomputed, streamed
 from poetopt.report.timeline import Kind, Lane, timeline
 from poetopt.report.view import View
 
@@ -52,6 +52,7 @@ def page_data(view: View) -> dict[str, object]:
 
     `steps` has an entry an instruction, `buffers` one an allocation, `slices` one a stretch of time on a lane,
     `store_all_live_bytes` one an operator.
+    `streamed` has an entry a compute that streams, by its instruction; `more_j` is what it takes above a plain one.
     `action` counts compute, page_out, page_in, free; `kind` and `lane` are in the order of `Kind` and `Lane`.
     """
     problem, simulation = view.problem, view.simulation
@@ -117,6 +118,16 @@ def page_data(view: View) -> dict[str, object]:
             "cause": [piece.cause for piece in slices],
             "start_s": [piece.start_s for piece in slices],
             "end_s": [piece.end_s for piece in slices],
+        },
+        "streamed": {
+            str(k): {
+                "in": way.streamed_in,
+                "out": way.streamed_out,
+                "read_bytes": way.read_bytes,
+                "written_bytes": way.written_bytes,
+                "more_j": way.energy_j - problem.operators[instructions[k].target].energy_j,
+            }
+            for k, way in streamed(view).items()
         },
         "recomputed": [{"operator": r.operator, "steps": r.steps, "energy_j": r.energy_j} for r in recomputed(view)],
         "paged": [{"tensor": p.tensor, "outs": p.outs, "ins": p.ins, "energy_j": p.energy_j} for p in paged(view)],

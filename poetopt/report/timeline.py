@@ -89,3 +89,7 @@ def _slices(view: View) -> Iterator[Slice]:
             backward = problem.operators[step.target].backward
             kind = Kind.RECOMPUTE if view.again[index] else Kind.BACKWARD if backward else Kind.FORWARD
             yield Slice(Lane.CPU, kind, index, index, start, end)
+            way = problem.operators[step.target].variant(step.variant)
+            if way.streams:  # the channel is its own meanwhile
+                moves = Kind.PAGE_IN if way.streamed_in else Kind.PAGE_OUT
+                yield Slice(Lane.CHANNEL, moves, index, index, start, end)

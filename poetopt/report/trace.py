@@ -60,9 +60,12 @@ def _work(view: View) -> list[dict[str, object]]:
         if piece.kind is Kind.WAIT:
             name = f"wait for {view.tensor_names[instructions[piece.cause].target]}"
         elif compute:
-            name = target
             operator = problem.operators[step.target]
-            arguments |= {"kind": operator.kind, "energy_j": operator.energy_j}
+            way = operator.variant(step.variant)
+            name = target if piece.lane is Lane.CPU else f"chunks for {target}"
+            arguments |= {"kind": operator.kind, "energy_j": way.energy_j}
+            if way.streams:
+                arguments |= {"bytes_streamed": way.read_bytes + way.written_bytes}
         else:
             tensor = problem.tensors[step.target]
             paging_in = piece.kind is Kind.PAGE_IN

@@ -95,7 +95,7 @@ const STACKED = STACK.map((kind) => {
 function stepWords(i) {
   const target = STEPS.target[i];
   switch (STEPS.action[i]) {
-    case COMPUTE: return `${STEPS.again[i] ? "recompute" : "compute"} ${OPS.name[target]}`;
+    case COMPUTE: return `${STEPS.again[i] ? "recompute" : "compute"} ${OPS.name[target]}${D.streamed[i] ? ", streaming" : ""}`;
     case PAGE_OUT: return `page out ${TENSORS.name[target]}`;
     case PAGE_IN: return `page in ${TENSORS.name[target]}`;
     default: return `free ${TENSORS.name[target]}`;

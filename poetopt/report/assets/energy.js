@@ -5,7 +5,16 @@ const JOULES = PARTS.map(() => new Float64Array(N_COLUMNS));
 for (let i = 0; i < N_STEPS; i++) {
   const target = STEPS.target[i];
   switch (STEPS.action[i]) {
-    case COMPUTE: JOULES[STEPS.again[i] ? 2 : OPS.backward[target] ? 1 : 0][columnOf(i)] += OPS.energy_j[target]; break;
+    case COMPUTE: {
+      JOULES[STEPS.again[i] ? 2 : OPS.backward[target] ? 1 : 0][columnOf(i)] += OPS.energy_j[target];
+      const chunks = D.streamed[i];
+      if (chunks) {  // what they take counts as transfers, by their bytes
+        const share = chunks.written_bytes / ((chunks.read_bytes + chunks.written_bytes) || 1);
+        JOULES[3][columnOf(i)] += share * chunks.more_j;
+        JOULES[4][columnOf(i)] += (1 - share) * chunks.more_j;
+      }
+      break;
+    }
     case PAGE_OUT: JOULES[3][columnOf(i)] += TENSORS.page_out_j[target]; break;
     case PAGE_IN: JOULES[4][columnOf(i)] += TENSORS.page_in_j[target]; break;
   }

@@ -33,6 +33,12 @@ function inspect() {
     ["in RAM", D.budget_bytes ? `${showBytes(live)}, ${showShare(live / D.budget_bytes)} of the budget` : showBytes(live)],
   ];
   if (STEPS.action[i] === COMPUTE && OPS.kind[STEPS.target[i]]) rows.splice(1, 0, ["kind", OPS.kind[STEPS.target[i]]]);
+  const chunks = D.streamed[i];
+  if (chunks) {
+    const names = (tensors) => tensors.map((k) => TENSORS.name[k]).join(", ");
+    if (chunks.in.length) rows.push(["streams in", `${names(chunks.in)}: ${showBytes(chunks.read_bytes)} in chunks`]);
+    if (chunks.out.length) rows.push(["streams out", `${names(chunks.out)}: ${showBytes(chunks.written_bytes)} in chunks`]);
+  }
   byId("moment").replaceChildren(...rows.flatMap(([label, value]) => [make("dt", {}, label), make("dd", {}, value)]));
   const most = Math.max(D.budget_bytes > ROOMY * D.peak_bytes ? 0 : (D.budget_bytes ?? 0), D.peak_bytes, 1);
   byId("fill").replaceChildren(...STACK.map((kind, s) =>
