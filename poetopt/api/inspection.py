@@ -73,14 +73,18 @@ def inspect(
         training = model.differentiate(loss=loss, output=output, straight_through=straight_through).on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
+    problem = training.cost(found)
+    parts = resident_breakdown(training.graph, homes(training.graph, found).ram)
+    if kept := problem.resident_bytes - sum(parts.values()):
+        parts = {**parts, "kernels' states": kept}
     said = [*training.graph.notes, *runtime_of(found.runtime).notes(training.graph)]
     return Inspection(
         contents={**contents, "notes": said, "important": document(said)},
         unsupported=missing,
         loss=training.graph.loss_kind,
-        needs=_needs(training.cost(found)),
+        needs=_needs(problem),
         paged=_needs(training.cost(found, parameters="paged")) if device is not None and found.storage else None,
-        resident=resident_breakdown(training.graph, homes(training.graph, found).ram),
+        resident=parts,
         device=device,
     )
 

@@ -17,6 +17,7 @@ from poetopt.api.options import asked, store_all_peak_bytes
 from poetopt.api.problems import SolveOptions, step_of
 from poetopt.api.training import Training, TrainingFile
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
+from poetopt.files import write_atomically
 from poetopt.problem import Problem
 from poetopt.units import Factor, Share, parse_battery, parse_ram
 
@@ -171,9 +172,16 @@ def solve(
         log=log,
     )
 
+    logged = False
+
     def ask(problem: Problem) -> Options:
+        nonlocal logged
         run = run_of(problem)
-        return options_of(problem, steps=1 if run is None else run.steps)
+        options = options_of(problem, steps=1 if run is None else run.steps)
+        if options.log is not None and not logged:  # what is tried after this goes behind it
+            write_atomically(options.log, "")
+            logged = True
+        return options
 
     at = partial(
         problems,
@@ -194,10 +202,6 @@ def solve(
     for made in tried:
         options = ask(made)
         searching = _searching(order, options)
-        if options.log is not None:
-            from poetopt.files import write_atomically
-
-            write_atomically(options.log, "")
         if options.ram_bytes <= 0 and ram is None:
             report = Report(problem=made, solution=_no_room(made, options, total))
         elif searching:

@@ -50,8 +50,8 @@ def network() -> po.Model:
 
 
 @cache
-def dropping() -> Problem:
-    """A step of sgd on three linear layers, in front of two of which half of everything is dropped."""
+def dropping_model() -> po.Model:
+    """Three linear layers, in front of two of which half of everything is dropped."""
     net = Network("dropping", 3)
     x = net.relu(net.linear(net.input("input", (2, 12)), "fc1", 12, 9), "relu1")
     for k in (2, 3):
@@ -59,7 +59,13 @@ def dropping() -> Problem:
         x = net.linear(net.add("Dropout", [x, ratio, training], f"drop{k}", seed=k), f"fc{k}", 9, 9)
     found = po.load(net.model(x, (2, 9)))
     assert isinstance(found, po.Model)
-    return found.differentiate(optimizer="sgd").cost("m4", runtime="c")
+    return found
+
+
+@cache
+def dropping() -> Problem:
+    """A step of sgd on it."""
+    return dropping_model().differentiate(optimizer="sgd").cost("m4", runtime="c")
 
 
 @cache

@@ -31,6 +31,7 @@ from tests.backends.c.support import (
     batch,
     built,
     dropping,
+    dropping_model,
     graph,
     needs_emulator,
     needs_host,
@@ -80,6 +81,14 @@ def test_what_random_kernels_keep_is_resident_and_begins_anew() -> None:
     assert found.ok, found.message
     assert found.resident_bytes == problem.resident_bytes
     assert found.linked_ram_bytes in (None, found.planned_ram_bytes)
+
+
+def test_inspect_counts_what_random_kernels_keep() -> None:
+    """Two masks' words, beside parameters, states and constants."""
+    found = po.inspect(dropping_model(), device="m4", loss="cross-entropy")
+    assert found.resident["kernels' states"] == 2 * 4
+    assert found.needs is not None
+    assert sum(found.resident.values()) == found.needs.problem.resident_bytes
 
 
 @needs_emulator
