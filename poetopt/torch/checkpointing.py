@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from poetopt.errors import ExecutionError, PlanError
-from poetopt.torch.counterparts import matched
+from poetopt.notes import listed
+from poetopt.torch.counterparts import MOVES, matched
 from poetopt.torch.fates import Fate, Recomputation, recomputation
 from poetopt.torch.needed import check_module, needed
+from poetopt.torch.tensors import shape_word, stored_in
 
 if TYPE_CHECKING:
+    from poetopt.graph import Graph
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
@@ -33,6 +36,8 @@ class Checkpointed:
         How many parts of it are checkpointed.
     kept_instead
         Operators that the plan recomputes and torch keeps, as what is cut there needs them.
+    unmapped
+        Operators that the plan recomputes and that are no function of their own in the module, as inside of attention.
     peak_bytes, plain_peak_bytes
         Most bytes of tensors that were live at once in a step: with the policy, and of the module as it was. Inputs
         count; parameters, buffers and the parameters' gradients don't, nor what kernels take inside.
@@ -43,6 +48,7 @@ class Checkpointed:
     module: Any = field(repr=False)
     parts: int
     kept_instead: tuple[str, ...]
+    unmapped: tuple[str, ...]
     peak_bytes: int
     plain_peak_bytes: int
     plan_peak_bytes: int
@@ -59,7 +65,8 @@ class Checkpointed:
         return 1 - self.plan_peak_bytes / self.store_all_peak_bytes
 
     def __str__(self) -> str:
-        kept = f"; kept instead of recomputed: {', '.join(self.kept_instead)}" if self.kept_instead else ""
+        kept = f"; kept instead of recomputed: {listed(self.kept_instead)}" if self.kept_instead else ""
+        kept += f"; without a counterpart: {listed(self.unmapped)}" if self.unmapped else ""
         return (
             f"{self.parts} checkpointed parts: {self.peak_bytes:,} B instead of {self.plain_peak_bytes:,} B "
             f"({self.saved:.0%} less); the plan {self.plan_peak_bytes:,} B instead of {self.store_all_peak_bytes:,} B "
@@ -94,8 +101,8 @@ class CheckpointPolicy:
 
         Gradients are bit for bit the module's, and running statistics move once a step: both are checked.
 
-        Raises PlanError where torch.fx has no program of the module, its functions aren't the network's operators, one
-        of a part works in place, or no way to cut takes less than the module as it is.
+        Raises PlanError where the module has other parameters than the network, torch.fx has no program of it, a
+        function of a part works in place, or no way to cut takes less than the module as it is.
         """
         from poetopt.api.options import store_all_peak_bytes
         from poetopt.plan.simulate import simulate
@@ -105,12 +112,16 @@ class CheckpointPolicy:
 
         needed()
         check_module(module)
+        _check_same(module, self._wanted.network)
         arguments = tuple(example) if isinstance(example, (tuple, list)) else (example,)
         program = program_of(module)
         trace = trace_of(program, arguments)
-        operators = matched(trace.calls, self._wanted.network)
-        choices = cuttings(program, trace, operators, self._wanted.fates)
-        for part in {part for choice in choices for part in choice.parts}:
+        matches = matched(trace.calls, self._wanted.network)
+        mapped = {name for names in matches.values() for name in names}
+        mapped |= {entry.name for entry in self._wanted.network.operators if entry.view or entry.kind in MOVES}
+        returned = {index: names[-1] for index, names in matches.items()}
+        choices = cuttings(program, trace, returned, self._wanted.fates)
+        for part in dict.fromkeys(part for choice in choices for part in choice.parts):
             if wrong := [what for node, what in trace.in_place.items() if part.first <= node <= part.last]:
                 raise PlanError(
                     f"{wrong[0]} works in place, over what a recompute would read; make it one that doesn't "
@@ -138,6 +149,7 @@ class CheckpointPolicy:
             _checkpointed(program, choice.parts),
             len(choice.parts),
             choice.kept_instead,
+            tuple(name for name in self.recomputed if name not in mapped),
             peak,
             plain.peak_bytes,
             simulate(self.plan).peak_bytes,
@@ -160,6 +172,21 @@ def checkpoint_policy(plan: Plan | PlanFile | Report | str | os.PathLike[str]) -
     wanted = recomputation(found)
     names = tuple(name for name, fate in wanted.fates.items() if fate is Fate.RECOMPUTED)
     return CheckpointPolicy(found, names, wanted)
+
+
+def _check_same(module: Any, network: Graph) -> None:
+    """Raise PlanError for a module with other parameters than the network's."""
+    has = {
+        name: tuple(tensor.shape) for entry in stored_in(module) for name in entry.names for tensor in (entry.tensor,)
+    }
+    for name in network.trained:
+        if has.get(name) != network.tensors[name].shape:
+            here = f"a {name} of {shape_word(has[name])}" if name in has else f"no {name}"
+            raise PlanError(
+                f"{type(module).__name__}: it has {here}, and the plan's network one of "
+                f"{shape_word(network.tensors[name].shape)}; give the module that it was exported from with "
+                "po.torch.export"
+            )
 
 
 def _checkpointed(program: Any, parts: Sequence[Part]) -> Any:
@@ -201,13 +228,16 @@ def _contexts(inner: Any, part: Part) -> tuple[AbstractContextManager[Any], Abst
     from torch.utils.checkpoint import CheckpointPolicy as Policy
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+    from poetopt.torch.tracing import name_of
+
     counts = {False: 0, True: 0}
 
     def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         place = counts[context.is_recompute]
         counts[context.is_recompute] += 1
-        if place >= len(part.saved) or part.saved[place][0] != function._schema.name:
-            raise PlanError(f"{function._schema.name} ran where the policy was not made for it; apply the policy anew")
+        name = name_of(function)
+        if place >= len(part.saved) or part.saved[place][0] != name:
+            raise PlanError(f"{name} ran where the policy was not made for it; apply the policy anew")
         return Policy.MUST_SAVE if part.saved[place][1] else Policy.PREFER_RECOMPUTE
 
     forward, again = create_selective_checkpoint_contexts(policy)

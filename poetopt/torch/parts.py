@@ -16,7 +16,7 @@ from poetopt.torch.counterparts import Call
 from poetopt.torch.fates import Fate
 from poetopt.torch.tracing import Trace
 
-UNREAD = frozenset({"aten::add", "aten::addmm", "aten::bmm", "aten::convolution", "aten::mm", "aten::sub"})
+UNREAD = frozenset({"add", "addmm", "bmm", "convolution", "mm", "sub"})
 """Functions whose gradients don't read what they returned: at a part's end no rerun gets to them."""
 CHOICES = 8
 """How many cuttings of either kind are given at most."""

@@ -15,8 +15,13 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 from poetopt.errors import PlanError
 from poetopt.torch.counterparts import Call
 
-EMPTY = frozenset({"aten::empty", "aten::empty_like"})
-"""Functions that make room, and compute nothing."""
+EMPTY = frozenset({"arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like"})
+"""Functions that make something of nothing."""
+
+
+def name_of(function: Any) -> str:
+    """A function's name, without `aten::` and overload."""
+    return str(function._schema.name).removeprefix("aten::")
 
 
 def program_of(module: Any) -> Any:
@@ -38,12 +43,12 @@ class _Calls(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self.in_place: dict[int, str] = {}
-        self.node, self.place = 0, ""
+        self.node, self.place, self.scope = 0, "", ""
         self._buffers = {tensor.untyped_storage()._cdata for tensor in buffers}
         self._fresh: set[int] = set()
 
-    def enter(self, node: int, place: str) -> None:
-        self.node, self.place, self._fresh = node, place, set()
+    def enter(self, node: int, place: str, scope: str) -> None:
+        self.node, self.place, self.scope, self._fresh = node, place, scope, set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -51,14 +56,14 @@ class _Calls(TorchDispatchMode):
             return result
         given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         made = {_storage(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)} - given
-        name = func._schema.name
+        name = name_of(func)
         for argument, value in zip(func._schema.arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, torch.Tensor) and _storage(value) not in self._buffers | self._fresh:
                 self.in_place.setdefault(self.node, f"{name} of {self.place}")
                 made = {_storage(value)}
         self._fresh |= made
-        self.calls.append(Call(name, self.place, self.node, moves=not made or name in EMPTY))
+        self.calls.append(Call(name, self.place, self.scope, self.node, moves=not made or name in EMPTY))
         return result
 
 
@@ -75,7 +80,8 @@ class _Nodes(torch.fx.Interpreter):
 
     def run_node(self, n: Any) -> Any:
         place = str(n.target) if n.op == "call_module" else n.name
-        self._calls.enter(self._numbers[n], place)
+        scope = next(reversed(n.meta.get("nn_module_stack") or {"": None}), "")
+        self._calls.enter(self._numbers[n], place, place if n.op == "call_module" else str(scope))
         result = super().run_node(n)
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.nbytes[self._numbers[n]] = sum(tensor.untyped_storage().nbytes() for tensor in tensors)

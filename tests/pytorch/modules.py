@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.later import later
 
 torch = later("torch")
 nn = later("torch.nn")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread: on so little work, several wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 IMAGE = (4, 3, 8, 8)
 CLASSES = 5

@@ -13,8 +13,9 @@ import pytest
 
 import poetopt as po
 from poetopt.errors import PlanError
+from poetopt.graph import Graph, Operator
 from tests.later import ALL_USE_TORCH, later
-from tests.pytorch.modules import image, labels, residual
+from tests.pytorch.modules import image, labels, one_thread, residual
 
 torch = later("torch")
 nn = later("torch.nn")
@@ -40,7 +41,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     problem = model.differentiate(loss="cross-entropy").cost("a72")
     report = po.solve(problem, ram="75%", paging=False, scope="depth:4", gap=0.5)
     policy, called = po.torch.checkpoint_policy(report), copy.deepcopy(module)
-    return Case(module, report, policy, called, policy.apply(called, image(), loss=loss_of))
+    with one_thread():
+        return Case(module, report, policy, called, policy.apply(called, image(), loss=loss_of))
 
 
 def loss_of(output: Any) -> Any:
@@ -117,20 +119,21 @@ def test_the_policy_is_for_a_plan_that_only_recomputes(tmp_path: Path) -> None:
 def test_modules_that_cannot_be_mapped_are_refused(case: Case) -> None:
     module, policy = case.module, case.policy
 
-    class Branches(nn.Module):  # type: ignore[name-defined]
+    class Branches(nn.Sequential):  # type: ignore[name-defined]
         def forward(self, x: Any) -> Any:
-            return module(x) if x.sum() > 0 else module(x * 2)
+            return super().forward(x if x.sum() > 0 else x * 2)
 
     with pytest.raises(PlanError, match=r"Branches: torch\.fx can't trace it"):
-        policy.apply(Branches(), image())
-    with pytest.raises(PlanError, match=r"aten::tanh of 0 has no counterpart in the plan's network"):
-        policy.apply(nn.Sequential(nn.Tanh(), module), image())
-    with pytest.raises(PlanError, match=r"Gemm\) of the plan's network has no counterpart in the module"):
+        policy.apply(Branches(*module), image())
+    with pytest.raises(PlanError, match=r"Sequential: it has no 5\.weight, and the plan's network one of 5x512"):
         policy.apply(module[:-1], image())
+    wider = nn.Sequential(nn.Conv2d(3, 8, 1), *module[1:])
+    with pytest.raises(PlanError, match=r"it has a 0\.weight of 8x3x1x1, and the plan's network one of 8x3x3x3"):
+        policy.apply(wider, image())
     in_place = copy.deepcopy(module)
     for layer in in_place.modules():
         layer.inplace = isinstance(layer, nn.ReLU)
-    with pytest.raises(PlanError, match=r"aten::relu_ of 2\.relu works in place.*inplace=False"):
+    with pytest.raises(PlanError, match=r"relu_ of [12]\.relu works in place.*inplace=False"):
         policy.apply(in_place, image())
 
 
@@ -164,3 +167,24 @@ def test_live_bytes_of_a_step_are_what_the_allocator_gave_out(tmp_path: Path) ->
     gradients = sum(parameter.nbytes for parameter in module.parameters())
     given = allocated(module, module, tmp_path / "step.json")
     assert given - gradients <= counted <= given
+
+
+def test_functions_are_operators_in_order_and_in_their_layers() -> None:
+    """Attention as one function has no counterpart; what stands around it has, each in its own layer."""
+    from poetopt.torch.counterparts import Call, matched
+
+    kinds = {
+        "a/Relu": "Relu", "b/Gelu": "Gelu", "b/MatMul": "MatMul", "b/Transpose": "Transpose", "b/Softmax": "Softmax",
+        "b/MatMul_2": "MatMul", "b/Add": "Add", "c/MatMul": "MatMul", "c/Add": "Add", "c/Relu": "Relu",
+    }  # fmt: skip
+    operators = tuple(Operator(name, kind, (), (), (f"{name}.y",)) for name, kind in kinds.items())
+    network = Graph(name="net", tensors={}, operators=operators, inputs=(), outputs=(), values={}, trained=(), opset=20)
+    ran = [("relu", "a"), ("strange", "b"), ("_scaled_dot_product_flash_attention_for_cpu", "b"), ("add", "b"),
+           ("t", "c"), ("addmm", "c"), ("relu_", "c")]  # fmt: skip
+    calls = [Call(name, layer, layer, node, moves=name == "t") for node, (name, layer) in enumerate(ran)]
+    assert matched(calls, network) == {
+        0: ("a/Relu",), 2: ("b/MatMul", "b/Softmax", "b/MatMul_2"), 3: ("b/Add",), 5: ("c/MatMul", "c/Add"),
+        6: ("c/Relu",),
+    }  # fmt: skip
+    elsewhere = [Call(call.name, "d", "d", call.node, call.moves) for call in calls]
+    assert matched(elsewhere, network) == {}
