@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from poetopt.version import __version__
@@ -166,10 +167,25 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return _imported(_MODULES[name])
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(_imported(_HOMES[name]), name)
     raise AttributeError(f"module 'poetopt' has no attribute {name!r}")
+
+
+def _imported(module: str) -> ModuleType:
+    """Raises BackendUnavailableError where what solving needs isn't installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        from poetopt import lacking
+
+        lacks = lacking.told(error)
+        if lacks is None:
+            raise
+        from poetopt.errors import BackendUnavailableError
+
+        raise BackendUnavailableError(lacks) from error
 
 
 def __dir__() -> list[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from poetopt import interrupts
-from poetopt.errors import InfeasibleError, OptionError, OutputError, PoetError
+from poetopt import interrupts, lacking
+from poetopt.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.files import check_writable, write_atomically
 from poetopt.plugins import culprit, failure, origin
 from poetopt.printable import escaped, shortened, shown
@@ -216,6 +216,10 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if interrupts.came() is not None:
             return _stopped()
+        lacks = lacking.told(error) if isinstance(error, ModuleNotFoundError) else None
+        if lacks is not None:
+            complain(lacks)
+            return BackendUnavailableError.exit_code
         point = culprit(error.__traceback__)
         if point is None or os.environ.get("POETOPT_TRACEBACK"):
             raise

@@ -54,6 +54,9 @@ def asked(
     counted
         Whether the steps are there for more than what they divide.
     """
+    from poetopt import lacking
+
+    lacking.check_solving()
     from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options

@@ -135,7 +135,9 @@ def solve(
     installed. An interrupt (Ctrl-C) gives the best plan so far, or the proof that there is none; KeyboardInterrupt
     where it comes before either.
     """
-    from poetopt import interrupts
+    from poetopt import interrupts, lacking
+
+    lacking.check_solving()
     from poetopt.diagnosis.solve import solve as search
     from poetopt.engine.solution import Status
     from poetopt.report.largest_batch import with_solved

@@ -22,6 +22,7 @@ from poetopt.backends.nodes import Nodes
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.rows import Count, Row
+from poetopt.lacking import INSTALL
 
 Floats = NDArray[np.float64]
 
@@ -312,7 +313,7 @@ def backend(name: str | Backend) -> Backend:
         try:
             found: Backend = importlib.import_module(BACKENDS[name]).backend
         except ImportError as error:
-            raise _absent(name, f"pip install 'poetopt[{name}]'", error) from error
+            raise _absent(name, INSTALL if name == "highs" else f"pip install 'poetopt[{name}]'", error) from error
         return found
     from importlib.metadata import entry_points
 
