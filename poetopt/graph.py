@@ -245,6 +245,8 @@ class Graph:
         Names of the parameters that get gradients, in the order of the file.
     opset
         Version of the default ONNX domain that all nodes are in.
+    content_hash, structure_hash
+        SHA-256 of what was read, weights included, and of its operators, shapes and types alone.
     notes
         What the frontend inferred or changed, one line each, for `poetopt inspect`.
     unread
@@ -265,6 +267,7 @@ class Graph:
     opset: int
     source: str = ""
     content_hash: str = ""
+    structure_hash: str = ""
     notes: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
     named: bool = False

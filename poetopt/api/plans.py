@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import differentiated, read
+from poetopt.api.models import Model, differentiated, read
 from poetopt.api.training import Training, TrainingFile, bytes_alone, parameters_of
 from poetopt.errors import ModelError, OptionError, PlanError
 from poetopt.inputs import is_special
@@ -213,14 +213,23 @@ def again(
     except (ModelError, OptionError) as error:
         raise PlanError(f"{plan}: it says how its model is read, and that can't be: {error}") from error
     loaded = read(reference, options)
-    content_hash = loaded.file.content_hash if isinstance(loaded, TrainingFile) else loaded.graph.content_hash
-    if content_hash != problem.model_hash:
+    if not made_for(problem, loaded):
+        what = "operators, shapes or types are" if problem.structure_hash else "content is"
         raise PlanError(
-            f"{reference}: it is not the model that {plan} was made for (its content has changed since); "
+            f"{reference}: it is not the model that {plan} was made for (its {what} another one's); "
             "solve it again, or say where the right one is with --model FILE"
         )
     made = costed(differentiated(loaded, problem.recipe))
     return reordered_like(made, [operator.name for operator in problem.operators])
+
+
+def made_for(problem: Problem, loaded: Model | TrainingFile) -> bool:
+    """Whether a problem is of this model, however far that was trained since; an older plan knows its content alone."""
+    if isinstance(loaded, TrainingFile):
+        return loaded.file.content_hash == problem.model_hash
+    if loaded.graph.content_hash == problem.model_hash:
+        return True
+    return problem.structure_hash != "" and loaded.graph.structure_hash == problem.structure_hash
 
 
 def _to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: bool) -> Problem:

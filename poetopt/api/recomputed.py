@@ -38,7 +38,7 @@ FIELDS = {
     "reserve_bytes": OF_KERNELS,
 }
 """What the fields of a problem, its operators and its tensors belong to; all others are the model's."""
-APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "recipe", "notes")
+APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "structure_hash", "recipe", "notes")
 """Fields of a problem that are compared otherwise, or say where it comes from."""
 
 
@@ -54,6 +54,8 @@ class Recomputed:
         What was not.
     given
         The problem with its operators in the model's own order, where the model is there.
+    weights, structure
+        Whether the model has the content, and the structure, that the file records; None where that isn't known.
     """
 
     file: codec.PlanFile
@@ -62,6 +64,8 @@ class Recomputed:
     done: tuple[str, ...]
     taken: tuple[Taken, ...]
     given: Problem | None = None
+    weights: bool | None = None
+    structure: bool | None = None
 
 
 def recomputed(
@@ -129,7 +133,11 @@ def recomputed(
         taken.append(Taken(OF_NOTES, "this version of poetopt writes other ones"))
     done = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unknown)
     device_used = problem.device if OF_DEVICE in done else None
-    return Recomputed(whole, place, device_used, done, tuple(taken), None if unknown else natural[-1])
+    same = None if not problem.structure_hash else made.structure_hash == problem.structure_hash
+    of_given = None if unknown else natural[-1]
+    return Recomputed(
+        whole, place, device_used, done, tuple(taken), of_given, made.model_hash == problem.model_hash, same
+    )
 
 
 def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:

@@ -111,6 +111,8 @@ def verify(
         (*again.taken, *_of_report(loaded)),
         tuple(key for key in TOLD if key in report),
         (*uncertified(report, simulation, certificate, none), *uncertified_order(report, of_given)) if report else (),
+        again.weights,
+        again.structure,
     )
 
 

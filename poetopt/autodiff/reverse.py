@@ -117,6 +117,7 @@ def _step(
         opset=graph.opset,
         source=graph.source,
         content_hash=graph.content_hash,
+        structure_hash=graph.structure_hash,
         notes=tuple(notes),
         loss=attached.loss.name,
         loss_kind=attached.kind,

@@ -162,6 +162,7 @@ def cost(
         graph=graph,
         model_ref=graph.source,
         model_hash=graph.content_hash,
+        structure_hash=graph.structure_hash,
         notes=(*storage_notes(device, tensors), *takes.notes(graph)),
     )
 

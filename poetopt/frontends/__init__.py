@@ -192,7 +192,11 @@ def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     missing = gap(found)
     if missing is not None:
         raise ModelError(f"{where} returned a graph that isn't whole: {missing}; tell its authors")
-    return replace(found, source=str(path), content_hash=found.content_hash or _content_hash(path))
+    from poetopt.frontends.structural import structure_hash
+
+    content_hash = found.content_hash or _content_hash(path)
+    structure = found.structure_hash or structure_hash(found)
+    return replace(found, source=str(path), content_hash=content_hash, structure_hash=structure)
 
 
 def _content_hash(path: Path) -> str:

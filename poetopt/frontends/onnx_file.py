@@ -35,6 +35,7 @@ from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import split_sequences
 from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
 from poetopt.frontends.stored import stored
+from poetopt.frontends.structural import structure_hash
 from poetopt.frontends.structure import needed, tidy
 from poetopt.frontends.ties import tie_copies
 from poetopt.frontends.values import fix_values
@@ -176,7 +177,7 @@ def load_onnx(
         notes=notes,
         unread=unread,
     )
-    return replace(graph, named=options.train is not None)
+    return replace(graph, named=options.train is not None, structure_hash=structure_hash(graph))
 
 
 def _name(own: str, where: str) -> str:

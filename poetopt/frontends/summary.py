@@ -12,10 +12,10 @@ from poetopt.notes import document
 def summary(graph: Graph) -> dict[str, object]:
     """Counts, sizes and names, ready for JSON.
 
-    Keys: `name`, `source`, `content_hash`, `opset`; `operators` (how many, views included), `operators_by_type`;
-    `inputs` and `outputs` (lists of name, shape, dtype, bytes); `trained`, `frozen` (untrained floats, running
-    statistics included) and `constants` (everything else that is stored), each with `tensors`, `elements` and
-    `bytes`; `parameters` (each trained parameter with shape, dtype, bytes); `activation_bytes`
+    Keys: `name`, `source`, `content_hash`, `structure_hash`, `opset`; `operators` (how many, views included),
+    `operators_by_type`; `inputs` and `outputs` (lists of name, shape, dtype, bytes); `trained`, `frozen` (untrained
+    floats, running statistics included) and `constants` (everything else that is stored), each with `tensors`,
+    `elements` and `bytes`; `parameters` (each trained parameter with shape, dtype, bytes); `activation_bytes`
     (all forward activations together, views not counted twice); `notes`;
     `important`, those of them that the answer depends on (about, text).
     """
@@ -32,6 +32,7 @@ def summary(graph: Graph) -> dict[str, object]:
         "name": graph.name,
         "source": graph.source,
         "content_hash": graph.content_hash,
+        "structure_hash": graph.structure_hash,
         "opset": graph.opset,
         "operators": len(graph.operators),
         "operators_by_type": dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),

@@ -4,7 +4,8 @@ A plan file has, in this order:
 
     format, version     "poetopt-plan" and the version of this layout
     written_by          the version of poetopt
-    model               name, reference, SHA-256, and how the problem was made of it (recipe, device, notes)
+    model               name, reference, SHA-256, that of its structure (older files lack it), and how the problem was
+                        made of it (recipe, device, notes)
     budget              ram_bytes and deadline_s that the plan was made for, or null
     device              dma, paging, alignment, reserve_bytes, wake_j, resident_bytes, ram_bytes, and
                         storage_bytes (null: not known), storage_block_bytes, runtime, runtime_version; files before

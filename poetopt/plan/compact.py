@@ -93,7 +93,7 @@ def decode_compact(problem: Problem, data: bytes) -> Plan:
         raise PlanError(f"the compact plan is damaged: its {len(data)} bytes don't have the checksum they should")
     if data[0] != VERSION:
         raise PlanError(f"the compact plan has version {data[0]}, and this program reads version {VERSION}")
-    if data[1 : 1 + FINGERPRINT_BYTES] != fingerprint(problem):
+    if data[1 : 1 + FINGERPRINT_BYTES] not in (fingerprint(problem), _fingerprint(problem, problem.model_hash)):
         raise PlanError(f"the compact plan is of another problem than {problem.name!r}; solve this one")
     reader = _Reader(data[1 + FINGERPRINT_BYTES : -4])
     operators = len(problem.operators)
@@ -196,9 +196,16 @@ def _prediction(problem: Problem, action: Action, ahead: int, recomputed: int) -
 
 
 def fingerprint(problem: Problem) -> bytes:
-    """Changes with the model, and with anything that decides what an instruction means or whether a plan fits."""
+    """Changes with the model's structure, and with all that decides what an instruction means or whether a plan fits.
+
+    Weights are data, and don't count. Older ones are of the model's content.
+    """
+    return _fingerprint(problem, problem.structure_hash or problem.model_hash)
+
+
+def _fingerprint(problem: Problem, model: str) -> bytes:
     kernels = f"{problem.runtime} {problem.runtime_version}"
-    digest = hashlib.sha256(f"{problem.model_hash} {problem.alignment} {kernels}".encode())
+    digest = hashlib.sha256(f"{model} {problem.alignment} {kernels}".encode())
     for operator in problem.operators:
         digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
         for way in operator.variants:

@@ -49,6 +49,7 @@ LATER = (
     "stack_bytes",
     "runtime",
     "runtime_version",
+    "structure_hash",
 )
 """Those of them that the earliest files lack."""
 
@@ -151,6 +152,7 @@ _MODEL = {
     "name": "name",
     "model_ref": "reference",
     "model_hash": "sha256",
+    "structure_hash": "structure",
     "recipe": "recipe",
     "device": "device",
     "notes": "notes",
@@ -170,7 +172,10 @@ _DEVICE = {
     "runtime": "runtime",
     "runtime_version": "runtime_version",
 }
-BLOCKS: Mapping[str, Table] = {"model": Table(Problem, _MODEL, _MODEL), "device": Table(Problem, _DEVICE, _DEVICE)}
+BLOCKS: Mapping[str, Table] = {
+    "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
+    "device": Table(Problem, _DEVICE, _DEVICE),
+}
 """The problem's own fields: an object of the file for each kind of them."""
 
 

@@ -54,8 +54,9 @@ class Problem:
         those. "" where it is not known.
     graph
         The training graph behind it, or None (a problem file): then the plan can't be executed.
-    model_ref, model_hash
-        How to find the model again, and the SHA-256 of its content.
+    model_ref, model_hash, structure_hash
+        How to find the model again, and the SHA-256 of its content, and of its operators, shapes and types alone
+        (`poetopt.frontends.structural`): the problem is of those. "" where there is none, as in older plans.
     recipe
         What was asked of the frontend and of autodiff (`batch`, `train`, `loss`, `output`; plain JSON values): with
         model_ref, how to make the graph again.
@@ -81,6 +82,7 @@ class Problem:
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
     model_ref: str = ""
     model_hash: str = ""
+    structure_hash: str = ""
     recipe: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
     notes: tuple[str, ...] = ()
 

@@ -39,6 +39,9 @@ class Verification:
         What a search says of itself, which nothing contradicts and nothing confirms.
     uncertified
         What is said to be proven, and isn't proven here.
+    weights, structure
+        Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
+        known.
     """
 
     file: codec.PlanFile
@@ -50,6 +53,8 @@ class Verification:
     taken: tuple[Taken, ...] = ()
     told: tuple[str, ...] = ()
     uncertified: tuple[str, ...] = ()
+    weights: bool | None = None
+    structure: bool | None = None
 
     @property
     def whole(self) -> bool:
@@ -75,6 +80,8 @@ class Verification:
             "whole": self.whole,
             "model_checked": self.model,
             "model_not_checked": None if self.model is not None else next((t.why for t in self.taken), None),
+            "model_hash_matches": self.weights,
+            "structure_hash_matches": self.structure,
             "device_checked": self.device,
             "recomputed": list(self.recomputed),
             "taken_from_file": [asdict(entry) for entry in self.taken],
@@ -104,6 +111,7 @@ class Verification:
         ]
         if self.recomputed:
             rows.append(("recomputed", f"{self._source()}: {'; '.join(self.recomputed)}"))
+            rows.append(("model", self._model()))
         rows += [("from the file", f"{', '.join(whats)}: {why}") for why, whats in self._taken_by_reason().items()]
         if not self.file.report:
             rows.append(("report", "the file has none that could be compared"))
@@ -113,6 +121,13 @@ class Verification:
         if self.told:
             rows.append(("told by search", f"{', '.join(self.told)}: nothing confirms it"))
         return table(self.file.plan.problem.name, rows)
+
+    def _model(self) -> str:
+        if self.structure is None:
+            return "its content has the hash that the file records, and the file records none of its structure"
+        if self.weights:
+            return "content and structure have the hashes that the file records"
+        return "its structure has the hash that the file records, its content another one: it was trained since"
 
     def _source(self) -> str:
         model = f"from {printable(self.model or '')}"

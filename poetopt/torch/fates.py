@@ -75,6 +75,7 @@ def recomputation(plan: Plan) -> Recomputation:
 def _graphs(plan: Plan) -> tuple[TrainingGraph, Graph]:
     """The step that is scheduled, and its forward network as the file has it. Raises PlanError where it isn't there."""
     from poetopt.api.models import Model, read
+    from poetopt.api.plans import made_for
     from poetopt.frontends.reading import from_recipe
 
     problem = plan.problem
@@ -84,7 +85,7 @@ def _graphs(plan: Plan) -> tuple[TrainingGraph, Graph]:
         loaded = read(problem.model_ref, from_recipe(problem.recipe))
     except (ModelError, OptionError) as error:
         raise PlanError(f"the plan's network can't be read: {error}") from error
-    if not isinstance(loaded, Model) or loaded.graph.content_hash != problem.model_hash:
+    if not isinstance(loaded, Model) or not made_for(problem, loaded):
         raise PlanError(f"{problem.model_ref}: it isn't the network that the plan was made for; solve it again")
     return problem.graph, loaded.graph
 

@@ -126,7 +126,7 @@ def test_another_model_or_memory_is_refused(solved: Plan) -> None:
     data, problem = encode_compact(solved), solved.problem
     operator, tensor = problem.operators[0], problem.tensors[0]
     for other in (
-        replace(problem, model_hash="0" * 64),
+        replace(problem, model_hash="0" * 64, structure_hash="0" * 64),
         replace(problem, alignment=128),
         replace(problem, operators=(replace(operator, workspace_bytes=7), *problem.operators[1:])),
         replace(problem, tensors=(replace(tensor, nbytes=tensor.nbytes + 1), *problem.tensors[1:])),
@@ -228,7 +228,7 @@ def test_the_c_decoder_decodes_resnet18_and_refuses_damage(compiled: Path, tmp_p
         damaged = corrupted(rng, data)
         if damaged != data:
             assert decoded_in_c(compiled, tmp_path, problem, damaged) == (1, [])
-    other = replace(problem, model_hash="0" * 64)
+    other = replace(problem, model_hash="0" * 64, structure_hash="0" * 64)
     assert decoded_in_c(compiled, tmp_path, other, data) == (2, [])
     for _ in range(60):
         body = bytearray(data[:-4])

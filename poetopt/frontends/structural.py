@@ -1,0 +1,58 @@
+"""What a network is, whatever its weights are: operators, shapes and types, as one hash.
+
+A plan is of that: a network that was trained further still runs by it. Integers that a graph reads (axes, shapes, pads)
+and single numbers that nobody trains decide what operators do, so they count; all other stored values are data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from poetopt.graph import Graph, Node
+
+LARGEST = 64
+"""Elements of an integer constant that counts with its values."""
+
+
+def structure_hash(graph: Graph) -> str:
+    """SHA-256 of the structure of a network, names included."""
+    digest = hashlib.sha256()
+    for part in _parts(graph):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(graph: Graph) -> Iterator[bytes]:
+    yield repr((graph.opset, graph.inputs, graph.outputs, graph.trained)).encode()
+    for name in sorted(graph.tensors):
+        tensor = graph.tensors[name]
+        yield repr((name, tensor.shape, tensor.dtype, str(tensor.role))).encode()
+    for operator in graph.operators:
+        for node in operator.nodes:
+            yield repr((operator.name, node.op_type, node.domain, node.inputs, node.outputs)).encode()
+            yield from _attributes(node)
+    for name in sorted(graph.values.keys() - set(graph.trained)):
+        array = graph.values[name]
+        if array.size <= LARGEST if array.dtype.kind in "iub" else array.ndim == 0:
+            yield name.encode()
+            yield array.tobytes()
+
+
+def _attributes(node: Node) -> Iterator[bytes]:
+    attributes: Mapping[str, object] = node.attributes
+    for name in sorted(attributes):
+        yield name.encode()
+        yield _bytes(attributes[name])
+
+
+def _bytes(value: object) -> bytes:
+    if isinstance(value, np.ndarray):
+        return repr((value.shape, str(value.dtype))).encode() + value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return b"".join(_bytes(item) for item in value)
+    serialize = getattr(value, "SerializeToString", None)  # a graph inside, as a protobuf
+    return bytes(serialize(deterministic=True)) if serialize is not None else repr(value).encode()

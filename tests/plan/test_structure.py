@@ -1,0 +1,127 @@
+"""A plan is of a structure: a network that was trained further runs by it, another one doesn't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import poetopt as po
+from poetopt.api.verification import verify
+from poetopt.backends.ort import ScheduledStep, random_batch
+from poetopt.errors import PlanError
+from poetopt.frontends import load
+from poetopt.frontends.structural import structure_hash
+from poetopt.graph import Graph
+from poetopt.plan.codec import decode_compact, encode_compact
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
+from tests.backends.support import dropout, embedding, residual
+
+
+def trained(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same network with other numbers in all of its float weights and statistics."""
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    rng = np.random.default_rng(1)
+    for stored in found.graph.initializer:
+        array = numpy_helper.to_array(stored)
+        if array.dtype == np.float32 and array.ndim:
+            moved = array + rng.uniform(0.01, 0.1, array.shape).astype(np.float32)
+            stored.CopyFrom(numpy_helper.from_array(moved, stored.name))
+    return found
+
+
+def graph_of(model: Any) -> Graph:
+    found = load(model)
+    assert isinstance(found, Graph)
+    return found
+
+
+@pytest.mark.parametrize("network", [residual, dropout, embedding])
+def test_weights_are_data(network: Any) -> None:
+    before, after = graph_of(network()), graph_of(trained(network()))
+    assert before.content_hash != after.content_hash
+    assert before.structure_hash == after.structure_hash == structure_hash(before)
+    assert len(before.structure_hash) == 64
+
+
+def test_all_else_is_structure() -> None:
+    whole = graph_of(residual())
+    other = residual()
+    other.graph.node[0].attribute[-1].CopyFrom(onnx.helper.make_attribute("pads", [1, 1, 1, 1]))
+    renamed = residual()
+    renamed.graph.node[0].name = "another"
+    ratio = dropout()
+    for stored in ratio.graph.initializer:
+        if stored.name == "ratio":
+            stored.CopyFrom(numpy_helper.from_array(np.array(0.5, np.float32), "ratio"))
+    assert graph_of(residual(3)).structure_hash != whole.structure_hash
+    assert graph_of(renamed).structure_hash != whole.structure_hash
+    assert graph_of(ratio).structure_hash != graph_of(dropout()).structure_hash
+    partly = load(residual(), train="fc*")
+    assert isinstance(partly, Graph)
+    assert partly.structure_hash != whole.structure_hash
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """A plan file of a network beside it, and `further.onnx`, that network trained further."""
+    onnx.save(residual(), tmp_path / "net.onnx")
+    onnx.save(trained(residual()), tmp_path / "further.onnx")
+    onnx.save(residual(3), tmp_path / "other.onnx")
+    report = po.solve(po.load(tmp_path / "net.onnx").differentiate(optimizer="sgd").cost("a72"), ram="85%")
+    report.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def test_a_network_that_was_trained_further_runs_by_its_plan(plan: Path) -> None:
+    further = plan.with_name("further.onnx")
+    loaded = po.load_plan(plan, model=further)
+    graph, expected = loaded.plan.problem.graph, graph_of(further)
+    assert graph is not None
+    np.testing.assert_array_equal(graph.values["fc.weight"], expected.values["fc.weight"])
+    batch = random_batch(graph)
+    assert po.execute(loaded, data=batch).bit_identical
+    with ScheduledStep(loaded.plan) as step, ScheduledStep(po.load_plan(plan).plan) as before:
+        assert step.run(batch) != before.run(batch)
+    with pytest.raises(PlanError, match=r"other.onnx: it is not the model .* operators, shapes or types are another"):
+        po.load_plan(plan, model=plan.with_name("other.onnx"))
+
+
+def test_an_older_plan_knows_its_network_by_content(plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    del document["model"]["structure"]
+    plan.write_text(json.dumps(document))
+    loaded = po.load_plan(plan)
+    assert loaded.plan.problem.structure_hash == ""
+    assert po.execute(loaded).bit_identical
+    with pytest.raises(PlanError, match="its content is another one's"):
+        po.load_plan(plan, model=plan.with_name("further.onnx"))
+    found = verify(plan)
+    assert (found.weights, found.structure) == (True, None)
+
+
+def test_verify_says_which_hash_matches(plan: Path) -> None:
+    found = verify(plan).to_dict()
+    assert (found["model_hash_matches"], found["structure_hash_matches"]) == (True, True)
+    after = verify(plan, model=plan.with_name("further.onnx"))
+    assert (after.weights, after.structure) == (False, True)
+    assert "its content another one: it was trained since" in " ".join(str(after).split())
+    alone = verify(plan, compare_model=False)
+    assert (alone.weights, alone.structure) == (None, None)
+
+
+def test_compact_plans_are_of_a_structure() -> None:
+    before, after = (po.load(model).differentiate().cost("a72") for model in (residual(), trained(residual())))
+    plan = lay_out(store_all(before))
+    data = encode_compact(plan)
+    assert decode_compact(after, data).instructions == decode_compact(before, data).instructions
+    other = po.load(residual(3)).differentiate().cost("a72")
+    with pytest.raises(PlanError, match="of another problem"):
+        decode_compact(other, data)
