@@ -23,6 +23,7 @@ def asked(
     compute_s: object = None,
     makespan_s: object = None,
     hidden_share: object = 1.0,
+    ceiling_j: object = math.inf,
     scope: object = "full",
     **choices: object,
 ) -> None:
@@ -38,6 +39,8 @@ def asked(
             raise FormulationError(f"{where}: {name} must be seconds from 0 on, or None, and is {given!r}")
     if not is_figure(hidden_share) or hidden_share > 1:  # type: ignore[operator]
         raise FormulationError(f"{where}: hidden_share must be a number from 0 to 1, and is {hidden_share!r}")
+    if ceiling_j != math.inf and not is_figure(ceiling_j):
+        raise FormulationError(f"{where}: ceiling_j must be joules from 0 on, or inf, and is {ceiling_j!r}")
     if not isinstance(scope, str):
         raise FormulationError(f"{where}: scope must be a text such as 'full', and is {scope!r}")
     for name, chosen in choices.items():

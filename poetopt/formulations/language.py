@@ -23,15 +23,13 @@ from a block's *separator*: given a point it returns violated rows in the block'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.errors import FormulationError
+from poetopt.formulations import building, composition, judgement
 from poetopt.formulations.block import (
     Block,
     Limits,
@@ -42,16 +40,13 @@ from poetopt.formulations.block import (
     baseline_before_j,
     contributions,
 )
-from poetopt.formulations.callbacks import answer, checked, fill, told_once
+from poetopt.formulations.callbacks import answer, checked
 from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Priced, Values
 from poetopt.formulations.data import DataModel, data_of
-from poetopt.formulations.figures import asked
-from poetopt.formulations.finish import finish
-from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal, Trial
+from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
-from poetopt.formulations.sets import IndexSet, declare
-from poetopt.garbage import building
-from poetopt.problem import Problem, check_problem
+from poetopt.formulations.sets import IndexSet
+from poetopt.problem import Problem
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
@@ -214,53 +209,7 @@ class Formulation:
 
         Raises FormulationError for a name that is there already, a second block with a goal, or what isn't a block.
         """
-        together = list(self.blocks)
-        for block in map(checked, blocks):
-            if any(block.name == other.name for other in together):
-                raise FormulationError(
-                    f"formulation '{self.name}' has a block '{block.name}' already; leave one of them out, or "
-                    "give it another name"
-                )
-            together.insert(self._place(block, together), block)
-        goals = [block.name for block in together if block.goal is not None]
-        if len(goals) > 1:
-            raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
-        added = "+".join([self.name, *(block.name for block in blocks)])
-        told = (
-            doc
-            if doc is not None
-            else "; ".join([f"{self.name} with {_and(blocks)}", *(b.says for b in blocks if b.says)])
-        )
-        return self._other(name or added, told, together)
-
-    def _place(self, block: Block, together: Sequence[Block]) -> int:
-        """Where a new block stands among the others: see `with_block`."""
-        if not block.collects:
-            return next((k for k, other in enumerate(together) if other.collects), len(together))
-        if block.adds_j is None:
-            return len(together)
-        before = (
-            k + 1
-            for k, other in enumerate(together)
-            if not other.collects or other.name in (*self.simulated, *block.requires) or other.adds_j is not None
-        )
-        return max(before, default=0)
-
-    def _other(self, name: str, doc: str, blocks: Sequence[Block]) -> Formulation:
-        """One with other blocks: without what holds of these alone.
-
-        Another block may care for decisions that a lean space lacks, and for what the arguments behind scope-difference
-        cuts and label setting leave out.
-        """
-        return replace(
-            self,
-            name=name,
-            doc=doc,
-            blocks=tuple(blocks),
-            lean=False,
-            scope_difference=None,
-            label_search=None,
-        )
+        return composition.with_block(self, blocks, name, doc)
 
     def without(self, block: Block, *, minimising: Goal | None = None) -> Formulation:
         """This formulation less one of its blocks.
@@ -268,99 +217,39 @@ class Formulation:
         minimising
             What is minimised instead of what the blocks say.
         """
-        rest = tuple(other for other in self.blocks if other is not block)
-        if minimising is not None:
-            rest = tuple(replace(other, goal=None) for other in rest)
-            if minimising is not ENERGY:
-                rest = (*rest, Block("least", _no_rows, restricts=False, collects=True, goal=minimising))
-        return self._other(f"{self.name} less {block.name}", self.doc, rest)
+        return composition.without(self, block, minimising)
 
     @property
     def outer_of(self) -> Formulation | None:
         """`outer` with those of the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
-        if self.outer is None or not self.plans_count:
-            return None
-        others = [block for block in self.blocks if block.name not in self.simulated]
-        sums = (WRITTEN,) if any(block.adds_j is not None for block in others) else SUMS
-        bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.cares_when]
-        return self.outer.with_block(*bounds)
+        return composition.outer_of(self)
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
-        return sum(int(answer(b, "reserve_bytes", problem)) for b in self.blocks if b.reserve_bytes is not None)
+        return judgement.reserve_bytes(self.blocks, problem)
 
     def baseline_j(self, problem: Problem) -> float:
         """Joules of one compute of each operator, with what blocks add."""
-        return self._baselines_j(problem)[1]
-
-    def _baselines_j(self, problem: Problem) -> tuple[dict[str, float], float]:
-        """Joules of one compute of each operator as each block finds them, and with what all blocks add."""
-        found: dict[str, float] = {}
-        total = problem.baseline_energy_j
-        for block in self.blocks:
-            found[block.name] = total
-            if block.base_j is not None:
-                total += answer(block, "base_j", problem, total)
-        return found, total
+        return judgement.baselines_j(self.blocks, problem)[1]
 
     def trial(self, plan: Plan, simulation: Simulation) -> Trial:
         """A simulated plan with what blocks add to it, each to what those before it have made of it."""
-        before, total = self._baselines_j(plan.problem)
-        overhead = simulation.overhead_j
-        for block in self.blocks:
-            if block.adds_j is not None:
-                overhead += answer(block, "adds_j", Trial(plan, simulation, before[block.name], overhead))
-        return Trial(plan, simulation, total, overhead)
+        return judgement.trial(self.blocks, plan, simulation)
 
     def refusal(self, trial: Trial) -> str | None:
         """Why a simulated plan breaks a block's rule, or None."""
-        for block in self.blocks:
-            reason: str | None = None if block.refuses is None else answer(block, "refuses", trial)
-            if reason is not None:
-                return reason
-        return None
+        return judgement.refusal(self.blocks, trial)
 
     def impossible(self, problem: Problem) -> str | None:
         """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
-        baseline_j = self.baseline_j(problem)
-        for block in self.blocks:
-            told = None if block.impossible is None else answer(block, "impossible", problem, baseline_j)
-            if told is not None:
-                return str(told)
-        return None
+        return judgement.impossible(self.blocks, problem)
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
         """The AbstractModel: nothing is constructed until `create_instance`.
 
         Raises FormulationError where a block's requirement is missing or comes later.
         """
-        model = pyo.AbstractModel(name=self.name)
-        model.space = space
-        model.formulation = self
-        declare(model, self.sets)
-        present: list[str] = []
-        for block in self.blocks:
-            if block.when is not None and not answer(block, "when", space):
-                continue
-            missing = [name for name in block.requires if name not in present]
-            if missing:
-                raise FormulationError(
-                    f"formulation '{self.name}': block '{block.name}' requires {', '.join(missing)}, which "
-                    f"must stand before it; present so far: {', '.join(present) or 'none'}"
-                )
-            if block.name in present:
-                raise FormulationError(f"formulation '{self.name}': two blocks are called '{block.name}'")
-            present.append(block.name)
-            model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
-        model.block_names = tuple(present)
-        model.goal = self.goal
-        model.baselines_j, model.baseline_j = self._baselines_j(space.problem)
-        model.overhead_j = pyo.Objective(
-            rule=_objective,
-            sense=pyo.minimize,
-            doc=f"{self.goal.name} above one compute of each operator [{self.goal.unit}]",
-        )
-        return model
+        return building.abstract(self, space)
 
     def build(
         self,
@@ -395,38 +284,19 @@ class Formulation:
         Raises FormulationError for figures that are none, and for blocks that can't be in such a model; TimeUpError
         inside of `clock.ending`.
         """
-        check_problem(problem)
-        asked(
-            f"formulation '{self.name}'",
+        return building.build(
+            self,
+            problem,
             ram_bytes=ram_bytes,
             compute_s=compute_s,
             makespan_s=makespan_s,
             hidden_share=hidden_share,
+            ceiling_j=ceiling_j,
             scope=scope,
             paging=paging,
             remat=remat,
             mutable=mutable,
         )
-        if paging and problem.paging:
-            self._staged(problem)
-        room = int(ram_bytes) - self.reserve_bytes(problem)
-        limits = Limits(
-            ram_bytes=room,
-            compute_s=compute_s,
-            makespan_s=makespan_s,
-            hidden_share=hidden_share,
-            ceiling_j=math.inf if mutable else ceiling_j,
-            open=mutable,
-        )
-        lean = self.lean and not mutable
-        space = self.space(problem, limits, scope, paging and problem.paging, remat, lean, self.transfer_times)
-        with building(), told_once():
-            model = self.abstract(space).create_instance()
-        finish(model, self.blocks)
-        self._unjudged(model)
-        if mutable:
-            self._open(model)
-        return model
 
     def from_data(
         self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False
@@ -436,43 +306,6 @@ class Formulation:
         The options are those of `build`, which looks at them; `deadline_s` of the data bounds the makespan.
         """
         return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
-
-    def _open(self, model: Any) -> None:
-        """Put Params in the place of figures. Raises FormulationError where other rows would keep the numbers."""
-        from poetopt.formulations import parameters  # units take Pyomo half a second
-
-        fixed = [
-            block.name
-            for block in self.blocks
-            if block.name in model.block_names
-            and (block.name in self.numbers or block.goal is not None or block.adds_j is not None)
-        ]
-        if fixed or self.priced is None:
-            who = f"block '{fixed[0]}' holds" if fixed else f"formulation '{self.name}' holds"
-            raise FormulationError(f"{who} budget, deadline or costs as numbers; build without mutable=True")
-        parameters.attach(model, self.priced(model), self.reserve_bytes(model.space.problem))
-
-    def _staged(self, problem: Problem) -> None:
-        """Raises FormulationError for a block that may care in which stage parameters move: that is no decision."""
-        stored = [tensor.name for tensor in problem.tensors if tensor.stored]
-        caring = [block.name for block in self.blocks if block.cares_when and block.name not in self.simulated]
-        if stored and caring:
-            raise FormulationError(
-                f"block '{caring[0]}' may care in which stage a tensor is moved, and of what lies on storage from step "
-                f"to step, such as {stored[0]!r}, that is no decision; say transfer_times=False where it doesn't care, "
-                "or keep parameters in RAM (--parameters resident)"
-            )
-
-    def _unjudged(self, model: Any) -> None:
-        """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""
-        for block in self.blocks:
-            if block.name in self.simulated or block.adds_j is not None or block.name not in model.block_names:
-                continue
-            if getattr(model.component(block.name), ENERGY.attribute, None) is not None:
-                raise FormulationError(
-                    f"block '{block.name}' adds {ENERGY.attribute} to the model, and nothing to the plans that are "
-                    "compared with it, so that no proof would hold; give it adds_j"
-                )
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
@@ -499,15 +332,3 @@ class Formulation:
                 found = answer(block, "separator", model.component(block.name), point)
                 rows += [replace(row, block=block.name) for row in found]
         return rows
-
-
-def _no_rows(block: PyomoBlock) -> None:
-    """Nothing: the block is there for its goal."""
-
-
-def _and(blocks: Sequence[Block]) -> str:
-    return " and ".join(f"the block {block.name}" for block in blocks)
-
-
-def _objective(model: Any) -> LinearExpression:
-    return linear(contributions(model, model.goal.attribute))

@@ -1,0 +1,150 @@
+"""From a formulation to a Pyomo model: its blocks on an AbstractModel, the instance, and what may not be in one."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.errors import FormulationError
+from poetopt.formulations.block import Limits, Space, contributions
+from poetopt.formulations.callbacks import answer, fill, told_once
+from poetopt.formulations.figures import asked
+from poetopt.formulations.finish import finish
+from poetopt.formulations.goal import ENERGY
+from poetopt.formulations.judgement import baselines_j
+from poetopt.formulations.rows import linear
+from poetopt.formulations.sets import declare
+from poetopt.garbage import building
+from poetopt.problem import Problem, check_problem
+
+if TYPE_CHECKING:
+    from poetopt.formulations.language import Formulation
+
+
+def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
+    """See `Formulation.abstract`."""
+    model = pyo.AbstractModel(name=chosen.name)
+    model.space = space
+    model.formulation = chosen
+    declare(model, chosen.sets)
+    present: list[str] = []
+    for block in chosen.blocks:
+        if block.when is not None and not answer(block, "when", space):
+            continue
+        missing = [name for name in block.requires if name not in present]
+        if missing:
+            raise FormulationError(
+                f"formulation '{chosen.name}': block '{block.name}' requires {', '.join(missing)}, which "
+                f"must stand before it; present so far: {', '.join(present) or 'none'}"
+            )
+        if block.name in present:
+            raise FormulationError(f"formulation '{chosen.name}': two blocks are called '{block.name}'")
+        present.append(block.name)
+        model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
+    model.block_names = tuple(present)
+    model.goal = chosen.goal
+    model.baselines_j, model.baseline_j = baselines_j(chosen.blocks, space.problem)
+    model.overhead_j = pyo.Objective(
+        rule=_objective,
+        sense=pyo.minimize,
+        doc=f"{chosen.goal.name} above one compute of each operator [{chosen.goal.unit}]",
+    )
+    return model
+
+
+def build(
+    chosen: Formulation,
+    problem: Problem,
+    *,
+    ram_bytes: int,
+    compute_s: float | None,
+    makespan_s: float | None,
+    hidden_share: float,
+    ceiling_j: float,
+    scope: str,
+    paging: bool,
+    remat: bool,
+    mutable: bool,
+) -> Any:
+    """See `Formulation.build`."""
+    check_problem(problem)
+    asked(
+        f"formulation '{chosen.name}'",
+        ram_bytes=ram_bytes,
+        compute_s=compute_s,
+        makespan_s=makespan_s,
+        hidden_share=hidden_share,
+        ceiling_j=ceiling_j,
+        scope=scope,
+        paging=paging,
+        remat=remat,
+        mutable=mutable,
+    )
+    if paging and problem.paging:
+        _check_stages(chosen, problem)
+    room = int(ram_bytes) - chosen.reserve_bytes(problem)
+    limits = Limits(
+        ram_bytes=room,
+        compute_s=compute_s,
+        makespan_s=makespan_s,
+        hidden_share=hidden_share,
+        ceiling_j=math.inf if mutable else ceiling_j,
+        open=mutable,
+    )
+    lean = chosen.lean and not mutable
+    space = chosen.space(problem, limits, scope, paging and problem.paging, remat, lean, chosen.transfer_times)
+    with building(), told_once():
+        model = abstract(chosen, space).create_instance()
+    finish(model, chosen.blocks)
+    _check_judged(chosen, model)
+    if mutable:
+        _open(chosen, model)
+    return model
+
+
+def _open(chosen: Formulation, model: Any) -> None:
+    """Put Params in the place of figures. Raises FormulationError where other rows would keep the numbers."""
+    from poetopt.formulations import parameters  # units take Pyomo half a second
+
+    fixed = [
+        block.name
+        for block in chosen.blocks
+        if block.name in model.block_names
+        and (block.name in chosen.numbers or block.goal is not None or block.adds_j is not None)
+    ]
+    if fixed or chosen.priced is None:
+        who = f"block '{fixed[0]}' holds" if fixed else f"formulation '{chosen.name}' holds"
+        raise FormulationError(f"{who} budget, deadline or costs as numbers; build without mutable=True")
+    parameters.attach(model, chosen.priced(model), chosen.reserve_bytes(model.space.problem))
+
+
+def _check_stages(chosen: Formulation, problem: Problem) -> None:
+    """Raises FormulationError for a block that may care in which stage parameters move: that is no decision."""
+    stored = [tensor.name for tensor in problem.tensors if tensor.stored]
+    caring = [block.name for block in chosen.blocks if block.cares_when and block.name not in chosen.simulated]
+    if stored and caring:
+        raise FormulationError(
+            f"block '{caring[0]}' may care in which stage a tensor is moved, and of what lies on storage from step "
+            f"to step, such as {stored[0]!r}, that is no decision; say transfer_times=False where it doesn't care, "
+            "or keep parameters in RAM (--parameters resident)"
+        )
+
+
+def _check_judged(chosen: Formulation, model: Any) -> None:
+    """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""
+    for block in chosen.blocks:
+        if block.name in chosen.simulated or block.adds_j is not None or block.name not in model.block_names:
+            continue
+        if getattr(model.component(block.name), ENERGY.attribute, None) is not None:
+            raise FormulationError(
+                f"block '{block.name}' adds {ENERGY.attribute} to the model, and nothing to the plans that are "
+                "compared with it, so that no proof would hold; give it adds_j"
+            )
+
+
+def _objective(model: Any) -> LinearExpression:
+    return linear(contributions(model, model.goal.attribute))
