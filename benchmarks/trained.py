@@ -52,7 +52,7 @@ class Case:
     gently: float = 1.0
 
 
-CASES = (Case("lenet", 8, "99%"), Case("resnet18-cifar", 4, "70%", 100.0), Case("bert-tiny", 2, "70%", 100.0))
+CASES = (Case("lenet", 8, "99%"), Case("bert-tiny", 2, "70%", 100.0), Case("resnet18-cifar", 2, "70%", 100.0))
 RATES = {"sgd": 1e-2, "momentum": 1e-3, "adam": 1e-4, "adamw": 1e-4}
 
 
@@ -67,8 +67,8 @@ def main() -> None:
         "# Parameters after training",
         "",
         f"`python -m benchmarks.trained --steps {options.steps}`: the same {DIFFERENT} random batches, in turns. *From "
-        "torch*: the largest difference of a parameter from torch's in float32; *torch from float64*: that of its own "
-        "two precisions, which is what rounding alone makes of so many steps.",
+        "torch*: the largest difference of a parameter from torch's in float32; where that is above 1e-5, *torch "
+        "from float64*: that of its own two precisions, which is what rounding alone makes of so many steps.",
         "",
         HEADING,
         "|---" * HEADING.count("| ") + "|",
@@ -99,17 +99,18 @@ def row(case: Case, optimizer: str, lr: float, steps: int) -> tuple[str, bool]:
         found = {name: np.array(value) for name, value in trainer.values().items()}
     values = unscheduled(graph, taken, lr)
     different = [name for name, value in found.items() if value.tobytes() != values[name].tobytes()]
-    single, double = (
-        by_torch(case.name, graph, optimizer, lr, taken, dtype) for dtype in (torch.float32, torch.float64)
-    )
+    single = by_torch(case.name, graph, optimizer, lr, taken, torch.float32)
     from_torch = max(float(np.abs(found[name] - single[name]).max()) for name in graph.trained)
-    from_double = max(float(np.abs(single[name] - double[name]).max()) for name in graph.trained)
+    rounding = 0.0
+    if from_torch > NEAR:
+        double = by_torch(case.name, graph, optimizer, lr, taken, torch.float64)
+        rounding = max(float(np.abs(single[name] - double[name]).max()) for name in graph.trained)
     same = "the same bits" if not different else f"{len(different)} differ"
     cells = (
         case.name, case.batch, case.ram, optimizer, f"{lr:g}", f"{losses[0]:.4g} to {losses[-1]:.4g}",
-        sum(graph.tensors[name].size for name in graph.trained), same, f"{from_torch:.1e}", f"{from_double:.1e}",
+        sum(graph.tensors[name].size for name in graph.trained), same, f"{from_torch:.1e}", f"{rounding:.1e}" if rounding else "",
     )  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |", bool(different) or from_torch > max(NEAR, 2 * from_double)
+    return f"| {' | '.join(map(str, cells))} |", bool(different) or from_torch > max(NEAR, 2 * rounding)
 
 
 def unscheduled(graph: TrainingGraph, taken: list[Any], lr: float) -> Values:

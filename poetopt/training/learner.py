@@ -76,6 +76,7 @@ class Learner:
         self.plan, self.graph = self.step.plan, self.step.graph
         own = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
         self.hyperparameters: dict[str, float] = {**(own or DESCENT), **hyperparameters}
+        self._asked = frozenset(hyperparameters)
         self.update: Update | None = None
         if graph.optimizer == "none":
             said = self.hyperparameters
@@ -114,12 +115,16 @@ class Learner:
         self.update.learn(self.step.gradients, rate)
         return loss
 
-    def evaluate(self, data: DataSet | Source) -> Evaluation:
-        """Loss and accuracy on `data`, in the memory that the step has between steps."""
+    def evaluate(self, data: DataSet | Source, between: Callable[[], object] | None = None) -> Evaluation:
+        """Loss and accuracy on `data`, in the memory that the step has between steps.
+
+        between
+            Called before each batch.
+        """
         from poetopt.training.validate import evaluate
 
         self.step.rest()
-        found = evaluate(self.evaluator, data, paced(self.told))
+        found = evaluate(self.evaluator, data, paced(self.told), between)
         if (give_back := allocator.give_back()) is not None:
             give_back()
         return found
@@ -138,7 +143,10 @@ class Learner:
         return checkpoint.save(folder, self.step.taken, meta, _Finite(self._states()))
 
     def load(self, found: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint. Raises PlanError for another network's; then nothing has changed."""
+        """Go on from a checkpoint, with its hyperparameters where no others were asked for.
+
+        Raises PlanError for another network's; then nothing has changed.
+        """
         states = self._states()
         shown, meta = str(found.path), found.meta
         network, optimizer = meta.get("network"), meta.get("optimizer")
@@ -170,6 +178,11 @@ class Learner:
         self.step.load({}, taken=taken)
         if self.update is not None:
             self.update.summed = summed
+        said = meta.get("hyperparameters")
+        for name, value in said.items() if isinstance(said, dict) else ():
+            if name in self.hyperparameters and name not in self._asked:
+                check_hyperparameters(self.graph, {name: value})
+                self.hyperparameters[name] = value
 
     def _outside(self) -> Mapping[str, Array]:
         """What is remembered outside of the plan."""

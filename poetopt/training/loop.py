@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class Fit:
         self.learner, self.asked, self.source, self.validation, self.after = learner, asked, source, validation, after
         self.position = Position()
         self.path = ""
+        self.passed_over: tuple[str, ...] = ()
         self.begun_s = time.monotonic()
         self.before_s = 0.0
         self.stepping_s, self.stepped = 0.0, 0
@@ -84,8 +86,7 @@ class Fit:
                 self._begin(self.asked.folder)
             resumed_at = self.position.step
             saved = self.position.step if self.path else -1
-            interrupts.hold()
-            stack.callback(interrupts.let_go)
+            interrupts.hold()  # a step ends before a signal counts
             self.begun_s = time.monotonic()
             for epoch in range(self.position.epoch, self.asked.epochs):
                 saved = self._epoch(epoch, saved)
@@ -102,13 +103,12 @@ class Fit:
             raise OptionError(
                 f"{folder}: it holds checkpoints of another training; go on with --resume, or give another folder"
             )
-        for fault in found.passed_over:
-            self.learner.told(f"passed over a damaged checkpoint: {fault}")
+        self.passed_over = found.passed_over
         course = found.meta.get("course")
         if not isinstance(course, dict):
             raise PlanError(f"{found.path}: it was not made by a training for epochs; Trainer.load goes on from it")
         for name, mine in self._course().items():
-            if course.get(name) != mine and name != "epochs":
+            if course.get(name) != mine:
                 raise OptionError(
                     f"{found.path}: it was made with {_OPTIONS[name]} {course.get(name)}, and this is {mine}; "
                     "give the same, or another folder"
@@ -121,6 +121,7 @@ class Fit:
         """What must be the same for a training to go on: otherwise rows would be taken twice, or never."""
         return {
             "order": self.asked.order,
+            "lr_schedule": self.asked.lr_schedule,
             "seed": self.asked.seed,
             "rows": self.source.rows,
             "batch": batch_size(self.learner.graph),
@@ -146,14 +147,13 @@ class Fit:
             self.stepped += 1
             self._tell(epoch, loss)
             whole = position.batch == self.source.batches
-            if interrupts.came() is not None:
-                self._stop(saved)
+            self._heed(saved)
             if every is not None and position.step % every == 0 and not whole:
                 saved = self._save()
-        self.position.over(position.batch)
         if self.validation is not None:
-            found = self.learner.evaluate(self.validation)
+            found = self.learner.evaluate(self.validation, partial(self._heed, saved))
             position.validations.append({"epoch": epoch + 1, "loss": found.loss, "accuracy": found.accuracy})
+        position.over(position.batch)
         if self.after is not None:
             self.after(position, self.asked.epochs)
         return self._save()
@@ -176,7 +176,10 @@ class Fit:
             self.path = str(self.learner.save(self.asked.folder, extra))
         return position.step
 
-    def _stop(self, saved: int) -> None:
+    def _heed(self, saved: int) -> None:
+        """Save and raise KeyboardInterrupt where a signal came. The last checkpoint was made at the step `saved`."""
+        if interrupts.came() is None:
+            return
         if saved != self.position.step:
             self._save()
         if self.path:
@@ -228,7 +231,14 @@ class Fit:
             process_base_bytes=learner.base_bytes,
             process_peak_bytes=peak_bytes(),
             checkpoint=self.path,
+            passed_over=self.passed_over,
         )
 
 
-_OPTIONS = {"order": "--batch-order", "seed": "--seed", "rows": "so many rows:", "batch": "a batch of"}
+_OPTIONS = {
+    "order": "--batch-order",
+    "lr_schedule": "--lr-schedule",
+    "seed": "--seed",
+    "rows": "so many rows:",
+    "batch": "a batch of",
+}

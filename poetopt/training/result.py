@@ -83,6 +83,8 @@ class Trained:
         What this process had resident before the step was made, and at most; None where the system doesn't say.
     checkpoint
         The newest one's path, or "".
+    passed_over
+        Newer checkpoints than the one that it went on from, which are damaged, and how.
     """
 
     epochs: int
@@ -104,6 +106,7 @@ class Trained:
     process_base_bytes: int | None
     process_peak_bytes: int | None
     checkpoint: str
+    passed_over: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float | None:
@@ -119,6 +122,7 @@ class Trained:
         """The object of `train --json`: plain values only; a number that JSON has no word for is null."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         found |= {"losses": [_plain(value) for value in self.losses], "hyperparameters": dict(self.hyperparameters)}
+        found["passed_over"] = list(self.passed_over)
         found["validations"] = [{name: _plain(value) for name, value in each.items()} for each in self.validations]
         return {**found, "loss": _plain(self.loss), "accuracy": self.accuracy}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,16 @@ def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None)
     return source_of(data, graph, "sequential", 0, workdir)
 
 
-def evaluate(evaluator: Evaluator, data: DataSet | Source, told: Told = silent) -> Evaluation:
+def evaluate(
+    evaluator: Evaluator,
+    data: DataSet | Source,
+    told: Told = silent,
+    between: Callable[[], object] | None = None,
+) -> Evaluation:
     """Loss and accuracy on all of `data`; where the loss is the model's own, on its whole batches.
+
+    between
+        Called before each batch.
 
     Raises ModelError for values that can't be evaluated, ExecutionError where a kernel fails.
     """
@@ -37,10 +45,14 @@ def evaluate(evaluator: Evaluator, data: DataSet | Source, told: Told = silent) 
     if hasattr(data, "epoch"):
         for k, batch in enumerate(data.epoch(0)):
             told(f"validating: batch {k + 1:,}")
+            if between is not None:
+                between()
             evaluator.add(sums, evaluator.checked(batch), size)
         return sums.result()
     for start in range(0, data.rows, size):
         told(f"validating: row {start:,} of {data.rows:,}")
+        if between is not None:
+            between()
         count = min(size, data.rows - start)
         if count < size and not evaluator.pads:
             break

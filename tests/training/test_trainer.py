@@ -19,7 +19,10 @@ import poetopt as po
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.errors import ExecutionError, ModelError, OptionError, PlanError
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
 from poetopt.training.order import rows_in_order
+from tests.backends.support import embedding
 from tests.training.support import MODELS, Data, graph_of, plan_of, rows
 
 CASES = [("residual", "sgd", "paged"), ("small", "adamw", "resident"), ("small", "momentum", "paged")]
@@ -195,6 +198,41 @@ def test_evaluating_other_losses(loss: str) -> None:
         assert found.loss == pytest.approx(np.mean(steps), rel=1e-5)
         assert (found.accuracy is None) == (loss == "mse")
         assert trainer.evaluate(data).rows == 9
+
+
+def test_tables_by_rows_are_evaluated_and_written_whole(tmp_path: Path) -> None:
+    made = embedding(2)
+    onnx.save(made, tmp_path / "net.onnx")
+    problem = po.load(tmp_path / "net.onnx").differentiate(optimizer="sgd").cost("a72", parameters="paged")
+    plan = lay_out(store_all(problem))
+    assert plan.problem.graph is not None
+    assert plan.problem.graph.rows
+    rng = np.random.default_rng(0)
+    data: Data = {"ids": rng.integers(-11, 11, (30, 4)), "input": rng.standard_normal((30, 4, 6)).astype(np.float32)}
+    data["labels"] = data["ids"][:, 0] % 4
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.fit(data, epochs=2)
+        values = copies(trainer.values())
+        found = trainer.evaluate(data)
+        trainer.export(tmp_path / "trained.onnx")
+        trainer.save(tmp_path / "kept")
+    session = onnxruntime.InferenceSession(str(tmp_path / "trained.onnx"), providers=["CPUExecutionProvider"])
+    feeds = [{name: data[name][k : k + 2] for name in ("ids", "input")} for k in range(0, 30, 2)]
+    scores = np.concatenate([session.run(None, feed)[0] for feed in feeds])
+    assert found.accuracy == (scores.argmax(axis=1) == data["labels"]).mean()
+    assert values["table"].shape == (11, 6)
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.load(tmp_path / "kept")
+        equal(trainer.values(), values)
+
+
+def test_what_isn_t_asked_for_is_the_checkpoints(tmp_path: Path) -> None:
+    plan = plan_of("small", "momentum")
+    with po.Trainer(plan, lr=0.25, momentum=0.5) as trainer:
+        trainer.save(tmp_path)
+    with po.Trainer(plan, momentum=0.75) as trainer:
+        trainer.load(tmp_path)
+        assert trainer.hyperparameters == {"lr": 0.25, "momentum": 0.75, "weight_decay": 0.0}
 
 
 def test_gradients_are_summed_clipped_and_handed_on() -> None:
