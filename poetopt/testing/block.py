@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import pickle
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
-import numpy as np
-import pyomo.environ as pyo
-
-from poetopt.backends.solver import Frozen, Search
-from poetopt.backends.solver import backend as backend_of
-from poetopt.diagnosis.whole import solve_whole
-from poetopt.engine.solution import Options, Solution, Status
-from poetopt.errors import FormulationError
 from poetopt.formulations import formulation as formulation_of
-from poetopt.formulations.block import Block, Limits
-from poetopt.formulations.goal import ENERGY
+from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.mathematics import mathematics, symbols
-from poetopt.formulations.poet.space import PoetSpace
-from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.rows import Terms
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.simulate import Simulation, simulate
+from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-from poetopt.testing.contract import ContractError, require
-from poetopt.testing.exhaustive import FEW_DECISIONS, MOST_DECISIONS, Tried, accepted, best, decisions, valid
-from poetopt.testing.problems import crowded, tight
-
-CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
-TOLERANCE = 1e-6
-SEVERAL = 2
-OTHERS = (
-    "check_block tries the decisions of 'retention' and 'poet'; formulation '{}' has others: give one made of either"
-)
+from poetopt.testing.block_cases import drawn, given_case, space_of
+from poetopt.testing.block_optimum import TOLERANCE, check_optimum, check_price, held
+from poetopt.testing.block_words import check_build, check_words
+from poetopt.testing.contract import require
+from poetopt.testing.exhaustive import Tried, accepted, best
 
 
 @dataclass(frozen=True)
@@ -107,24 +86,24 @@ def check_block(
     count = problems if isinstance(problems, int) else len(problems)
     require(count > 0, "check_block needs a problem at least")
     for number in range(count):
-        problem, ram_bytes, tried = _drawn(draw, base, number) if given is None else _own(base, *given[number])
+        problem, ram_bytes, tried = drawn(draw, base, number) if given is None else given_case(base, *given[number])
         made = block if isinstance(block, Block) else block(problem)
         restricts |= made.restricts
         adds |= made.adds_j is not None
         if number == 0:
             name = made.name
-            _check_words(made)
+            check_words(made)
         together = base.with_block(made)
-        together.abstract(_space(together, problem, ram_bytes, together.transfer_times))
-        _check_build(made, together, problem, ram_bytes)
+        together.abstract(space_of(together, problem, ram_bytes, together.transfer_times))
+        check_build(made, together, problem, ram_bytes)
         found = best(together, tried, ram_bytes)
         if found is not None:
-            _check_price(made, together, problem, ram_bytes, found, backend)
+            check_price(made, together, problem, ram_bytes, found, backend)
             other = _priced_otherwise(base, together, tried, ram_bytes, found[1])
             if other is not None and _stands(base, problem, ram_bytes, other[1], backend):
-                _check_price(made, together, problem, ram_bytes, other, backend)
+                check_price(made, together, problem, ram_bytes, other, backend)
                 priced += 1
-        _check_optimum(made, together, problem, ram_bytes, found, backend)
+        check_optimum(made, together, problem, ram_bytes, found, backend)
         plain = best(base, tried, ram_bytes)
         infeasible += found is None
         if plain is not None:
@@ -168,254 +147,5 @@ def _priced_otherwise(
 
 def _stands(base: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str) -> bool:
     """Whether the model has the schedule without the block: it leaves out some that are of no use."""
-    found = _held(base, problem, ram_bytes, schedule, backend)
+    found = held(base, problem, ram_bytes, schedule, backend)
     return found is not None and found.point is not None
-
-
-def _drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem, int, Tried]:
-    """A random problem and a budget with at least one decision, and few enough to try all.
-
-    Of eight, number 2 needs several recomputes and number 5, for DMA, several page-ins.
-    """
-    dma, several = number % 2 == 1, number % 8 in (2, 5)
-    while True:
-        again = number % 8 == 2
-        problem, ram_bytes = crowded(draw, again=again, dma=dma) if several else tight(draw, forward=3, dma=dma)
-        if isinstance(_space(base, problem, ram_bytes), PoetSpace):  # any operator may run again in any later stage
-            problem, ram_bytes = tight(draw, forward=2, dma=dma)
-            return problem, ram_bytes, valid(_space(base, problem, ram_bytes), ram_bytes)
-        if not 0 < _count(base, problem, ram_bytes) <= (MOST_DECISIONS if several else FEW_DECISIONS):
-            continue
-        tried = valid(_space(base, problem, ram_bytes), ram_bytes)
-        if several:
-            found = best(base, tried, ram_bytes)
-            if found is None or len(found[1].recomputes if again else found[1].page_ins) < SEVERAL:
-                continue
-        return problem, ram_bytes, tried
-
-
-def _own(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Problem, int, Tried]:
-    """A problem that was given. Raises ContractError where its schedules can't all be tried."""
-    count = _count(base, problem, ram_bytes)
-    require(
-        count <= MOST_DECISIONS,
-        f"{problem.name} with {ram_bytes} bytes: {count} decisions, and all schedules of at most "
-        f"{MOST_DECISIONS} can be tried; give a smaller problem",
-    )
-    return problem, ram_bytes, valid(_space(base, problem, ram_bytes), ram_bytes)
-
-
-def _count(base: Formulation, problem: Problem, ram_bytes: int) -> int:
-    """How many decisions there are beside the stages of transfers."""
-    return sum(map(len, decisions(_space(base, problem, ram_bytes, False))))
-
-
-def _space(
-    base: Formulation, problem: Problem, ram_bytes: int, transfer_times: bool = True
-) -> RetentionSpace | PoetSpace:
-    # not lean: what an optimum of energy does without, one with the block may need
-    limits = Limits(ram_bytes=ram_bytes)
-    scope = _scope(base, problem, ram_bytes)
-    space = base.space(problem, limits, scope, problem.paging, True, False, transfer_times)
-    if not isinstance(space, RetentionSpace | PoetSpace):
-        raise FormulationError(OTHERS.format(base.name))
-    return space
-
-
-def _scope(base: Formulation, problem: Problem, ram_bytes: int) -> str:
-    """The widest scope that is small enough."""
-    scopes = base.scopes(problem, Limits(ram_bytes=ram_bytes), True, True)
-    return scopes[0] if len(scopes) == 1 else "forward"
-
-
-def _check_words(block: Block) -> None:
-    where = f"block '{block.name}'"
-    require(block.name.isidentifier(), f"{where}: its name is an attribute of the model; make it a Python identifier")
-    text = mathematics(block)
-    require(text, f"{where}: neither its file nor its build function has a docstring; write the mathematics there")
-    for symbol in symbols(block):
-        require(symbol.unit, f"{where}: symbol {symbol.symbol} has no unit in its table; '-' where there is none")
-        require(symbol.meaning, f"{where}: symbol {symbol.symbol} has no meaning in its table")
-    require(
-        block.refuses is not None or not block.restricts,
-        f"{where}: nobody can tell which plans it forbids; give it `refuses`, or restricts=False where it forbids none",
-    )
-    require(
-        (block.adds_j is None) == (block.base_j is None),
-        f"{where}: adds_j and base_j belong together: joules above one pass, and joules of one pass",
-    )
-    try:
-        pickle.dumps(block)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        require(False, f"{where}: it doesn't pickle ({error}); put its rules at module level, functools.partial binds")
-
-
-def _check_build(block: Block, together: Formulation, problem: Problem, ram_bytes: int) -> None:
-    where = f"block '{block.name}'"
-    try:
-        model = together.build(problem, ram_bytes=ram_bytes, scope=_scope(together, problem, ram_bytes))
-    except FormulationError as error:
-        raise ContractError(str(error)) from error
-    if block.name not in model.block_names:
-        return
-    built = model.component(block.name)
-    for symbol in symbols(block):
-        if symbol.attribute not in ("", "-"):
-            require(
-                hasattr(built, symbol.attribute),
-                f"{where}: its table says that {symbol.symbol} is `{symbol.attribute}`, which it doesn't set",
-            )
-    known = {id(item) for item in model.component_data_objects(pyo.Var)}
-    for attribute in CONTRIBUTIONS:
-        if hasattr(built, attribute):
-            _check_terms(f"{where}: {attribute}", getattr(built, attribute), known)
-            judged = attribute == ENERGY.attribute or (block.goal is not None and attribute == block.goal.attribute)
-            require(
-                judged,
-                f"{where}: the model counts its {attribute}, and no judgement of a plan does: leave that out, or say "
-                "in joules what it costs (`energy_j` and adds_j)",
-            )
-    place = together.blocks.index(block)
-    if not block.collects:
-        gives = [name for name in CONTRIBUTIONS if hasattr(built, name)]
-        late = [other.name for other in together.blocks[:place] if other.collects]
-        require(not (gives and late), f"{where}: it contributes {', '.join(gives)} behind {', '.join(late)}")
-    require(
-        together.goal is ENERGY or any(hasattr(model.component(b), together.goal.attribute) for b in model.block_names),
-        f"{where}: it minimises {together.goal.name}, and no block contributes `{together.goal.attribute}`",
-    )
-
-
-def _check_terms(where: str, found: Any, known: set[int]) -> None:
-    require(isinstance(found, Terms), f"{where}: must be made by `terms`, and is a {type(found).__name__}")
-    require(
-        len(found.variables) == len(found.coefficients),
-        f"{where}: {len(found.variables)} variables and {len(found.coefficients)} coefficients",
-    )
-    require(all(math.isfinite(c) for c in found.coefficients), f"{where}: a coefficient is not finite")
-    require(all(id(v) in known for v in found.variables), f"{where}: a variable is not one of the model's")
-
-
-def _check_price(
-    block: Block,
-    together: Formulation,
-    problem: Problem,
-    ram_bytes: int,
-    found: tuple[float, Schedule],
-    backend: str,
-) -> None:
-    """The model, with all that it had before held at the best schedule: a solution, of the plan's price."""
-    case, (value, schedule) = _case(block, problem, ram_bytes), found
-    priced = _held(together, problem, ram_bytes, schedule, backend)
-    if priced is None:
-        return
-    require(
-        priced.point is not None,
-        f"{case}: the schedule {_shown(schedule)} of {value:g} keeps every rule, and the block's rows cut it off",
-    )
-    slack = TOLERANCE * max(1.0, value)
-    require(
-        priced.objective <= value + slack and (problem.dma or priced.objective >= value - slack),
-        f"{case}: the model prices the schedule {_shown(schedule)} at {priced.objective:g}, and its plan costs "
-        f"{value:g}: what the block contributes and what it adds to plans (`adds_j`) disagree",
-    )
-
-
-def _held(
-    formulation: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str
-) -> Search | None:
-    """A search with all that the formulation has of its own held at a schedule; None where it lacks a decision."""
-    model = formulation.build(problem, ram_bytes=ram_bytes, scope=_scope(formulation, problem, ram_bytes))
-    start = formulation.points.values(model, schedule)
-    if start is None:
-        return None
-    return (
-        backend_of(backend)
-        .open(model, threads=1, scale=1.0)
-        .search(
-            time_limit_s=30.0,
-            gap=0.0,
-            start=None,
-            on_point=lambda _: None,
-            on_bound=lambda _: None,
-            frozen=[Frozen(variable, np.ones(len(values), dtype=bool), values) for variable, values in start],
-        )
-    )
-
-
-def _case(block: Block, problem: Problem, ram_bytes: int) -> str:
-    return f"block '{block.name}' on {problem.name} with {ram_bytes} bytes{', DMA' if problem.dma else ''}"
-
-
-def _check_optimum(
-    block: Block,
-    together: Formulation,
-    problem: Problem,
-    ram_bytes: int,
-    tried: tuple[float, Schedule] | None,
-    backend: str,
-) -> None:
-    """The solve against the optimum by trying everything."""
-    case = _case(block, problem, ram_bytes)
-    # strict: a heuristic's plan would hide that the model has lost the optimum
-    options = Options(
-        ram_bytes=ram_bytes,
-        formulation=replace(together, strict=True),
-        backend=backend,
-        scope=_scope(together, problem, ram_bytes),
-        gap=1e-9,
-        time_limit_s=60.0,
-    )
-    solution = solve_whole(problem, options)
-    if tried is None:
-        require(
-            solution.plan is None or problem.dma,  # in another order of its transfers, which is judged below
-            f"{case}: it was solved, though no schedule keeps the block's rule: its rows are weaker than its `refuses`",
-        )
-        require(
-            solution.status is Status.INFEASIBLE or problem.dma,
-            f"{case}: no schedule keeps the block's rule, and the model doesn't prove it: its rows are weaker than its "
-            "`refuses`",
-        )
-        if solution.plan is not None:
-            _value(together, solution, case)
-        return
-    value = tried[0]
-    bound = solution.overhead_bound_j if solution.objective is None else solution.objective.bound
-    require(
-        solution.status is not Status.INFEASIBLE,
-        f"{case}: the model has no solution, and the schedule {_shown(tried[1])} of {value:g} keeps every rule: "
-        "its rows cut it off",
-    )
-    require(
-        bound is not None and bound <= value + TOLERANCE * max(1.0, value),
-        f"{case}: the bound is {bound}, and the schedule {_shown(tried[1])} of {value:g} keeps every rule: "
-        "its rows cut off the optimum, or it contributes more than the plan costs",
-    )
-    if solution.plan is None:
-        require(problem.dma, f"{case}: no schedule was found, though one of {value:g} exists")
-        return
-    got = _value(together, solution, case)
-    if not problem.dma:
-        require(
-            abs(got - value) <= TOLERANCE * max(1.0, value),
-            f"{case}: the solve found {got:g}, trying every schedule {value:g}",
-        )
-        require(
-            solution.status is Status.OPTIMAL,
-            f"{case}: the optimum {value:g} was found and not proven (bound {bound}): the model asks for too little",
-        )
-
-
-def _value(together: Formulation, solution: Solution, case: str) -> float:
-    """What the found plan is worth, simulated again."""
-    assert solution.plan is not None
-    simulation: Simulation = simulate(solution.plan, ram_bytes=solution.options.ram_bytes)
-    trial = together.trial(solution.plan, simulation)
-    refused = together.refusal(trial)
-    require(refused is None, f"{case}: its plan breaks the rule: {refused}")
-    return together.goal.value(trial)
-
-
-def _shown(schedule: object) -> str:
-    return str(schedule).removeprefix("Schedule")
