@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
+from poetopt.devices.feeding import fed_from_storage
 from poetopt.devices.homes import PARAMETERS, STREAM, Homes, homes
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
@@ -141,7 +142,7 @@ def cost(
                 variants=tuple(_streamed(variant, operator, graph, index, device) for variant in others),
             )
         )
-    return Problem(
+    problem = Problem(
         name=graph.name,
         device=device.name,
         operators=_overtaken(graph, operators, where),
@@ -165,6 +166,7 @@ def cost(
         structure_hash=graph.structure_hash,
         notes=(*storage_notes(device, tensors), *takes.notes(graph)),
     )
+    return fed_from_storage(problem, graph) if any(operator.variants for operator in operators) else problem
 
 
 def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:

@@ -202,7 +202,10 @@ def storage_bytes(program: DeviceProgram) -> bytes:
     for index in program.storage.first:
         name = tensors[index].name
         rows = program.graph.rows.get(name)
-        data += (program.graph.values[name] if rows is None else rows.values).tobytes()
+        if name in program.graph.values or rows is not None:
+            data += (program.graph.values[name] if rows is None else rows.values).tobytes()
+        else:  # an input
+            data += bytes(tensors[index].nbytes)
         data += bytes(-len(data) % BLOCK_BYTES)
     return bytes(data)
 

@@ -32,11 +32,28 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return seek(block) != 0 || fwrite(address, 1, bytes, pages) != bytes;
 }
 
+/* A tensor of a batch to its place, which may be on the storage; 0: done. */
+static int get(FILE *file, const po_tensor *tensor)
+{
+    unsigned char piece[PO_BLOCK_BYTES];
+    if (tensor->address != NULL) {
+        return fread(tensor->address, 1, tensor->bytes, file) != tensor->bytes;
+    }
+    for (uint32_t done = 0; done < tensor->bytes; done += PO_BLOCK_BYTES) {
+        const uint32_t count = tensor->bytes - done < PO_BLOCK_BYTES ? tensor->bytes - done : PO_BLOCK_BYTES;
+        if (fread(piece, 1, count, file) != count ||
+            po_write(tensor->block + done / PO_BLOCK_BYTES, piece, count) != 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* 1: the file has these tensors for another step, and they are in their places. */
 static int next(FILE *file, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
-        if (fread(tensors[k].address, 1, tensors[k].bytes, file) != tensors[k].bytes) {
+        if (get(file, &tensors[k]) != 0) {
             return 0;
         }
     }

@@ -70,11 +70,31 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return page(SYS_WRITE, block, address, bytes);
 }
 
+/* A tensor of a batch to its place, which may be on the storage; 0: done. */
+static int get(int32_t file, const po_tensor *tensor)
+{
+    unsigned char piece[64]; /* as in `save` */
+    const int32_t storage = tensor->address == 0 ? file_open("pages.bin", 9u, CHANGE) : -1;
+    const uintptr_t place[2] = {(uintptr_t)storage, (uintptr_t)tensor->block * PO_BLOCK_BYTES};
+    int failed = 0;
+    if (tensor->address != 0) {
+        return file_move(SYS_READ, file, tensor->address, tensor->bytes) != 0;
+    }
+    (void)host(SYS_SEEK, (uintptr_t)place);
+    for (uint32_t done = 0; !failed && done < tensor->bytes; done += sizeof piece) {
+        const uint32_t left = tensor->bytes - done;
+        const uint32_t bytes = left < sizeof piece ? left : (uint32_t)sizeof piece;
+        failed = file_move(SYS_READ, file, piece, bytes) != 0 || file_move(SYS_WRITE, storage, piece, bytes) != 0;
+    }
+    file_close(storage);
+    return failed;
+}
+
 /* 1: the file has these tensors for another step, and they are in their places. */
 static int next(int32_t file, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
-        if (file_move(SYS_READ, file, tensors[k].address, tensors[k].bytes) != 0) {
+        if (get(file, &tensors[k]) != 0) {
             return 0;
         }
     }

@@ -29,7 +29,8 @@ typedef struct {
     uint32_t block; /* where it begins on the storage, if it isn't in RAM */
 } po_tensor;
 
-/* To be written before each step, which may use their memory for something else. */
+/* To be written before each step, which may use their memory for something else: to their address or, where that is 0, to
+   their blocks on the storage. */
 extern const po_tensor po_inputs[];
 /* There after a step: the loss, then gradients where they are kept, then updated statistics. */
 extern const po_tensor po_results[];

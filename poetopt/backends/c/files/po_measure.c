@@ -47,12 +47,28 @@ static int restore(void)
     return failed;
 }
 
+/* A tensor of a batch to its place, which may be on the storage. */
+static int get(FILE *file, const po_tensor *tensor)
+{
+    unsigned char piece[PO_BLOCK_BYTES];
+    int failed = 0;
+    if (tensor->address != NULL) {
+        return fread(tensor->address, 1, tensor->bytes, file) != tensor->bytes;
+    }
+    for (uint32_t done = 0; !failed && done < tensor->bytes; done += PO_BLOCK_BYTES) {
+        const uint32_t count = tensor->bytes - done < PO_BLOCK_BYTES ? tensor->bytes - done : PO_BLOCK_BYTES;
+        failed = fread(piece, 1, count, file) != count ||
+                 po_write(tensor->block + done / PO_BLOCK_BYTES, piece, count) != 0;
+    }
+    return failed;
+}
+
 static int prepare(void)
 {
     FILE *file = fopen("batches.bin", "rb");
     int failed = file == NULL || restore() != 0 || po_load() != 0;
     for (uint32_t k = 0; !failed && k < PO_INPUTS; k++) {
-        failed = fread(po_inputs[k].address, 1, po_inputs[k].bytes, file) != po_inputs[k].bytes;
+        failed = get(file, &po_inputs[k]);
     }
     if (file != NULL) {
         (void)fclose(file);

@@ -12,13 +12,13 @@ from math import log
 
 from poetopt.runtimes.c.tiles.variants import READ_BYTES, WRITE_BYTES, Candidate
 
-MOST = 8
+MOST = 10
 """Ways of an operator."""
 DEAR = 16
 """Ways that move more than this times the least count alike, but for the leanest."""
 HARDLY = 0.05
 """Streaming what is a smaller part of an operator's bytes is not worth it, but where it takes the least RAM of all."""
-FIRST = 7
+FIRST = 9
 """Places for those that need the least RAM for their traffic, whatever they stream."""
 
 

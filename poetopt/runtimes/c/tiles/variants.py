@@ -10,7 +10,7 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetopt.errors import UnsupportedOpError
-from poetopt.graph import Operator, Tensor
+from poetopt.graph import Operator, Role, Tensor
 from poetopt.runtimes.c.kernel import ALIGNMENT
 from poetopt.runtimes.c.steps import Step, as_run, placed, steps
 from poetopt.runtimes.c.tiles import windows
@@ -27,7 +27,8 @@ BOTH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """The same where there are two loops."""
 LEAST_BYTES = windows.BLOCK_BYTES
 """What takes no more is not streamed."""
-MOST_GROUPS = 5
+MOST_OTHERS = 4
+"""What is streamed beside what is updated: the largest ones."""
 READ_BYTES, WRITE_BYTES = 1_000, 5_000
 """What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
 
@@ -133,33 +134,35 @@ class _OfForm:
         self.temporaries = tuple(n for n in form.slices if n in inside and n not in outside)
         self._layouts: dict[int, InnerLayout] = {}
 
-    def groups(self) -> list[tuple[str, ...]]:
-        """What can be streamed: what is updated together, everything else on its own; the largest ones."""
+    def sets(self) -> list[tuple[str, ...]]:
+        """What can be streamed together: of what is updated first the states, which are used once a step, then all."""
 
         def may(name: str) -> bool:
             return name in self.form.slices and self.tensors[name].nbytes > LEAST_BYTES and name in self.movable
 
-        updated = tuple(old for old, _ in self.operator.updates if may(old))
-        inputs = [(n,) for n in self.operator.inputs if may(n) and n not in updated]
+        olds = [old for old, _ in reversed(self.operator.updates) if may(old)]
+        olds.sort(key=lambda old: self.tensors[old].role is not Role.OPTIMIZER_STATE)
+        inputs = [n for n in self.operator.inputs if may(n) and n not in olds]
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
-        outputs = [(n,) for n in self.operator.outputs if may(n) and n not in self.old and n not in later]
-        found = [group for group in (updated, *inputs, *outputs) if group]
-        largest = sorted(found, key=lambda group: -sum(self.tensors[n].nbytes for n in group))[:MOST_GROUPS]
-        return [group for group in found if group in largest]
+        outputs = [n for n in self.operator.outputs if may(n) and n not in self.old and n not in later]
+        others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:MOST_OTHERS]
+        others = [n for n in (*inputs, *outputs) if n in others]
+        chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
+        return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
 
     def candidates(self, number: int) -> Iterator[Candidate]:
-        """Each subset of the groups, with each pair of chunk sizes."""
-        form, groups = self.form, self.groups()
+        """Each set, with each pair of chunk sizes."""
+        form, sets = self.form, self.sets()
+        names = tuple(dict.fromkeys(chain(*sets)))
         must = {n for n, taken in form.slices.items() if form.fixed and taken.pieces > 1} - set(self.temporaries)
         must -= set(self.old)
         plain = placed(self.ran, self.tensors, self.alignment).total_bytes
-        subsets = [[groups[k] for k in range(len(groups)) if mask >> k & 1] for mask in range(1, 1 << len(groups))]
-        chosen = [streamed for subset in subsets if must <= set(streamed := tuple(chain(*subset)))]
+        chosen = [streamed for streamed in sets if must <= set(streamed)]
         saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in chosen]
-        for outer, inner in self.chunks(groups):
+        for outer, inner in self.chunks(names):
             begin = self.layout(outer).total_bytes
             scratch = max(tiling.scratch_bytes(outer) for tiling in form.tilings)
-            taken = {n: self.traffic(n, outer, inner) for group in groups for n in group}
+            taken = {n: self.traffic(n, outer, inner) for n in names}
             room = {n: _aligned(t.buffer_bytes) for n, t in taken.items() if t is not None}
             cost = {n: _cost(t) for n, t in taken.items() if t is not None}
             for streamed, spared in zip(chosen, saved, strict=True):
@@ -168,7 +171,7 @@ class _OfForm:
                     if workspace < spared + plain:
                         yield Candidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
 
-    def chunks(self, groups: Sequence[tuple[str, ...]]) -> Iterator[tuple[int, int]]:
+    def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
         """Sizes of chunks: more than one in all."""
         form = self.form
         sizes: list[list[int]] = []
@@ -177,7 +180,7 @@ class _OfForm:
                 sizes.append([0])
                 continue
             multiples = {loop.multiple}
-            for name in chain(*groups):
+            for name in names:
                 taken = form.slices[name]
                 if taken.level == level and taken.pieces > 1:
                     multiples.add(lcm(loop.multiple, windows.piece_multiple(loop.extent, taken.unit_bytes) or 1))
