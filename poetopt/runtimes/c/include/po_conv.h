@@ -44,16 +44,10 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
                            int32_t row, int32_t row_tap, int32_t column, int32_t col_step, int32_t col_tap,
                            int32_t inside)
 {
-    const float *y1 = y + y_plane, *y2 = y + 2 * y_plane, *y3 = y + 3 * y_plane;
-    const int32_t j2 = 2 * y_col, j3 = 3 * y_col;
-    float t00 = po_from(y, goes_on), t01 = po_from(y + y_col, goes_on);
-    float t02 = po_from(y + j2, goes_on), t03 = po_from(y + j3, goes_on);
-    float t10 = po_from(y1, goes_on), t11 = po_from(y1 + y_col, goes_on);
-    float t12 = po_from(y1 + j2, goes_on), t13 = po_from(y1 + j3, goes_on);
-    float t20 = po_from(y2, goes_on), t21 = po_from(y2 + y_col, goes_on);
-    float t22 = po_from(y2 + j2, goes_on), t23 = po_from(y2 + j3, goes_on);
-    float t30 = po_from(y3, goes_on), t31 = po_from(y3 + y_col, goes_on);
-    float t32 = po_from(y3 + j2, goes_on), t33 = po_from(y3 + j3, goes_on);
+    PO_TILE_ROW(0, y, y_col, goes_on);
+    PO_TILE_ROW(1, y + y_plane, y_col, goes_on);
+    PO_TILE_ROW(2, y + 2 * y_plane, y_col, goes_on);
+    PO_TILE_ROW(3, y + 3 * y_plane, y_col, goes_on);
     int32_t c, r, s;
     for (c = from; c < to; ++c) {
         for (r = low; r < high; ++r) {
@@ -65,26 +59,10 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
                 const float x1 = inside ? line[at + col_step] : po_padded(line, at + col_step, width);
                 const float x2 = inside ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width);
                 const float x3 = inside ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width);
-                float u = v[0];
-                t00 += u * x0;
-                t01 += u * x1;
-                t02 += u * x2;
-                t03 += u * x3;
-                u = v[w_out];
-                t10 += u * x0;
-                t11 += u * x1;
-                t12 += u * x2;
-                t13 += u * x3;
-                u = v[2 * w_out];
-                t20 += u * x0;
-                t21 += u * x1;
-                t22 += u * x2;
-                t23 += u * x3;
-                u = v[3 * w_out];
-                t30 += u * x0;
-                t31 += u * x1;
-                t32 += u * x2;
-                t33 += u * x3;
+                PO_TILE_ADD(0, v[0], x0, x1, x2, x3);
+                PO_TILE_ADD(1, v[w_out], x0, x1, x2, x3);
+                PO_TILE_ADD(2, v[2 * w_out], x0, x1, x2, x3);
+                PO_TILE_ADD(3, v[3 * w_out], x0, x1, x2, x3);
                 v += w_col;
                 at += col_tap;
             }
@@ -93,25 +71,10 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
     {
         const float b0 = bias == NULL ? 0.0f : bias[0], b1 = bias == NULL ? 0.0f : bias[1];
         const float b2 = bias == NULL ? 0.0f : bias[2], b3 = bias == NULL ? 0.0f : bias[3];
-        po_start(y, t00, b0, from + began);
-        po_start(y + y_col, t01, b0, from + began);
-        po_start(y + 2 * y_col, t02, b0, from + began);
-        po_start(y + 3 * y_col, t03, b0, from + began);
-        y += y_plane;
-        po_start(y, t10, b1, from + began);
-        po_start(y + y_col, t11, b1, from + began);
-        po_start(y + 2 * y_col, t12, b1, from + began);
-        po_start(y + 3 * y_col, t13, b1, from + began);
-        y += y_plane;
-        po_start(y, t20, b2, from + began);
-        po_start(y + y_col, t21, b2, from + began);
-        po_start(y + 2 * y_col, t22, b2, from + began);
-        po_start(y + 3 * y_col, t23, b2, from + began);
-        y += y_plane;
-        po_start(y, t30, b3, from + began);
-        po_start(y + y_col, t31, b3, from + began);
-        po_start(y + 2 * y_col, t32, b3, from + began);
-        po_start(y + 3 * y_col, t33, b3, from + began);
+        PO_TILE_PUT(0, po_start, y, y_col, b0, from + began);
+        PO_TILE_PUT(1, po_start, y + y_plane, y_col, b1, from + began);
+        PO_TILE_PUT(2, po_start, y + 2 * y_plane, y_col, b2, from + began);
+        PO_TILE_PUT(3, po_start, y + 3 * y_plane, y_col, b3, from + began);
     }
 }
 

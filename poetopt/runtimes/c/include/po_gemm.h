@@ -16,68 +16,54 @@ PO_INLINE void po_join(float *y, float sum, int32_t first) { *y = first ? sum : 
 /* What a sum begins with: the one in y where it goes on. */
 PO_INLINE float po_from(const float *y, int32_t goes_on) { return goes_on ? *y : 0.0f; }
 
+/* A tile of four rows and four columns in registers, s00 to s33, row by row: what its sums begin with, what joins them of
+ * an outer product, and `put` of each element; the elements of a row lie from y on, `col` apart. */
+#define PO_TILE_ROW(r, y, col, goes_on)                                                            \
+    float s##r##0 = po_from((y), (goes_on)), s##r##1 = po_from((y) + (col), (goes_on));            \
+    float s##r##2 = po_from((y) + 2 * (col), (goes_on)), s##r##3 = po_from((y) + 3 * (col), (goes_on))
+
+#define PO_TILE_ADD(r, a, c0, c1, c2, c3) \
+    do {                                  \
+        const float po_a = (a);           \
+        s##r##0 += po_a * (c0);           \
+        s##r##1 += po_a * (c1);           \
+        s##r##2 += po_a * (c2);           \
+        s##r##3 += po_a * (c3);           \
+    } while (0)
+
+#define PO_TILE_PUT(r, put, y, col, ...)            \
+    do {                                            \
+        put((y), s##r##0, __VA_ARGS__);             \
+        put((y) + (col), s##r##1, __VA_ARGS__);     \
+        put((y) + 2 * (col), s##r##2, __VA_ARGS__); \
+        put((y) + 3 * (col), s##r##3, __VA_ARGS__); \
+    } while (0)
+
 /* Four rows and four columns, over k from `first` to `end`. */
 PO_INLINE void po_tile_4x4(float *y, const float *a, const float *b, int32_t y_row, int32_t y_col, int32_t a_row,
                            int32_t a_col, int32_t b_row, int32_t b_col, int32_t first, int32_t end, int32_t begins,
                            int32_t goes_on)
 {
-    const float *r1 = y + y_row, *r2 = y + 2 * y_row, *r3 = y + 3 * y_row;
-    const int32_t c2 = 2 * y_col, c3 = 3 * y_col;
-    float s00 = po_from(y, goes_on), s01 = po_from(y + y_col, goes_on);
-    float s02 = po_from(y + c2, goes_on), s03 = po_from(y + c3, goes_on);
-    float s10 = po_from(r1, goes_on), s11 = po_from(r1 + y_col, goes_on);
-    float s12 = po_from(r1 + c2, goes_on), s13 = po_from(r1 + c3, goes_on);
-    float s20 = po_from(r2, goes_on), s21 = po_from(r2 + y_col, goes_on);
-    float s22 = po_from(r2 + c2, goes_on), s23 = po_from(r2 + c3, goes_on);
-    float s30 = po_from(r3, goes_on), s31 = po_from(r3 + y_col, goes_on);
-    float s32 = po_from(r3 + c2, goes_on), s33 = po_from(r3 + c3, goes_on);
+    PO_TILE_ROW(0, y, y_col, goes_on);
+    PO_TILE_ROW(1, y + y_row, y_col, goes_on);
+    PO_TILE_ROW(2, y + 2 * y_row, y_col, goes_on);
+    PO_TILE_ROW(3, y + 3 * y_row, y_col, goes_on);
     const float *p = a + first * a_col;
     const float *q = b + first * b_row;
     int32_t k;
     for (k = first; k < end; ++k) {
         const float b0 = q[0], b1 = q[b_col], b2 = q[2 * b_col], b3 = q[3 * b_col];
-        float v = p[0];
-        s00 += v * b0;
-        s01 += v * b1;
-        s02 += v * b2;
-        s03 += v * b3;
-        v = p[a_row];
-        s10 += v * b0;
-        s11 += v * b1;
-        s12 += v * b2;
-        s13 += v * b3;
-        v = p[2 * a_row];
-        s20 += v * b0;
-        s21 += v * b1;
-        s22 += v * b2;
-        s23 += v * b3;
-        v = p[3 * a_row];
-        s30 += v * b0;
-        s31 += v * b1;
-        s32 += v * b2;
-        s33 += v * b3;
+        PO_TILE_ADD(0, p[0], b0, b1, b2, b3);
+        PO_TILE_ADD(1, p[a_row], b0, b1, b2, b3);
+        PO_TILE_ADD(2, p[2 * a_row], b0, b1, b2, b3);
+        PO_TILE_ADD(3, p[3 * a_row], b0, b1, b2, b3);
         p += a_col;
         q += b_row;
     }
-    po_join(y, s00, begins);
-    po_join(y + y_col, s01, begins);
-    po_join(y + 2 * y_col, s02, begins);
-    po_join(y + 3 * y_col, s03, begins);
-    y += y_row;
-    po_join(y, s10, begins);
-    po_join(y + y_col, s11, begins);
-    po_join(y + 2 * y_col, s12, begins);
-    po_join(y + 3 * y_col, s13, begins);
-    y += y_row;
-    po_join(y, s20, begins);
-    po_join(y + y_col, s21, begins);
-    po_join(y + 2 * y_col, s22, begins);
-    po_join(y + 3 * y_col, s23, begins);
-    y += y_row;
-    po_join(y, s30, begins);
-    po_join(y + y_col, s31, begins);
-    po_join(y + 2 * y_col, s32, begins);
-    po_join(y + 3 * y_col, s33, begins);
+    PO_TILE_PUT(0, po_join, y, y_col, begins);
+    PO_TILE_PUT(1, po_join, y + y_row, y_col, begins);
+    PO_TILE_PUT(2, po_join, y + 2 * y_row, y_col, begins);
+    PO_TILE_PUT(3, po_join, y + 3 * y_row, y_col, begins);
 }
 
 /* One row and four columns. */
