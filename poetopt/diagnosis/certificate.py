@@ -38,6 +38,7 @@ from poetopt.formulations import formulation
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.streaming import Room
 from poetopt.formulations.rows import Row
 from poetopt.problem import Problem
 
@@ -133,6 +134,8 @@ def rederive(model: Any, row: Row) -> None:
         _rederive_chain(model, row, row.key)
     elif isinstance(row.key, Rounded) and row.lower == -math.inf:
         _rederive_rounding(model, row, row.key)
+    elif isinstance(row.key, Room) and row.lower == -math.inf:
+        _rederive_room(model, row, row.key)
     else:
         raise PoetError(f"a row of the block '{row.block}' can't be derived again")
 
@@ -149,11 +152,13 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
         if not made.computed or earlier not in problem.operators[made.producer].inputs:
             raise PoetError(f"the cut's path goes from '{problem.tensors[earlier].name}' to no reader of it")
     allowed: set[int] = set()
+    ways = list(model.streaming.y.values()) if space.streams else []
     first = problem.tensors[path[-1]].producer
     for t in range(s + 1, b + 1):
         if (first, t) in space.recompute_of:
             allowed.add(id(model.recompute.r[space.recomputations[space.recompute_of[first, t]]]))
-    for i, paged in zip(path, by_page, strict=True):
+    readers = (b, *(problem.tensors[i].producer for i in path))
+    for i, reader, paged in zip(path, readers, by_page, strict=False):
         for e in range(*space.tensor_range[i]):
             stage = int(space.point_stage[e])
             if space.crosses(e, s):
@@ -162,10 +167,42 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
                 allowed.add(id(model.paging.p[space.points[e]]))
         if not paged and space.paging and i in model.paging.o_index:
             allowed.add(id(model.paging.o[space.tensor_names[i]]))
+        for n, way in enumerate(space.stream_ways):
+            of_reader = space.streams.operator[n] == reader and s < space.streams.stage[n] <= b
+            if (paged and of_reader and i in way.streamed_in) or (not paged and i in way.streamed_out):
+                allowed.add(id(ways[n]))
     # every term that the proof needs must stand in the row, with a coefficient of at least one
     present = {id(v) for v, c in zip(row.variables, row.coefficients, strict=True) if c >= 1.0}
     if not allowed <= present:
         raise PoetError(f"the cut over stages {s}..{b} leaves out a term that its path needs")
+
+
+def _rederive_room(model: Any, row: Row, key: Room) -> None:
+    """What stays across a stage, and a way to run its operator for which there is no room beside it: never both."""
+    space: RetentionSpace = model.space
+    problem, t = space.problem, key.stage
+    operator = problem.operators[t]
+    if t not in space.spanned(key.point):
+        raise PoetError(f"the row on room in stage {t} is about what isn't kept across it")
+
+    def fits(variant: int) -> bool:
+        way = operator.variant(variant)
+        whole = {*operator.inputs, *operator.outputs} - {*way.streamed_in, *way.streamed_out}
+        sizes = [*(problem.tensors[i].nbytes for i in whole), way.workspace_bytes]
+        needed = sum(-(-size // problem.alignment) * problem.alignment for size in sizes)
+        return needed + space.tensor_bytes[space.point_tensor[key.point]] <= space.room_bytes
+
+    ways = list(model.streaming.y.values())
+    own = {id(ways[n]): fits(int(space.streams.variant[n])) for n in space.streams_of[t, t]}
+    kept = id(model.residency.k[space.points[key.point]])
+    claimed = {id(v): c for v, c in zip(row.variables, row.coefficients, strict=True)}
+    if fits(0):  # k + those without room <= 1
+        right = row.upper >= 1 and all(v == kept or not own.get(v, True) for v, c in claimed.items() if c > 0)
+    else:  # k <= those with room
+        right = row.upper >= 0 and all(claimed.get(v, 0.0) <= -1 for v, room in own.items() if room)
+        right = right and all(v == kept for v, c in claimed.items() if c > 0)
+    if not right or max(claimed.values()) > 1:
+        raise PoetError(f"the row on room in stage {t} claims more than the operator's ways prove")
 
 
 def _rederive_rounding(model: Any, row: Row, key: Rounded) -> None:

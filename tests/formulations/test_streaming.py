@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poetopt.diagnosis.certificate import rederive
+from poetopt.engine.model import session_of
 from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.errors import PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
@@ -168,3 +172,52 @@ def test_plain_schedules_stay_valid_answers(name: str) -> None:
             streamed += found.simulation.streamed_runs > 0
     assert plain > 0
     assert streamed == 0 or name == "retention"
+
+
+def test_rows_are_derived_again_and_wrong_ones_are_not() -> None:
+    """What certificates rest on: each cut that a separator finds, and none that leaves out a way to run."""
+    chosen, seen = formulation("retention"), {"chain cut": 0, "room": 0}
+    for seed in range(60):
+        rng = random.Random(seed)
+        problem, ram_bytes = tight_with_variants(rng, forward=2)
+        model = chosen.build(problem, ram_bytes=ram_bytes, scope="full")
+        if not model.space.streams:
+            continue
+        for row in relaxed_rows(model):
+            if row.kind not in seen:
+                continue
+            rederive(model, row)
+            y = {id(v) for v in model.streaming.y.values()}
+            lost = [n for n, v in enumerate(row.variables) if id(v) in y]
+            if not lost:
+                continue
+            seen[row.kind] += 1
+            if row.kind == "chain cut":
+                wrong = replace(row, coefficients=[0.5 if n in lost else c for n, c in enumerate(row.coefficients)])
+            elif row.upper == 0:
+                wrong = replace(row, coefficients=[0.0 if n in lost else c for n, c in enumerate(row.coefficients)])
+            else:
+                others = [v for v in model.streaming.y.values() if id(v) not in map(id, row.variables)]
+                wrong = replace(
+                    row,
+                    variables=[*row.variables, *others],
+                    coefficients=[*row.coefficients, *[1.0] * len(others)],
+                    upper=row.upper if others else 0.0,
+                )
+            with pytest.raises(PoetError):
+                rederive(model, wrong)
+    assert min(seen.values()) >= 5
+
+
+def relaxed_rows(model: Any) -> list[Row]:
+    """The cuts of a few rounds on a model's relaxation."""
+    session = session_of(model, Options(ram_bytes=0, threads=1), scale=1.0)
+    found: list[Row] = []
+    for _ in range(6):
+        point = session.relax(10.0).point
+        if point is None:
+            return found
+        rows = formulation("retention").separate(model, point)
+        found += rows
+        session.add(rows)
+    return found

@@ -36,6 +36,8 @@ Source: this project's reference notes on streamed variants.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
@@ -45,6 +47,14 @@ from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.streams import run_bytes
 from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
 from poetopt.formulations.sets import in_order
+
+
+class Room(NamedTuple):
+    """What identifies a row on room: the stage, and the point whose interval spans it."""
+
+    stage: int
+    point: int
+
 
 VIOLATION = 0.02
 """Rows that a point violates by less are not worth having."""
@@ -141,9 +151,10 @@ def _room_row(block: PyomoBlock, t: int, e: int, fitting: tuple[int, ...], viola
     k = list(model.residency.k.values())[e]
     if -1 in fitting:  # the plain run's share is what the others leave
         others = [n for n in own if n not in fitting]
-        return Row([k, *(y[n] for n in others)], [1.0] * (len(others) + 1), -np.inf, 1.0, violation, "room")
+        ones = [1.0] * (len(others) + 1)
+        return Row([k, *(y[n] for n in others)], ones, -np.inf, 1.0, violation, "room", key=Room(t, e))
     variables = [k, *(y[n] for n in fitting)]
-    return Row(variables, [1.0, *[-1.0] * len(fitting)], -np.inf, 0.0, violation, "room")
+    return Row(variables, [1.0, *[-1.0] * len(fitting)], -np.inf, 0.0, violation, "room", key=Room(t, e))
 
 
 def _counts(block: PyomoBlock) -> list[Count]:
