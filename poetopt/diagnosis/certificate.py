@@ -32,6 +32,7 @@ from poetopt.diagnosis.certified_nodes import grown
 from poetopt.diagnosis.exact import down, exact_bound
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
+from poetopt.engine.search import roomy, run_plain
 from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
@@ -84,6 +85,8 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
     # Rows of `transfer_overlap` stand on multipliers of their own, which nothing here derives again: none are used.
     chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
     until = begin + options.time_limit_s
+    if roomy(problem, options):  # the search says so too
+        problem = run_plain(problem)
     with clock.ending(until):
         model = model_of(chosen, problem, options, scope)
         session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0))
@@ -190,7 +193,7 @@ def _rederive_room(model: Any, row: Row, key: Room) -> None:
         whole = {*operator.inputs, *operator.outputs} - {*way.streamed_in, *way.streamed_out}
         sizes = [*(problem.tensors[i].nbytes for i in whole), way.workspace_bytes]
         needed = sum(-(-size // problem.alignment) * problem.alignment for size in sizes)
-        return needed + space.tensor_bytes[space.point_tensor[key.point]] <= space.room_bytes
+        return bool(needed + space.tensor_bytes[space.point_tensor[key.point]] <= space.room_bytes)
 
     ways = list(model.streaming.y.values())
     own = {id(ways[n]): fits(int(space.streams.variant[n])) for n in space.streams_of[t, t]}

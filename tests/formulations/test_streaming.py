@@ -12,7 +12,7 @@ import pytest
 
 from poetopt.diagnosis.certificate import rederive
 from poetopt.engine.model import session_of
-from poetopt.engine.search import search
+from poetopt.engine.search import roomy, run_plain, search
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import PoetError
 from poetopt.formulations import formulation
@@ -66,6 +66,8 @@ def few(space: RetentionSpace) -> bool:
 def test_optima_are_those_of_all_schedules_of_the_space(seed: int) -> None:
     rng = random.Random(seed)
     problem, ram_bytes = tight_with_variants(rng, forward=rng.choice((1, 2, 2)), dma=rng.random() < 0.3)
+    if roomy(problem, Options(ram_bytes=ram_bytes)):
+        problem = run_plain(problem)
     space = space_of(problem, ram_bytes)
     if not few(space):
         return
@@ -221,3 +223,17 @@ def relaxed_rows(model: Any) -> list[Row]:
         found += rows
         session.add(rows)
     return found
+
+
+def test_with_room_to_spare_operators_run_plain_and_it_is_said() -> None:
+    """The problem of the plan still has its variants: it is the one that was asked about."""
+    problem = network()
+    largest = max(map(problem.working_set_bytes, range(3)))
+    found = optimal(problem, int(1.1 * largest) + 1)
+    assert roomy(problem, found.options)
+    assert found.plan is not None
+    assert found.simulation is not None
+    assert found.simulation.streamed_runs == 0
+    assert found.plan.problem.operators == problem.operators
+    assert "operators run plain" in found.reason
+    assert not roomy(problem, replace(found.options, ram_bytes=largest))
