@@ -12,7 +12,8 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from poetopt.errors import ModelError, OptionError
@@ -63,8 +64,9 @@ def export(
     Nothing of the module changes. The file has each parameter and saved buffer once, under its name in the module, with
     the same bits; it is refused where not. What the output doesn't depend on is left out.
 
-    Raises ModelError where torch can't trace the module or something of it got lost, BackendUnavailableError without
-    torch and onnxscript, OutputError where the file can't be written.
+    Raises ModelError where torch can't trace the module or something of it got lost, OptionError for an example without
+    a batch or too many names, BackendUnavailableError without torch and onnxscript, OutputError where the file can't be
+    written.
     """
     from poetopt.api.models import Model, load
 
@@ -138,26 +140,28 @@ def _traced(
     except Exception as error:  # torch raises whatever its tracing meets
         reason = error.__cause__ or error
         first = next((line for line in str(reason).splitlines() if line.strip()), type(reason).__name__)
-        open_batch = "; dynamic_batch=False, if its batch has one size alone" if batch is not None else ""
+        open_batch = "; dynamic_batch=False where its batch has one size alone" if batch is not None else ""
         raise ModelError(
-            f"{_named(module)}: torch can't export it ({first.strip()}); what its forward does may not depend on "
-            f"values{open_batch}"
+            f"{_named(module)}: torch can't export it ({first.strip().rstrip('.')}); give an example that it takes, "
+            f"and a forward that doesn't depend on values{open_batch}"
         ) from error
+    for what, names, there in (("input", input_names, model.graph.input), ("output", output_names, model.graph.output)):
+        if names is not None and len(names) != len(there):
+            raise OptionError(f"{what}_names: {len(names)} of them, and {_named(module)} has {len(there)} {what}s")
     return model
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says on every call: training mode, and packages that aren't there."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what torch logs, warns of and prints: missing packages, training mode, and errors that it raises too."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()), redirect_stdout(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logging.disable(before)
 
 
 def _without_added_biases(model: onnx.ModelProto) -> None:

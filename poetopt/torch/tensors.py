@@ -60,6 +60,8 @@ def type_of(tensor: Any) -> str:
 
 def difference(array: Array, tensor: Any) -> str:
     """In what an array differs from a tensor so that it can't be its value: type or shape; empty where in nothing."""
+    if tensor.is_meta:
+        return "there it has no memory: device meta"
     if array.dtype.name != type_of(tensor):
         return f"{array.dtype.name} instead of {type_of(tensor)}"
     if array.shape != tuple(tensor.shape):

@@ -37,11 +37,12 @@ class Case:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     pytest.importorskip("onnxscript")
     module = residual()
-    model = po.torch.export(module, image(), tmp_path_factory.mktemp("torch") / "net.onnx", dynamic_batch=False)
-    problem = model.differentiate(loss="cross-entropy").cost("a72")
-    report = po.solve(problem, ram="75%", paging=False, scope="depth:4", gap=0.5)
-    policy, called = po.torch.checkpoint_policy(report), copy.deepcopy(module)
+    path = tmp_path_factory.mktemp("torch") / "net.onnx"
     with one_thread():
+        model = po.torch.export(module, image(), path, dynamic_batch=False)
+        problem = model.differentiate(loss="cross-entropy").cost("a72")
+        report = po.solve(problem, ram="75%", paging=False, scope="depth:4", gap=0.5)
+        policy, called = po.torch.checkpoint_policy(report), copy.deepcopy(module)
         return Case(module, report, policy, called, policy.apply(called, image(), loss=loss_of))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from onnx import numpy_helper
 import poetopt as po
 from poetopt.errors import BackendUnavailableError, ModelError, OptionError, PlanError
 from tests.later import later, uses_torch
-from tests.pytorch.modules import image, labels, mixed
+from tests.pytorch.modules import image, labels, mixed, one_thread
 
 torch = later("torch")
 nn = later("torch.nn")
@@ -30,9 +32,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, po.Mo
     pytest.importorskip("onnxscript")
     path, module = tmp_path_factory.mktemp("torch") / "mixed.onnx", mixed()
     before = state(module)
-    model = po.torch.export(module, image(), path, input_names=["image"], output_names=["logits"])
+    with one_thread():
+        model = po.torch.export(module, image(), path, input_names=["image"], output_names=["logits"])
     assert state(module) == before
     return path, module, model
+
+
+@pytest.fixture(autouse=True)
+def alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """torch on one thread."""
+    with one_thread() if request.node.get_closest_marker("torch") else nullcontext():
+        yield
 
 
 def state(module: Any) -> dict[str, bytes]:
@@ -182,6 +192,8 @@ def test_what_cannot_be_read_or_is_no_module_is_said(tmp_path: Path) -> None:
     for trained in (tmp_path / "gone.onnx", tmp_path / "text.onnx", tmp_path / "cut.npz", 3):
         with pytest.raises(ModelError):
             po.torch.load(module, trained)
+    with pytest.raises(ModelError, match=r"weight \(there it has no memory: device meta\)"):
+        po.torch.load(nn.Linear(2, 2, device="meta"), {"weight": np.zeros((2, 2)), "bias": np.zeros(2)})
     with pytest.raises(ModelError, match=r"torch\.nn\.Module is needed here, not a str"):
         po.torch.load("module", {})
 
@@ -218,7 +230,9 @@ def test_exports_that_lose_something_are_refused(tmp_path: Path) -> None:
 
 
 @uses_torch
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("onnxscript")
 
     class Jumps(nn.Module):  # type: ignore[misc, name-defined]
@@ -228,8 +242,11 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Pat
     path = tmp_path / "net.onnx"
     with pytest.raises(ModelError, match="Jumps: torch can't export it"):
         po.torch.export(Jumps(), torch.zeros(2, 3), path)
+    assert capfd.readouterr().err == ""
     with pytest.raises(OptionError, match="dynamic_batch=False"):
         po.torch.export(nn.Linear(3, 3), torch.zeros(1, 3), path)
+    with pytest.raises(OptionError, match="input_names: 2 of them, and Linear has 1 inputs"):
+        po.torch.export(nn.Linear(3, 3), torch.zeros(2, 3), path, input_names=["x", "y"], dynamic_batch=False)
     cumulative = nn.BatchNorm1d(3, momentum=None)
     with pytest.raises(ModelError, match="momentum=None"):
         po.torch.export(cumulative, torch.zeros(2, 3), path)
