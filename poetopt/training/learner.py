@@ -134,6 +134,7 @@ class Learner:
         meta = {
             "poetopt": __version__,
             "network": self.graph.name,
+            "structure": self.graph.structure_hash,
             "optimizer": self.optimizer,
             "taken": self.step.taken,
             "summed": self.update.summed if self.update is not None else 0,
@@ -152,20 +153,20 @@ class Learner:
         network, optimizer = meta.get("network"), meta.get("optimizer")
         if optimizer != self.optimizer:
             raise PlanError(f"{shown}: it was made with the optimizer {optimizer}, and this is {self.optimizer}")
-        shapes = found.shapes()
+        if meta.get("structure") != self.graph.structure_hash:
+            raise PlanError(
+                f"{shown}: it is of another network ({network}): operators, shapes or types are not those of "
+                f"{self.graph.name!r}; give the plan that it was made with, or another folder"
+            )
+        shapes = dict(found.shapes())
         for name, array in states.items():
-            if name not in shapes or shapes[name] != (array.shape, array.dtype):
-                has = (
-                    f"has {name!r} as {shapes[name][1]} {list(shapes[name][0])}"
-                    if name in shapes
-                    else f"lacks {name!r}"
-                )
+            if shapes.pop(name, None) != (array.shape, array.dtype):
                 raise PlanError(
-                    f"{shown}: it is of another network ({network}): it {has}, and {self.graph.name!r} has it as "
-                    f"{array.dtype} {list(array.shape)}; give the plan that it was made with, or another folder"
+                    f"{shown}: it has no {name!r} of type {array.dtype} and shape {list(array.shape)}, which this "
+                    "training has; give the options that it was made with, or another folder"
                 )
-        if extra := next((name for name in shapes if name not in states), None):
-            raise PlanError(f"{shown}: it is of another network ({network}), which has {extra!r}; give its own plan")
+        if shapes:
+            raise PlanError(f"{shown}: it has {next(iter(shapes))!r}, which this training hasn't; give its options")
         taken, summed = meta.get("taken"), meta.get("summed", 0)
         if not isinstance(taken, int) or not isinstance(summed, int):
             raise PlanError(f"{shown}: it doesn't say after how many steps it was made; remove it")

@@ -66,6 +66,9 @@ def test_trained_resumed_and_written(run: Runner, plan: Path, tmp_path: Path) ->
         padded, labels = np.resize(rows["input"], (32, 12)), rows["labels"]
     scores = np.concatenate([session.run(None, {"input": padded[k : k + 4]})[0] for k in range(0, 32, 4)])
     assert document["accuracy"] == (scores[:30].argmax(axis=1) == labels).mean()
+    further = run(*asked, "--check", "--model", tmp_path / "rest.onnx", "-o", tmp_path / "further.onnx", "--json", "-")
+    assert (further.code, further.err) == (0, "")
+    assert further.document["losses"][0] < document["losses"][0]
 
 
 def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:

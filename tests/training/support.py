@@ -27,6 +27,13 @@ def small(batch: int = 4) -> ModelProto:
     return net.model(net.linear(x, "fc2", 9, 5), (batch, 5))
 
 
+def other() -> ModelProto:
+    """The same with another activation: all names and shapes are alike."""
+    model = small()
+    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Tanh"
+    return model
+
+
 def doubled() -> ModelProto:
     """The same in float64."""
     model = small()
@@ -37,7 +44,7 @@ def doubled() -> ModelProto:
     return model
 
 
-MODELS: dict[str, Callable[[], ModelProto]] = {**NETWORKS, "small": small, "doubled": doubled}
+MODELS: dict[str, Callable[[], ModelProto]] = {**NETWORKS, "small": small, "other": other, "doubled": doubled}
 
 
 @cache

@@ -343,7 +343,8 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="there is no checkpoint in it"):
             trainer.load(tmp_path / "none")
     for name, optimizer, message in (
-        ("lenet", "sgd", r"of another network \(small\): it lacks"),
+        ("lenet", "sgd", r"of another network \(small\): operators, shapes or types are not those of 'lenet'"),
+        ("other", "sgd", r"of another network \(small\): operators, shapes or types"),
         ("small", "adam", "made with the optimizer sgd, and this is adam"),
     ):
         with po.Trainer(plan_of(name, optimizer)) as other:
@@ -351,6 +352,21 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
             with pytest.raises(PlanError, match=message):
                 other.load(tmp_path)
             equal(other.values(), before)
+
+
+def test_checkpoints_of_other_options(tmp_path: Path) -> None:
+    plan = plan_of("small", "none")
+    with po.Trainer(plan, momentum=0.5, accumulate=2) as trainer:
+        trainer.save(tmp_path)
+    with po.Trainer(plan, momentum=0.5) as trainer, pytest.raises(PlanError, match="accumulated', which this training"):
+        trainer.load(tmp_path)
+    with po.Trainer(plan, momentum=0.5) as trainer:
+        trainer.save(tmp_path / "plain")
+    with (
+        po.Trainer(plan, momentum=0.5, accumulate=2) as trainer,
+        pytest.raises(PlanError, match=r"it has no '.*accumulated' of type float32"),
+    ):
+        trainer.load(tmp_path / "plain")
 
 
 def test_what_diverges_is_not_saved_over_what_was_before(tmp_path: Path) -> None:
