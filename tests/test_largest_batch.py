@@ -100,3 +100,11 @@ def test_a_problem_file_has_no_batch(tmp_path: Path) -> None:
         po.solve(path, device="a72", batch="max")
     with pytest.raises(OptionError, match="batch: too late"):
         po.solve(po.load("mlp"), device="a72", batch="max")
+
+
+def test_an_epoch_is_the_most_that_can_be_asked_for() -> None:
+    report = largest("mlp", samples=20, ram="1GB")
+    assert report.largest is not None
+    assert (report.largest.batch, report.largest.refused, report.largest.proven) == (20, None, True)
+    assert report.run is not None
+    assert report.run.steps == 1

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.batches import known_schedule
 from poetopt.errors import ModelError
-from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.report.largest_batch import STORE_ALL, AtBatch, LargestBatch, figures_at
 from poetopt.units import show_seconds
 
@@ -64,7 +63,7 @@ class Looked:
 
 
 def largest_batch(
-    roomiest: ProblemsAt, usual: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float
+    roomiest: ProblemsAt, usual: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float, most: int
 ) -> tuple[LargestBatch, Looked] | None:
     """The largest batch with a schedule, and what is known of it; None where no batch is known to have one.
 
@@ -75,18 +74,21 @@ def largest_batch(
         Is called with each batch before it is looked at.
     begin
         The moment (of `time.monotonic`) at which the time limit begins.
+    most
+        No larger batch can be asked for.
 
     Raises ModelError for a model whose batch can't be changed.
     """
-    batches = _Batches(roomiest, ask, told, begin)
-    low = next((one for one in map(batches.look, BEGIN) if one.room >= 0), None)
+    batches = _Batches(roomiest, ask, told, begin, most)
+    begins = dict.fromkeys(min(batch, most) for batch in BEGIN)
+    low = next((one for one in map(batches.look, begins) if one.room >= 0), None)
     if low is None:
         return None
     refused = _bracketed(batches, low)
     best, refused = _with_schedule(batches, refused)
     if best is None:
         return None
-    plain = _Batches(usual, ask, told, begin)
+    plain = _Batches(usual, ask, told, begin, most)
     if best.figures is not None and best.figures.found == STORE_ALL:  # there was no need for the most room
         again = plain.scheduled(best.batch, search=False)
         best = again if again.figures is not None else best
@@ -97,6 +99,7 @@ def largest_batch(
         batch=best.batch,
         refused=refused.batch if refused else None,
         why=refused.why if refused else "",
+        most=most,
         at=tuple(figures),
     )
     return largest, best
@@ -105,8 +108,8 @@ def largest_batch(
 class _Batches:
     """Batches that were looked at."""
 
-    def __init__(self, at: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float) -> None:
-        self.at, self.ask, self.told, self.begin = at, ask, told, begin
+    def __init__(self, at: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float, most: int) -> None:
+        self.at, self.ask, self.told, self.begin, self.most = at, ask, told, begin, most
         self.known: dict[int, Looked] = {}
         self.limit_s = inf
 
@@ -181,7 +184,7 @@ def _bracketed(batches: _Batches, low: Looked) -> Looked | None:
     other, high = None, None
     guesses = 0
     while high is None or high.batch > low.batch + 1:
-        most = LARGEST_SIZE if high is None else high.batch - 1
+        most = batches.most if high is None else high.batch - 1
         if low.batch == most:
             return None
         guesses += 1
@@ -210,7 +213,7 @@ def _guess(low: Looked, other: Looked | None, most: int) -> int:
 def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | None, Looked | None]:
     """The largest batch with a schedule, and the smallest one above that is proven to have none."""
     best: Looked | None = None
-    beyond = refused.batch if refused else LARGEST_SIZE + 1
+    beyond = refused.batch if refused else batches.most + 1
     trial = beyond - 1
     while (best.batch if best else 0) < beyond - 1:
         looked = batches.scheduled(trial)

@@ -18,6 +18,7 @@ from poetopt.api.problems import SolveOptions, step_of
 from poetopt.api.training import Training, TrainingFile
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.files import write_atomically
+from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.problem import Problem
 from poetopt.units import Factor, Share, parse_battery, parse_ram
 
@@ -198,7 +199,9 @@ def solve(
     largest: LargestBatch | None = None
     starts: tuple[Schedule, ...] = ()
     if model.get("batch") == MAX:
-        largest, tried, starts = _of_largest(given, model, at, ask, ram, listener, now if begin is None else begin)
+        most = LARGEST_SIZE if samples is None else samples
+        since = now if begin is None else begin
+        largest, tried, starts = _of_largest(given, model, at, ask, ram, listener, since, most)
     else:
         tried = at(step_of(given, **model))
     for made in tried:
@@ -241,6 +244,7 @@ def _of_largest(
     ram: object,
     listener: Listener | None,
     begin: float,
+    most: int,
 ) -> tuple[LargestBatch | None, Iterator[Problem], tuple[Schedule, ...]]:
     """The largest batch, the problems to solve there, and a schedule to begin with; the smallest where none fits.
 
@@ -258,7 +262,7 @@ def _of_largest(
     def problems_at(batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
         return at(step_of(given, **{**model, "batch": batch}), roomiest=roomiest)
 
-    found = largest_batch(partial(problems_at, roomiest=True), problems_at, ask, told, begin)
+    found = largest_batch(partial(problems_at, roomiest=True), problems_at, ask, told, begin, most)
     if found is None:
         return None, problems_at(1), ()
     largest, best = found

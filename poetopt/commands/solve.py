@@ -59,7 +59,7 @@ from poetopt.commands.sensitivity import (
     add_sensitivity,
     check_plot,
 )
-from poetopt.console import check_outputs, live_progress, say, write_json, write_text
+from poetopt.console import check_outputs, complain, live_progress, say, write_json, write_text
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
@@ -220,6 +220,8 @@ def solve(
         more.append(told)
     write_json(document, json)
     say("\n\n".join([str(report), *more]), unless=[out, json])
+    if report.warning and "-" in (out, json):  # the summary isn't shown
+        complain(f"warning: {report.warning}")
     if timing:
         say(report.timing_text(), unless=[out, json])
     return 0

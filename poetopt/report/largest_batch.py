@@ -39,6 +39,8 @@ class LargestBatch:
     refused, why
         The smallest batch above it that is proven to have none, and why; None where all that can be asked for may fit.
         Between the two nothing is known: no schedule was found, and none is proven impossible.
+    most
+        What can be asked for: samples of an epoch, or what a size may be.
     at
         Schedules at a few batches, the smallest first.
     """
@@ -46,12 +48,13 @@ class LargestBatch:
     batch: int
     refused: int | None
     why: str
+    most: int
     at: tuple[AtBatch, ...]
 
     @property
     def proven(self) -> bool:
-        """Whether one sample more is proven to have no schedule."""
-        return self.refused == self.batch + 1
+        """Whether one sample more is proven to have no schedule, or can't be asked for."""
+        return self.batch == self.most if self.refused is None else self.refused == self.batch + 1
 
 
 def batch_fields(found: LargestBatch | None) -> dict[str, object] | None:
@@ -82,7 +85,7 @@ def batch_rows(found: LargestBatch | None) -> list[tuple[str, str]]:
         return []
     text = f"{found.batch:,} is the largest"
     if found.refused is None:
-        text = f"{found.batch:,}, and no larger one can be asked for"
+        text += f": no more than {found.most:,} can be asked for"
     elif found.proven:
         text += f": with {found.refused:,}, {found.why}"
     else:

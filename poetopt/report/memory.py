@@ -17,8 +17,10 @@ def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) 
         What the schedule takes with the reserve of kernels; None without a plan.
     """
     lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
+    total, limit = None if taken_bytes is None else problem.beside_bytes + taken_bytes, problem.device_ram_bytes
     return {
-        "total_ram_bytes": None if taken_bytes is None else problem.beside_bytes + taken_bytes,
+        "total_ram_bytes": total,
+        "fits_device": None if total is None or limit is None else total <= limit,
         "stack_bytes": problem.stack_bytes,
         "parameters": problem.parameters,
         "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
@@ -53,9 +55,19 @@ def memory_words(problem: Problem, plan: Plan, taken: int) -> str:
         text += f"; {show_bytes(problem.flash_bytes)} lie in flash"
     limit = problem.device_ram_bytes
     if limit is not None:
-        more = total > limit
-        text += f"; {problem.device} has {show_bytes(limit)}" + (", LESS THAN THAT" if more else "")
+        text += f"; {problem.device} has {show_bytes(limit)}" + (", LESS THAN THAT" if total > limit else "")
     return text
+
+
+def excess_words(problem: Problem, taken: int) -> str | None:
+    """What to do where a step takes more RAM than the device has; None where it doesn't."""
+    total, limit = problem.beside_bytes + taken, problem.device_ram_bytes
+    if limit is None or total <= limit:
+        return None
+    return (
+        f"the step doesn't fit: it takes {total:,} bytes, and {problem.device} has {limit:,}; leave out --ram and "
+        "--total-ram to plan for that device"
+    )
 
 
 def _resident(problem: Problem) -> int | None:

@@ -20,7 +20,7 @@ from poetopt.printable import shown
 from poetopt.problem import Problem
 from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
-from poetopt.report.memory import memory_fields, memory_words, taken_bytes
+from poetopt.report.memory import excess_words, memory_fields, memory_words, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.training_run import TrainingRun, run_fields, run_rows
@@ -77,6 +77,11 @@ class Report:
         if self.plan is None or simulation is None or self.arena_bytes is None:
             return None
         return taken_bytes(self.plan, simulation.peak_bytes, self.arena_bytes)
+
+    @property
+    def warning(self) -> str | None:
+        """What to do where the step takes more RAM than the device has, or None."""
+        return None if self.taken_bytes is None else excess_words(self.problem, self.taken_bytes)
 
     @cached_property
     def overlap(self) -> Overlap | None:
@@ -207,6 +212,7 @@ class Report:
             "largest_batch": batch_fields(self.largest),
             "training": run_fields(self.run, solution),
             **memory_fields(problem, self.plan, self.taken_bytes),
+            **({} if self.plan is not None else {"total_ram_bytes": problem.beside_bytes + options.ram_bytes}),
         }
 
     def __str__(self) -> str:
@@ -262,7 +268,8 @@ class Report:
     def rows(self) -> list[tuple[str, str]]:
         """The summary for people: label and text."""
         loss, said = told.loss_of(self._said())
-        rows = [("loss", loss)] if loss else []
+        rows = [("WARNING", self.warning)] if self.warning else []
+        rows += [("loss", loss)] if loss else []
         rows += batch_rows(self.largest)
         rows.append(("RAM", self._ram()))
         if self.plan is not None and self.taken_bytes is not None:

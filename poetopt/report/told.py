@@ -33,7 +33,7 @@ SOLVED = (
     "asked_scope", "threads", "solver_options", "notes", "important", "version", "versions", "total_ram_bytes",
     "parameters", "parameter_bytes_in_ram", "bytes_written", "flash_bytes", "stack_bytes", "optimizer",
     "micro_batches", "runtime", "largest_batch",
-    "training",
+    "training", "fits_device",
 )  # fmt: skip
 """The fields that `solve` writes into a plan file."""
 ORDER = (

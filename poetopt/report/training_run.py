@@ -22,7 +22,7 @@ class TrainingRun:
     """What is trained with one schedule.
 
     steps
-        How many steps there are; the last batch of an epoch counts as a whole one.
+        How many steps there are: whole batches, as training takes them; what is left of an epoch is left out.
     epochs, samples, batch
         What they come from: samples of an epoch, and of a step. None where the steps were given.
     battery_j
@@ -57,7 +57,9 @@ def training_run(
     batch = batch_of(problem)
     if batch is None:
         raise OptionError(f"--samples {samples}: {problem.name} has no batch to divide them by; give --steps instead")
-    steps = epochs * -(-samples // batch)
+    if samples < batch:
+        raise OptionError(f"--samples {samples}: a batch has {batch}; give more samples, or a smaller --batch")
+    steps = epochs * (samples // batch)
     return TrainingRun(steps=steps, epochs=epochs, samples=samples, batch=batch, battery_j=battery_j)
 
 
@@ -81,6 +83,7 @@ def run_fields(run: TrainingRun | None, solution: Solution) -> dict[str, object]
         "epochs": run.epochs,
         "samples": run.samples,
         "batch": run.batch,
+        "left_out": None if run.samples is None or run.batch is None else run.samples % run.batch,
         "time_s": time_s,
         "deadline_s": None if options.deadline_s is None else run.steps * options.deadline_s,
         "energy_j": energy_j,
@@ -113,7 +116,8 @@ def run_rows(run: TrainingRun | None, solution: Solution) -> list[tuple[str, str
     steps, seconds, joules, deadline = (said[key] for key in ("steps", "time_s", "energy_j", "deadline_s"))
     text = f"{steps:,} step{'' if steps == 1 else 's'}"
     if said["samples"] is not None:
-        text += f" ({said['epochs']:,} x {said['samples']:,} samples in batches of {said['batch']:,})"
+        rest = f", {said['left_out']:,} left out" if said["left_out"] else ""
+        text += f" ({said['epochs']:,} x {said['samples']:,} samples in batches of {said['batch']:,}{rest})"
     if not isinstance(seconds, float) or not isinstance(joules, float):
         return [("training", text)]
     text += f": {show_seconds(seconds)}"

@@ -21,7 +21,8 @@ def test_steps_hours_joules_and_share_of_the_battery(run: Runner) -> None:
     )
     document = told.document
     found = document["training"]
-    steps = 3 * 126  # 1001 samples are 125 batches of 8 and a rest
+    steps = 3 * 125  # 1001 samples are 125 batches of 8, and one is left out
+    assert found["left_out"] == 1
     assert (found["steps"], found["epochs"], found["samples"], found["batch"]) == (steps, 3, 1001, 8)
     assert found["time_s"] == pytest.approx(steps * document["makespan_s"])
     assert found["energy_j"] == pytest.approx(steps * document["energy_j"])
@@ -32,7 +33,7 @@ def test_steps_hours_joules_and_share_of_the_battery(run: Runner) -> None:
     assert found["battery_steps"] == int(39960 / document["energy_j"])
     report = po.solve("lenet", device="a72", ram="100%", batch=8, epochs=3, samples=1001, deadline=60, battery="11.1Wh")
     assert report.to_dict()["training"] == pytest.approx(found)
-    assert "378 steps (3 x 1,001 samples in batches of 8)" in str(report)
+    assert "375 steps (3 x 1,001 samples in batches of 8, 1 left out)" in str(report)
 
 
 def test_a_step_alone_has_no_training(run: Runner) -> None:
@@ -66,6 +67,7 @@ def test_the_deadline_of_a_refusal_is_for_all_steps(run: Runner) -> None:
     ("options", "says"),
     [
         ({"epochs": 2}, "--epochs 2: how many samples has an epoch?"),
+        ({"samples": 5}, "--samples 5: a batch has 8"),
         ({"samples": 5, "steps": 3}, "--steps 3: --epochs and --samples say how many steps"),
         ({"samples": 0}, "--samples 0: must be at least 1"),
         ({"battery": "3000mAh"}, "--battery 3000mAh: at how many volts? Write 3000mAh@3.7V"),
@@ -96,3 +98,30 @@ def test_a_plan_file_that_says_otherwise_is_refused(tmp_path: Path) -> None:
         (tmp_path / "edited.json").write_text(json.dumps(edited))
         with pytest.raises(PlanError, match=key):
             po.verify(tmp_path / "edited.json")
+
+
+def test_more_than_the_device_has_is_told_first(run: Runner) -> None:
+    asked = ("solve", "lenet", "--device", "m4", "--ram", "1MB")
+    ended = run(*asked)
+    assert ended.code == 0
+    document = run(*asked, "--json", "-")
+    taken, has = document.document["total_ram_bytes"], document.document["device_ram_bytes"]
+    assert has < taken
+    assert document.document["fits_device"] is False
+    warning = f"it takes {taken:,} bytes, and m4 has {has:,}"
+    assert ended.out.splitlines()[1].split()[0] == "WARNING"
+    assert warning in " ".join(ended.out.split())
+    assert ended.err == ""
+    assert document.err.startswith("poetopt: warning: the step doesn't fit")
+    fits = run("solve", "lenet", "--device", "a72", "--json", "-")
+    assert fits.document["fits_device"] is True
+    assert fits.err == ""
+
+
+@pytest.mark.parametrize("parameters", ["resident", "paged"])
+def test_a_refusal_has_the_total_that_was_asked_for(run: Runner, parameters: str) -> None:
+    asked = ("--total-ram", "300kB", "--parameters", parameters, "--json", "-")
+    ended = run("solve", "lenet", "--device", "a72", *asked)
+    assert ended.code == 3
+    assert ended.document["total_ram_bytes"] == 300_000
+    assert ended.document["fits_device"] is None
