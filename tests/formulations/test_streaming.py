@@ -23,7 +23,7 @@ from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem
+from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import small_problem
 from tests.formulations.points import FakePoint, activity, by_item
@@ -237,3 +237,23 @@ def test_with_room_to_spare_operators_run_plain_and_it_is_said() -> None:
     assert found.plan.problem.operators == problem.operators
     assert "operators run plain" in found.reason
     assert not roomy(problem, replace(found.options, ram_bytes=largest))
+
+
+def test_what_begins_in_ram_fits_beside_what_stays_though_it_is_streamed() -> None:
+    """The first operator streams its input, which begins in RAM: with the weight there it would be a byte too much."""
+    tensors = (
+        ProblemTensor("x", 6, -1, Transfers(0.0, 4.0, 0.0, 2.0)),
+        ProblemTensor("w", 2, -1, Transfers(0.0, 4.0, 0.0, 4.0), home=Home.STORAGE, carried=True, updated_by=1),
+        ProblemTensor("y", 1, 0, Transfers(0.0, 4.0, 0.0, 2.0)),
+    )
+    operators = (
+        ProblemOperator("forward", (0, 1), (2,), 0.0, 1.0, variants=(Variant((0,), (), 2, 0.0, 3.0, 6),)),
+        ProblemOperator("update", (1, 2), (), 0.0, 0.5, backward=True),
+    )
+    problem = Problem("start", "toy", operators, tensors)
+    for ram_bytes, overhead_j in ((7, 2.0 + 2.0 + 4.0 + 4.0), (8, 2.0 + 2.0)):
+        known = best(formulation("retention"), valid(space_of(problem, ram_bytes), ram_bytes), ram_bytes)
+        found = optimal(problem, ram_bytes)
+        assert known is not None
+        assert known[0] == overhead_j
+        assert found.overhead_bound_j == pytest.approx(overhead_j)

@@ -6,7 +6,8 @@ $$ W_t + \sum_{i:\, q^- < t < q} m_i k_{i,q} + \sum_{i \text{ has a point at } t
    \quad \text{(1g)} $$
 
 Where the stage's own operator may stream (`streaming`), its inputs count by $h_{i,t} \ge 1 - Y^{in}_{i,t,t}$,
-$h_{i,t} \ge k_{i,t^+}$, its outputs by $1 - Y^{out}_i$, and the workspace of its variant stands for its own.
+$h_{i,t} \ge k_{i,t^+}$, its outputs by $1 - Y^{out}_i$, and the workspace of its variant stands for its own. The first
+one may stream what begins in RAM; so that has to fit, too, beside what stays there from the step before.
 
 *Intra-stage row*, while operator j is recomputed in stage t; exact, and found by the separator where a
 point violates it:
@@ -107,6 +108,21 @@ def _build(block: PyomoBlock) -> None:
         rule=stage_row,
         doc="(1g) what is live while the stage's own operator runs fits the budget [memory_unit]",
     )
+    if space.streams:
+        block.start = pyo.Constraint(
+            rule=lambda _: _start_row(space, k), doc="what is there as the step begins fits it"
+        )
+
+
+def _start_row(space: RetentionSpace, k: list[Any]) -> PyomoRow:
+    """What begins in RAM, with what stays there from the step before: the first operator may stream it."""
+    kept = np.flatnonzero(space.wrapped).tolist()
+    size = space.tensor_bytes[space.point_tensor]
+    room = space.room_bytes - float(space.tensor_bytes[list(space.problem.at_start)].sum())
+    if not kept or size[kept].sum() <= room:
+        return pyo.Constraint.Skip
+    coefficients = (size[kept] / space.memory_unit).tolist()
+    return LinearExpression(linear_coefs=coefficients, linear_vars=[k[e] for e in kept]) <= room / space.memory_unit
 
 
 def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float, list[Any], list[float]]]:
