@@ -5,7 +5,7 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python
 BIN     := .venv/bin
 READY   := .venv/.ready
 TESTED  := .venv/.ready-test
-EXTRAS  := solve,test,plot,dask,cbc,gurobi,scip,device,docs
+EXTRAS  := test,plot,dask,cbc,gurobi,scip,device,docs
 PYTEST_FLAGS ?= -n auto --dist worksteal
 OUT     := build/demo
 MODEL   := resnet18-cifar
@@ -79,7 +79,7 @@ $(READY): pyproject.toml constraints.txt
 	         "or say which: make PYTHON=/path/to/python3" >&2; exit 1; }; \
 	fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[solve]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
 # Every extra, so that no test skips for want of one; the demo doesn't wait for them.

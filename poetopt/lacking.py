@@ -1,4 +1,4 @@
-"""What solving needs, and executing and training don't: Pyomo, SciPy and HiGHS, which the extra `solve` brings."""
+"""What solving needs, and executing and training don't: Pyomo, SciPy and HiGHS, which a board may go without."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from poetopt.errors import BackendUnavailableError
 
 PACKAGES = ("pyomo", "scipy", "highspy")
-INSTALL = "pip install 'poetopt[solve]'"
+INSTALL = "pip install " + " ".join(PACKAGES)
 
 
 def check_solving() -> None:
