@@ -3,9 +3,9 @@
 .venv/bin/python -m benchmarks.device [--only NAME] [--output FILE.md]
 
 Batch 1 (where not said otherwise), kernels of the runtime `c`, all weights trained by the step. A step is planned for
-the 256 KB of an m4, or, where it takes more, for the least RAM in all that a schedule is known for, with parameters on
-storage. It runs on an emulated Cortex-M4 that has just that RAM, or on this machine where the emulator would take too
-long. Two networks take 20 steps in a row there.
+the 256 KB of an m4 or the 32 KB of an m0, or, where it takes more, for the least RAM in all that a schedule is known
+for, with parameters on storage. It runs on an emulated core that has just that RAM, or on this machine where the
+emulator would take too long. Two networks take 20 steps in a row there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.problem import Home, Problem
 from poetopt.report.needs import needs
 
-RAM_BYTES = 256_000
+RAM_BYTES, M0_BYTES = 256_000, 32_000
 HEADING = (
     "| network | RAM in all, planned | parameters | least in all: known, bound | runs on | linked + stack "
     "| stack taken | code | instructions | from onnxruntime | 5 x one ulp | same bits | bytes paged |"
@@ -41,16 +41,19 @@ STEPS, LR = 20, 0.002
 
 @dataclass(frozen=True)
 class Case:
-    """A network, where its step runs, how many seconds the solver may search, the batch."""
+    """A network, where its step runs, how many seconds the solver may search, the batch; the device, and its RAM."""
 
     name: str
     on: str = "cortex-m4"
     time_limit: float = 20.0
     batch: int = 1
+    device: str = "m4"
+    ram_bytes: int = RAM_BYTES
 
 
 CASES = (
     Case("lenet"),
+    Case("lenet", "cortex-m0plus", device="m0", ram_bytes=M0_BYTES),
     Case("ds-cnn"),
     Case("resnet8"),
     Case("autoencoder", batch=8),  # BatchNormalization of one row is its bias, of two a sign
@@ -66,9 +69,9 @@ def measure(case: Case) -> str:
     model = po.load(case.name, batch=case.batch)
     assert isinstance(model, po.Model)
     step = model.differentiate(optimizer="sgd")
-    least, bound = least_of(step.cost("m4", runtime="c", parameters="paged"))
+    least, bound = least_of(step.cost(case.device, parameters="paged"))
     try:
-        plan = solved(case, RAM_BYTES)
+        plan = solved(case, case.ram_bytes)
     except InfeasibleError:
         plan = solved(case, least)
     return row(case, plan, least, bound, po.execute_on(plan, case.on))
@@ -86,8 +89,7 @@ def solved(case: Case, total_ram: int) -> Plan:
     report = po.solve(
         case.name,
         batch=case.batch,
-        device="m4",
-        runtime="c",
+        device=case.device,
         optimizer="sgd",
         total_ram=total_ram,
         time_limit=case.time_limit,
@@ -151,14 +153,14 @@ def main() -> None:
         if asked.only in (None, case.name):
             rows.append(measure(case))
             print(rows[-1], flush=True)
-        if asked.only in (None, case.name) and case.name in TRAINED:
+        if asked.only in (None, case.name) and case.name in TRAINED and case.device == "m4":
             trained.append(trained_row(case, po.train_on(solved(case, RAM_BYTES), case.on, STEPS, LR)))
             print(trained[-1], flush=True)
     said = (
         "Whole SGD steps in C of batch 1, all weights trained, kernels of the runtime `c`: planned for the 256,000 B",
-        "of an m4, or, where a step takes more, for the least RAM in all that a schedule is known for, with parameters",
-        "on storage. Bytes. The linker gives",
-        "a step its arena and resident region, and what the device sets aside for the stack; code (gcc -O2) is without",
+        "of an m4, for the 32,000 B of an m0 where it runs on a Cortex-M0+, or, where a step takes more, for the least",
+        "RAM in all that a schedule is known for, with parameters on storage. Bytes. The linker gives a step its arena",
+        "and resident region, and what the device sets aside for the stack; code (gcc -O2) is without",
         "weights, for this machine where it runs on the host. Distances are of how far all parameters move, relative,",
         "in the norm. *Same bits*: scheduled and unscheduled on the same kernels. Steps in a row have plans of their",
         "own, of the same RAM.",
