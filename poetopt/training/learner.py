@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from poetopt.backends.ort import allocator
 from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.process import resident_bytes
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
-from poetopt.errors import ExecutionError, OptionError, PlanError
-from poetopt.graph import TrainingGraph
+from poetopt.errors import ExecutionError, PlanError
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
@@ -23,8 +21,8 @@ from poetopt.step.belongs import graph_of
 from poetopt.step.descent import SLICE
 from poetopt.telling import Told, paced, silent
 from poetopt.training import checkpoint
+from poetopt.training.hyperparameters import DESCENT, check_hyperparameters, check_inside
 from poetopt.training.update import Optimizer, Update, check_update
-from poetopt.units import show_bytes
 from poetopt.version import __version__
 
 if TYPE_CHECKING:
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from poetopt.training.data import DataSet
     from poetopt.training.evaluate import Evaluation, Evaluator
     from poetopt.training.source import Source
-
-DESCENT = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
-"""Hyperparameters of what follows a step that ends with gradients, and their defaults."""
 
 
 class Learner:
@@ -70,7 +65,7 @@ class Learner:
         check_hyperparameters(graph, hyperparameters)
         check_update(accumulate, clip_norm)
         if graph.optimizer != "none":
-            _check_inside(graph, optimizer, accumulate, clip_norm)
+            check_inside(graph, optimizer, accumulate, clip_norm)
         self.workdir, self.told, self.base_bytes = workdir, told, resident_bytes()
         self.step = ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
         self.plan, self.graph = self.step.plan, self.step.graph
@@ -229,46 +224,3 @@ class _Finite(_Both):
                 "take a smaller --lr, or look at the data"
             )
         return found
-
-
-def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
-    """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
-    known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
-    for name, value in given.items():
-        option = f"--{name.replace('_', '-')} {value:g}"
-        if name not in known or name == STEP:
-            has = ", ".join(n for n in known if n != STEP)
-            whose = "descent" if graph.optimizer == "none" else graph.optimizer
-            raise OptionError(
-                f"{option}: the plan's optimizer is {whose}, which has {has}; solve with another --optimizer"
-            )
-        least, below = _RANGES.get(name, (0.0, math.inf))
-        if not (least <= value < below) or (name in ("lr", "eps") and value == 0):
-            raise OptionError(f"{option}: {_SENSE.get(name, 'must be 0 or more')}")
-
-
-_RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
-_SENSE = {
-    "lr": "must be more than 0, as in 0.01",
-    "eps": "must be more than 0, as in 1e-8",
-    **dict.fromkeys(_RANGES, "must be at least 0 and less than 1, as in 0.9"),
-}
-
-
-def _check_inside(
-    graph: TrainingGraph, optimizer: Callable[..., Any] | None, accumulate: int, clip_norm: float | None
-) -> None:
-    """Raise OptionError for what needs all gradients at once, where the step updates as it goes."""
-    asked = {
-        "an optimizer of one's own": optimizer is not None,
-        f"--accumulate {accumulate}": accumulate > 1,
-        f"--clip-norm {clip_norm or 0:g}": clip_norm is not None,
-    }
-    for what, wanted in asked.items():
-        if wanted:
-            size = sum(graph.tensors[name].nbytes for name in graph.trained)
-            raise OptionError(
-                f"{what}: the plan's step updates each parameter by {graph.optimizer} as soon as its gradient is "
-                f"there, and no whole gradient need exist; solve without --optimizer, so that the gradients stay "
-                f"({show_bytes(size)})"
-            )

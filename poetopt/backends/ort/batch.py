@@ -220,8 +220,15 @@ def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
     return found
 
 
-def _uses(graph: Graph, name: str) -> Iterator[tuple[Node, frozenset[int], bool]]:
+def _uses(graph: Graph, name: str) -> tuple[tuple[Node, frozenset[int], bool], ...]:
     """The nodes that read `name`, or it cast or in another order: as which operands, and whether in backward."""
+    known: dict[str, tuple[tuple[Node, frozenset[int], bool], ...]] = vars(graph).setdefault("_uses", {})
+    if name not in known:  # every batch asks for it
+        known[name] = tuple(_found_uses(graph, name))
+    return known[name]
+
+
+def _found_uses(graph: Graph, name: str) -> Iterator[tuple[Node, frozenset[int], bool]]:
     names = {name}
     for operator in graph.operators:
         for node in operator.nodes:
