@@ -55,6 +55,8 @@ class Trainer:
         Of the order of batches.
     workdir
         Where paged tensors lie, and data that must be unpacked; by default the system's temporary folder.
+    allow_symlinks
+        As in `load`, for a plan file's path with a `model`, and for `export`.
     told, progress
         As for `execute`.
 
@@ -76,6 +78,7 @@ class Trainer:
         clip_norm: float | None = None,
         seed: int = 0,
         workdir: str | os.PathLike[str] | None = None,
+        allow_symlinks: bool = False,
         threads: int = 1,
         told: Told | None = None,
         progress: bool = False,
@@ -93,7 +96,11 @@ class Trainer:
             ram_bytes = plan.ram_bytes
         else:
             path = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
-            found = load_plan(plan, model=model) if path else read_plan(plan)  # type: ignore[arg-type]
+            found = (
+                load_plan(plan, model=model, allow_symlinks=allow_symlinks)  # type: ignore[arg-type]
+                if path
+                else read_plan(plan)
+            )
             made, ram_bytes = plan_in(found), budget_of(found)
         said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **(hyperparameters or {})}
         self._learner = Learner(
@@ -109,6 +116,7 @@ class Trainer:
         )
         self.plan, self.graph = self._learner.plan, self._learner.graph
         self._model = model if model is not None else self.graph.source
+        self._allow_symlinks = allow_symlinks
 
     @property
     def hyperparameters(self) -> dict[str, float]:
@@ -233,12 +241,19 @@ class Trainer:
 
         Raises ModelError where the model's file isn't there, OutputError where `path` can't be written.
         """
+        self._export(path)
+
+    def check_export(self) -> None:
+        """Raise ModelError now where `export` would: to be asked before a long training."""
+        self._export(None)
+
+    def _export(self, path: str | os.PathLike[str] | None) -> None:
         from poetopt.training.export import export
         from poetopt.training.original import original
 
         trained = [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
         source = original(self._model, self.plan.problem.recipe)
-        export(source, trained, self.values(), path, known=self.graph.tensors)
+        export(source, trained, self.values(), path, known=self.graph.tensors, allow_symlinks=self._allow_symlinks)
 
     def close(self) -> None:
         """Give up the storage."""

@@ -115,9 +115,11 @@ def train(
         trainer = stack.enter_context(
             Trainer(
                 made, model=model, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
-                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
+                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir,
+                allow_symlinks=allow_symlinks, told=told,
             )
         )  # fmt: skip
+        trainer.check_export()
         ended = trainer.fit(
             data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
             resume=resume, after_epoch=after_epoch,

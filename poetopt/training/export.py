@@ -35,12 +35,14 @@ def export(
     source: str | os.PathLike[str] | onnx.ModelProto,
     names: Sequence[str],
     values: Mapping[str, Array],
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
     *,
     known: Mapping[str, Tensor],
     allow_symlinks: bool = False,
 ) -> None:
     """Write the network `source` to `out` with `values` in place of its own, whole or not at all.
+
+    With None for `out`, nothing is written, but what would fail for the sake of the source does.
 
     source
         A file, or a model in memory, which is not changed.
@@ -59,6 +61,8 @@ def export(
         model = type(source)()
         model.CopyFrom(source)
         put(model, names, values, known, lambda found: _no_file(found.name))
+        if out is None:
+            return
         with replacing(out) as place:
             place.write_bytes(model.SerializeToString())
         return
@@ -67,12 +71,14 @@ def export(
     sizes = {known[name].nbytes for name in names}
     tied = [name for name, span in spans.items() if name not in known and TIED_BYTES < span.nbytes in sizes]
     if all(name in spans for name in names) and not tied:
+        if out is None:
+            return
         with open(path, "rb") as file, replacing(out) as place, open(place, "r+b") as made:
             shutil.copyfileobj(file, made)
             for name in names:
                 _write(made, spans[name], values[name], name)
         return
-    _anew(path, names, values, Path(out), known, allow_symlinks=allow_symlinks)
+    _anew(path, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
 
 
 def _spans(path: Path) -> Mapping[str, Span]:
@@ -91,7 +97,7 @@ def _anew(
     path: Path,
     names: Sequence[str],
     values: Mapping[str, Array],
-    out: Path,
+    out: Path | None,
     known: Mapping[str, Tensor],
     *,
     allow_symlinks: bool,
@@ -111,6 +117,9 @@ def _anew(
 
     left = put(model, names, values, known, read)
     for number, location in enumerate(dict.fromkeys(found.location for found in data.values()), 1):
+        if out is None:
+            with opened(str(path), folder, location, allow_symlinks=allow_symlinks):
+                continue
         name = f"{out.name}.data" if number == 1 else f"{out.name}.{number}.data"
         with (
             opened(str(path), folder, location, allow_symlinks=allow_symlinks) as file,
@@ -124,6 +133,8 @@ def _anew(
         for found in data.values():
             if found.location == location:
                 found.rename(name)
+    if out is None:
+        return
     with replacing(out) as place:
         place.write_bytes(model.SerializeToString())
 

@@ -186,12 +186,19 @@ def test_tensors_that_the_frontend_told_apart_or_joined(network: Callable[[], Mo
 
 def test_what_can_t_be_written_is_said(tmp_path: Path) -> None:
     source = tmp_path / "net.onnx"
+    onnx.save(po.zoo.build("mlp", 2), source, save_as_external_data=True, location="net.bin")
+    graph, names = loaded(source)
+    export(source, names, fresh(graph.tensors, names), None, known=graph.tensors)
+    (tmp_path / "net.bin").rename(tmp_path / "moved")
+    with pytest.raises(ModelError, match=r"external data file .*net\.bin' is missing"):
+        export(source, names, fresh(graph.tensors, names), None, known=graph.tensors)
+    (tmp_path / "moved").unlink()
     onnx.save(po.zoo.build("mlp", 2), source)
     graph, names = loaded(source)
     values = fresh(graph.tensors, names)
     known = {**graph.tensors, "other": graph.tensors[names[0]]}
     with pytest.raises(ModelError, match="no tensor 'other' of its own"):
-        export(source, [*names, "other"], {**values, "other": values[names[0]]}, tmp_path / "out.onnx", known=known)
+        export(source, [*names, "other"], {**values, "other": values[names[0]]}, None, known=known)
     values[names[0]] = values[names[0]][:1]
     with pytest.raises(ModelError, match="it is another network's"):
         export(source, names, values, tmp_path / "out.onnx", known=graph.tensors)
