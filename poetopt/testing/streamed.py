@@ -21,8 +21,8 @@ from poetopt.backends.c.streamed import Function
 from poetopt.graph import Operator, Tensor
 from poetopt.runtimes.c.kernel import FLAGS, Arguments
 from poetopt.runtimes.c.steps import Step, layout, steps
+from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.variants import Streamed, Ways
-from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
 from poetopt.runtimes.contract import InnerLayout, Variant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler
@@ -170,7 +170,7 @@ def _program(trials: Sequence[Trial]) -> str:
         )
     template = files("poetopt.testing").joinpath(TEMPLATE).read_text(encoding="ascii")
     return (
-        template.replace("@BLOCK@", str(BLOCK_BYTES))
+        template.replace("@BLOCK@", str(windows.BLOCK_BYTES))
         .replace("@INCLUDES@", "\n".join(f'#include "{header}"' for header in headers))
         .replace("@FUNCTIONS@", "\n\n".join(functions))
         .replace("@TRIALS@", ",\n    ".join(table))

@@ -14,9 +14,9 @@ from poetopt.operators.constants import constants_of
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.runtimes.c.steps import Step, steps
+from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Slice, Tiling
 from poetopt.runtimes.c.tiles.variants import Streamed
-from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
 from poetopt.runtimes.contract import Variant
 from poetopt.step.places import Places
 
@@ -119,8 +119,8 @@ class _Moved:
 
     def _pieces(self, count: str) -> str:
         unit = self.taken.unit_bytes
-        begin = f"b{self.number} + (uint32_t){FROM[self.taken.level]} * {unit}u / {BLOCK_BYTES}u"
-        apart = f"{self.extent * unit // BLOCK_BYTES}u"
+        begin = f"b{self.number} + (uint32_t){FROM[self.taken.level]} * {unit}u / {windows.BLOCK_BYTES}u"
+        apart = f"{self.extent * unit // windows.BLOCK_BYTES}u"
         return (
             f"{begin}, {apart}, PO_AT({WORKSPACE}, {self.offset}u), (uint32_t){count} * {unit}u, {self.taken.pieces}u"
         )

@@ -13,8 +13,10 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
+from poetopt.backends.c.training import train_on
 from poetopt.backends.ort.batch import random_batch
 from poetopt.errors import PlanError
+from poetopt.frontends.zoo.network import Network
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, lay_out
@@ -39,22 +41,33 @@ def graph() -> TrainingGraph:
 
 
 @cache
-def keeping_nothing() -> Plan:
+def fed() -> Problem:
+    """A step of sgd on one image that is larger than what any operator needs in RAM."""
+    net = Network("fed", 5)
+    x = net.relu(net.conv(net.input("input", (1, 3, 48, 48)), "conv1", (3, 4), 3, stride=4, pad=1, bias=True), "relu1")
+    found = po.load(net.model(net.linear(net.add("Flatten", [x], "flatten", axis=1), "fc", 576, 5), (1, 5)))
+    assert isinstance(found, po.Model)
+    return found.differentiate(optimizer="sgd").cost("m4", runtime="c", parameters="paged", stream="auto")
+
+
+@cache
+def keeping_nothing(of: Problem | None = None) -> Plan:
     """Each operator in the way that takes the least RAM; what it has in RAM comes from storage and goes there."""
+    step = problem() if of is None else of
     steps: list[Instruction] = []
-    for i, tensor in enumerate(problem().tensors):
+    for i, tensor in enumerate(step.tensors):
         if tensor.home is Home.RAM:
             steps += [Instruction(Action.PAGE_OUT, i), Instruction(Action.FREE, i)]
-    for k, operator in enumerate(problem().operators):
-        number = min(range(1 + len(operator.variants)), key=lambda v: problem().working_set_bytes(k, v))
+    for k, operator in enumerate(step.operators):
+        number = min(range(1 + len(operator.variants)), key=lambda v: step.working_set_bytes(k, v))
         way = operator.variant(number)
         whole = [i for i in operator.inputs if i not in way.streamed_in]
         made = [i for i in operator.outputs if i not in way.streamed_out]
-        made += [i for i in whole if problem().tensors[i].updated_by == k]
+        made += [i for i in whole if step.tensors[i].updated_by == k]
         steps += [*(Instruction(Action.PAGE_IN, i) for i in whole), Instruction(Action.COMPUTE, k, number)]
         steps += [Instruction(Action.PAGE_OUT, i) for i in made]
         steps += [Instruction(Action.FREE, i) for i in dict.fromkeys((*whole, *made))]
-    return lay_out(Plan(problem(), tuple(steps)))
+    return lay_out(Plan(step, tuple(steps)))
 
 
 @needs_emulator
@@ -65,6 +78,19 @@ def test_an_emulated_board_of_8_kb_takes_a_step_of_lenet_bit_for_bit() -> None:
     found = execute_on(keeping_nothing(), "cortex-m4")
     assert found.ok, found.message
     assert found.linked_ram_bytes == found.planned_ram_bytes < 8_500
+
+
+@needs_emulator
+def test_an_input_that_would_take_the_most_ram_is_fed_on_storage() -> None:
+    """In po_measure.c on this machine, and in the example on the board, for two steps."""
+    image = next(tensor for tensor in fed().tensors if tensor.name == "input")
+    assert (image.home, image.of_batch) == (Home.STORAGE, True)
+    assert image.nbytes > arena_bytes(keeping_nothing(fed()))
+    assert any("the input 'input' of 27,648 B begins on storage" in note for note in fed().notes)
+    here = execute_on(keeping_nothing(fed()), "host")
+    assert here.ok, here.message
+    there = train_on(keeping_nothing(fed()), "cortex-m4", 2, 0.01)
+    assert there.ok, there.message
 
 
 @needs_host

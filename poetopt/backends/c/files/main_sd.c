@@ -186,11 +186,24 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
 
 static uint32_t blocks(uint32_t bytes) { return (bytes + PO_BLOCK_BYTES - 1u) / PO_BLOCK_BYTES; }
 
-/* Reads tensors from block `block` on; the block behind them, or 0. */
+/* From block `from` on to block `to` on. */
+static int copy(uint32_t from, uint32_t to, uint32_t bytes)
+{
+    unsigned char piece[PO_BLOCK_BYTES];
+    int failed = 0;
+    for (uint32_t at = 0; !failed && at < bytes; at += PO_BLOCK_BYTES, from++, to++) {
+        const uint32_t count = smaller(bytes - at, PO_BLOCK_BYTES);
+        failed = po_read(from, piece, count) != 0 || po_write(to, piece, count) != 0;
+    }
+    return failed;
+}
+
+/* Reads tensors from block `block` on, to RAM or to their place on the storage; the block behind them, or 0. */
 static uint32_t next(uint32_t block, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
-        if (po_read(block, tensors[k].address, tensors[k].bytes) != 0) {
+        const po_tensor *t = &tensors[k];
+        if (t->address != 0 ? po_read(block, t->address, t->bytes) : copy(block, t->block, t->bytes)) {
             return 0u;
         }
         block += blocks(tensors[k].bytes);

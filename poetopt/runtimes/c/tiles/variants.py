@@ -25,8 +25,6 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512,
 """How many chunks a loop has that are tried."""
 BOTH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """The same where there are two loops."""
-LEAST_BYTES = windows.BLOCK_BYTES
-"""What takes no more is not streamed."""
 MOST_OTHERS = 4
 """What is streamed beside what is updated: the largest ones."""
 READ_BYTES, WRITE_BYTES = 1_000, 5_000
@@ -138,7 +136,7 @@ class _OfForm:
         """What can be streamed together: of what is updated first the states, which are used once a step, then all."""
 
         def may(name: str) -> bool:
-            return name in self.form.slices and self.tensors[name].nbytes > LEAST_BYTES and name in self.movable
+            return name in self.form.slices and self.tensors[name].nbytes > windows.BLOCK_BYTES and name in self.movable
 
         olds = [old for old, _ in reversed(self.operator.updates) if may(old)]
         olds.sort(key=lambda old: self.tensors[old].role is not Role.OPTIMIZER_STATE)
