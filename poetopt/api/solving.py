@@ -216,11 +216,11 @@ def solve(
             report = Report(problem=used, solution=solution)
         else:
             report = Report(problem=made, solution=search(made, options, listener, starts=starts, begin=begin))
-        if report.status is not Status.INFEASIBLE or report.solution.interrupted:
+        if not _without(report.solution):
             break
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
-    if report.status is Status.INFEASIBLE and not report.solution.interrupted:
+    if _without(report.solution):
         smaller = fitting_batch(made, ask)
         report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
     largest = largest and with_solved(largest, report.solution)
@@ -269,6 +269,13 @@ def _of_largest(
     assert best.problem is not None
     assert best.schedule is not None
     return largest, iter((best.problem,)), (best.schedule,)
+
+
+def _without(solution: Solution) -> bool:
+    """Whether more time would find no plan: another way of asking may."""
+    from poetopt.engine.solution import Status
+
+    return (solution.status is Status.INFEASIBLE or solution.exhausted) and not solution.interrupted
 
 
 def _searching(order: str, options: Options) -> bool:

@@ -134,7 +134,8 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
     best = run.incumbent.best
     if best is None:
         status, reason = _without_plan(run, proof)
-        return replace(_solution(run, status, store_all_peak), reason=reason)
+        exhausted = proof.infeasible or proof.exhausted
+        return replace(_solution(run, status, store_all_peak), reason=reason, exhausted=exhausted)
     found = _solution(run, Status.FEASIBLE, store_all_peak)
     return replace(found, status=graded(found.overhead_gap, run.options.gap), reason=proof.note)
 

@@ -191,6 +191,9 @@ class Solution:
         For an infeasible problem: a smaller batch for which a schedule was found, as whoever reads models may know.
     timing
         Seconds by phase: layout, heuristics, build, relaxation, neighbourhoods, search.
+    exhausted
+        Without a plan: whether its scope is proven to have none that can be used, so that more time finds none there.
+        Infeasible is said of all plans.
     reason
         For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
     why
@@ -216,6 +219,7 @@ class Solution:
     least_deadline_s: float | None = None
     deadline_bound_s: float | None = None
     fitting_batch: int | None = None
+    exhausted: bool = False
     reason: str = ""
     why: tuple[str, ...] = ()
     build_s: float = 0.0

@@ -110,9 +110,9 @@ def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int, st
     if solution.fitting_batch is not None:
         known.append(f"--batch {solution.fitting_batch} would fit")
     if solution.status is Status.UNKNOWN:
-        more = f" or {option_of_ram}"
-        longer = f", {option_of_ram} or a longer --deadline" if solution.options.deadline_s is not None else more
-        known.append(f"give more --time-limit{longer}")
+        ways = [option_of_ram] if solution.exhausted else ["--time-limit", option_of_ram]
+        ways += ["a longer --deadline"] if solution.options.deadline_s is not None else []
+        known.append(f"give more {' or '.join([', '.join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)}")
     elif least is None and deadline is None and "--" not in said and not solution.why:
         known.append(f"give more {option_of_ram}, a longer --deadline or a smaller --batch")
     return known

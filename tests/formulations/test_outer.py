@@ -17,6 +17,7 @@ from poetopt.formulations.goal import ENERGY, TIME, Goal
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.within import within
 from poetopt.problem import Problem
+from poetopt.report.words import failure_words
 from tests.bruteforce import plan_optimum, steady_optimum
 from tests.formulations.test_spaces import away_between_two_uses
 from tests.problems import random_few
@@ -99,3 +100,5 @@ def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:
             assert found.plan is None
             assert found.status is status
             assert ("whether another one exists is open" in found.reason) is (status is Status.UNKNOWN)
+            assert found.exhausted
+            assert "--time-limit" not in failure_words(problem, found)

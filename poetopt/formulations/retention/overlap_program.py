@@ -1,4 +1,4 @@
-"""The linear program of `transfer_overlap` at one point: what the CPU can hide of the transfers, and what that costs."""
+"""The linear program of `transfer_overlap` at one point: what the CPU can hide of the transfers, and at what price."""
 
 from __future__ import annotations
 
