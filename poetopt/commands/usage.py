@@ -9,6 +9,7 @@ from pathlib import Path
 
 MISSING = {
     "--device": "say for which device, as in --device a72; `poetopt devices` lists them",
+    "--data": "say what to train on, as in --data train.npz",
     "--out": "say where to write it, as in -o FILE",
     "MODEL": "give an .onnx file, or a network that `poetopt zoo` lists",
     "PLAN": "give a plan, which `poetopt solve MODEL --device a72 -o plan.json` writes",
