@@ -169,6 +169,8 @@ def check_values(graph: Graph, name: str, array: Array) -> None:
     labels = [node for node in _readers(graph, name) if node[0] in _LABEL_OPS]
     ignored = {value for op, _, value in labels if isinstance(value, int)}
     least = 0 if labels else -count
+    if least <= int(array.min()) and int(array.max()) < count:
+        return
     values = np.unique(array)
     wrong = [value for value in values.tolist() if not least <= value < count and value not in ignored]
     if wrong:

@@ -11,12 +11,15 @@ much memory as the sessions of a network.
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from poetopt.backends.ort import allocator
 from poetopt.errors import BackendUnavailableError, ExecutionError
@@ -24,6 +27,9 @@ from poetopt.graph import Graph, Node, Role, Tensor
 from poetopt.runtimes.onnxruntime import runtime
 from poetopt.step.kernels import Act
 from poetopt.step.memory import numpy_dtype
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 RANDOM_OPS = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -143,7 +149,10 @@ class Sessions:
         return tuple((key, name) for key, name in inputs if key not in embedded), outputs, embedded
 
     def bound(self, node: Node, addresses: Mapping[str, int]) -> Act:
-        """Running `node` with everything bound to its address. Raises as `get`."""
+        """Running `node` with everything bound to its address; a fill takes no session. Raises as `get`."""
+        fill = node.attributes.get("value")
+        if node.op_type == "ConstantOfShape" and isinstance(fill, np.ndarray):
+            return _filling(self.graph.tensors[node.outputs[0]], addresses[node.outputs[0]], fill)
         prepared, tensors = self.get(node), self.graph.tensors
         binding: Any = prepared.session.io_binding()
         for key, name in prepared.inputs:
@@ -222,6 +231,11 @@ class Sessions:
             f"({node.domain or 'ai.onnx'}.{node.op_type}, opset {self.graph.opset})",
             lambda: onnxruntime().InferenceSession(model, options, providers=["CPUExecutionProvider"]),
         )
+
+
+def _filling(tensor: Tensor, address: int, value: Array) -> Act:
+    place = memoryview((ctypes.c_char * tensor.nbytes).from_address(address))
+    return partial(np.frombuffer(place, numpy_dtype(tensor.dtype)).fill, value.reshape(-1)[0])
 
 
 def _run(session: Any, binding: Any) -> Act:
