@@ -136,6 +136,7 @@ def schedule_into(problem: Problem, order: Sequence[int], schedule: Schedule) ->
         frozenset((operator_at[stage], operator_at[k]) for stage, k in schedule.recomputes),
         frozenset((operator_at[stage], tensor_at[i]) for stage, i in schedule.page_ins),
         frozenset((operator_at[stage - 1] + 1 if stage else 0, tensor_at[i]) for stage, i in schedule.page_outs),
+        frozenset((operator_at[stage], operator_at[k], variant) for stage, k, variant in schedule.variants),
     )
 
 
@@ -146,6 +147,7 @@ def schedule_from(problem: Problem, order: Sequence[int], schedule: Schedule) ->
         frozenset((order[stage], order[at]) for stage, at in schedule.recomputes),
         frozenset((order[stage], tensors[at]) for stage, at in schedule.page_ins),
         frozenset((order[stage - 1] + 1 if stage else 0, tensors[at]) for stage, at in schedule.page_outs),
+        frozenset((order[stage], order[at], variant) for stage, at, variant in schedule.variants),
     )
 
 

@@ -75,6 +75,35 @@ def test_a_changed_problem_is_that_of_the_changed_device(factor: float) -> None:
     assert quicker.tensors == problem.tensors
 
 
+def test_what_runs_stream_changes_with_the_device() -> None:
+    """To rounding; with another throughput but for the last block of each chunk."""
+    training, device = po.load("lenet", batch=1).differentiate(optimizer="sgd"), po.device("m4")
+    storage = device.storage
+    assert storage is not None
+    problem = training.cost(device, parameters="paged")
+    share = storage.power_w / (storage.power_w + storage.cpu_power_w)
+    latencies = storage.page_in_latency_s, storage.page_out_latency_s
+    rates = {name: 2 * getattr(storage, name) for name in ("page_in_bytes_per_s", "page_out_bytes_per_s")}
+    for parameter, other, rel in (
+        ("storage throughput", replace(storage, **rates, bus_bytes_per_s=None), 0.1),
+        ("storage power", replace(storage, power_w=2 * storage.power_w), 1e-9),
+    ):
+        found = changed(problem, parameter, 2.0, storage_share=share, latencies_s=latencies).operators
+        expected = training.cost(replace(device, storage=other), parameters="paged").operators
+        ways = [
+            (a, b)
+            for k, operator in enumerate(found)
+            for a, b in zip(operator.variants, expected[k].variants, strict=True)
+        ]
+        assert len(ways) > 50
+        for here, there in ways:
+            assert here.energy_j == pytest.approx(there.energy_j, rel=rel)
+            assert here.time_s == pytest.approx(there.time_s, rel=rel)
+    quicker = changed(problem, "CPU rate", 2.0).operators[4]
+    moves = problem.operators[4].variants[0].energy_j - problem.operators[4].energy_j
+    assert quicker.variants[0].energy_j == pytest.approx(problem.operators[4].energy_j / 2 + moves)
+
+
 def test_an_unknown_parameter_is_refused() -> None:
     problem, _ = random_tight(random.Random(1))
     with pytest.raises(ValueError, match="there are storage throughput, storage power, CPU rate"):
