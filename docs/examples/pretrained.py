@@ -110,7 +110,7 @@ def main(name: str = "digits", epochs: int = 8) -> tuple[float, float]:
     for epoch, found in enumerate(ended.validations, 1):
         print(f"epoch {epoch}: loss {ended.losses[epoch - 1]:.4f}, test accuracy {found['accuracy']:.1%}")
     after = accuracy(task.net, test)
-    print(f"in torch again: {after:.1%} right; the plan took {ended.planned_bytes:,} B with parameters and optimizer")
+    print(f"in torch again: {after:.1%} right; a step takes {ended.total_ram_bytes:,} B with parameters and optimizer")
     return before, after
 
 
