@@ -52,7 +52,12 @@ class Case:
     gently: float = 1.0
 
 
-CASES = (Case("lenet", 8, "99%"), Case("bert-tiny", 2, "100%"), Case("resnet18-cifar", 2, "70%", 1000.0))
+CASES = (
+    Case("lenet", 8, "99%"),
+    Case("bert-tiny", 2, "100%"),
+    Case("resnet18-cifar", 2, "70%", 100.0),
+    Case("resnet18-cifar", 2, "70%", 1000.0),
+)
 RATES = {"sgd": 1e-2, "momentum": 1e-3, "adam": 1e-4, "adamw": 1e-4}
 
 
