@@ -21,6 +21,7 @@ from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Operator, TrainingGraph, residence
 from poetopt.operators.constants import constants_of
+from poetopt.operators.movable import movable
 from poetopt.operators.work import work
 from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.problem import Variant as ProblemVariant
@@ -108,14 +109,8 @@ def cost(
     kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        movable = [
-            name
-            for name in (*operator.inputs, *operator.outputs)
-            if graph.root(name) in index.keys() - graph.rows.keys()
-        ]
-        plain, *others = takes.variants(
-            operator, graph.tensors, movable=movable if streams else (), values=constants if streams else None
-        )
+        names = movable(operator, graph, index) if streams else ()
+        plain, *others = takes.variants(operator, graph.tensors, movable=names, values=constants if streams else None)
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))
         kept += layout.kept_bytes

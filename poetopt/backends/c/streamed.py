@@ -11,6 +11,7 @@ from poetopt.backends.c.operators import WORKSPACE, OperatorCode, Still, Writer,
 from poetopt.errors import PlanError
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
 from poetopt.operators.constants import constants_of
+from poetopt.operators.movable import movable
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.runtimes.c.steps import Step, steps
@@ -62,13 +63,9 @@ def variant_of(
     index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, operator: Operator
 ) -> Variant:
     """The runtime's own variant that is the problem's. Raises `PlanError` where there is none."""
-    movable = [
-        name
-        for name in (*operator.inputs, *operator.outputs)
-        if graph.root(name) in places.index.keys() - graph.rows.keys()
-    ]
+    names = movable(operator, graph, places.index)
     _, *found = places.runtime.variants(
-        operator, graph.tensors, problem.alignment, movable=movable, values=constants_of(graph)
+        operator, graph.tensors, problem.alignment, movable=names, values=constants_of(graph)
     )
     planned = problem.operators[index].variants[number - 1]
     if number <= len(found) and found[number - 1].workspace.temporaries_bytes == planned.workspace_bytes:

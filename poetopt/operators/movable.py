@@ -1,0 +1,20 @@
+"""Which operands of an operator may be on storage while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+
+from poetopt.graph import Operator, TrainingGraph
+
+
+def movable(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
+    """Inputs and outputs whose storage (root) is one of `scheduled`, and no other operand's; tables by rows are none.
+
+    What is updated is there once, under its old name.
+    """
+    new = {new for _, new in operator.updates}
+    names = [name for name in (*operator.inputs, *operator.outputs) if name not in new]
+    operands = Counter(map(graph.root, names))
+    once = (name for name in names if operands[graph.root(name)] == 1)
+    return [name for name in once if graph.root(name) in scheduled and graph.root(name) not in graph.rows]
