@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from poetopt.devices.feeding import fed_from_storage
 from poetopt.devices.homes import PARAMETERS, STREAM, Homes, homes
@@ -109,8 +110,10 @@ def cost(
     kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        names = movable(operator, graph, index) if streams else ()
-        plain, *others = takes.variants(operator, graph.tensors, movable=names, values=constants if streams else None)
+        given: Mapping[str, Any] = {}
+        if streams:
+            given = {"movable": movable(operator, graph, index), "values": constants}
+        plain, *others = takes.variants(operator, graph.tensors, **given)
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))
         kept += layout.kept_bytes

@@ -105,14 +105,14 @@ class Restless(OnnxRuntime):
 
 class Streaming(OnnxRuntime):
     def variants(
-        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None, **streaming: object
     ) -> tuple[Variant, ...]:
         return (Variant("streamed", self.workspace(operator, tensors, alignment), operator.inputs[:1]),)
 
 
 class Unable(OnnxRuntime):
     def variants(
-        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+        self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None, **streaming: object
     ) -> tuple[Variant, ...]:
         return ()
 
