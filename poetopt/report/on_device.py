@@ -39,8 +39,7 @@ def device_text(plan: Plan, execution: DeviceExecution) -> str:
                 f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}",
             )
         )
-    if execution.bytes_paged:
-        rows.append(("paged", f"{show_bytes(execution.bytes_paged)} to and from a file"))
+    rows += _moved(execution)
     graph = plan.problem.graph
     rows += notes.rows(graph.notes if graph else ())
     name = plan.problem.model_ref or plan.problem.name
@@ -73,8 +72,7 @@ def device_training_text(plan: Plan, ended: DeviceTraining) -> str:
     if ended.instructions is not None:
         each = ended.instructions // ended.steps
         rows.append(("time", f"{ended.instructions:,} instructions, {each:,} a step"))
-    if ended.bytes_paged:
-        rows.append(("paged", f"{show_bytes(ended.bytes_paged)} to and from a file in each step"))
+    rows += _moved(ended)
     graph = plan.problem.graph
     rows += notes.rows(graph.notes if graph else ())
     name = plan.problem.model_ref or plan.problem.name
@@ -95,6 +93,13 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
     ]
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name} in C: {emitted.folder}/README.md says how it is built and called", rows)
+
+
+def _moved(ended: DeviceExecution | DeviceTraining) -> list[tuple[str, str]]:
+    """What goes to and from storage in a step; no row where nothing does."""
+    parts = [f"{show_bytes(ended.bytes_paged)} in whole tensors"] if ended.bytes_paged else []
+    parts += [f"{show_bytes(ended.bytes_streamed)} in chunks inside operators"] if ended.bytes_streamed else []
+    return [("paged", f"{' and '.join(parts)} to and from a file in each step")] if parts else []
 
 
 def _sameness(execution: DeviceExecution) -> str:

@@ -124,6 +124,7 @@ def execute_on(
         store_all_step_s=theirs.step_s,
         fused_step_s=None,
         bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
         loss=float(mine.results[chosen.loss].reshape(-1)[0]),
         by_operator=by_operator,
         results={name: mine.results[name] for name in kept},

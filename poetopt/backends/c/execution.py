@@ -43,8 +43,8 @@ class DeviceExecution(DeviceChecks):
         As in `Execution`.
     step_s, store_all_step_s, fused_step_s
         Median seconds in C on this machine, scheduled and not, and of onnxruntime's one session; None on an emulator.
-    bytes_paged
-        Bytes moved to and from storage in one step.
+    bytes_paged, bytes_streamed
+        Bytes of whole tensors that move to and from storage in one step, and of chunks inside operators.
     loss
         Its value.
     by_operator
@@ -74,6 +74,7 @@ class DeviceExecution(DeviceChecks):
     store_all_step_s: float | None
     fused_step_s: float | None
     bytes_paged: int
+    bytes_streamed: int
     loss: float
     by_operator: Mapping[str, int] = field(default_factory=dict)
     results: Mapping[str, Array] = field(repr=False, compare=False)

@@ -37,8 +37,8 @@ class DeviceTraining(DeviceChecks):
         As in `DeviceExecution`.
     stack_bytes, instructions
         As there, of all steps; None on this machine.
-    bytes_paged
-        In one step.
+    bytes_paged, bytes_streamed
+        In one step, as in `DeviceExecution`.
     values
         Parameters after the last step, by name.
     """
@@ -65,6 +65,7 @@ class DeviceTraining(DeviceChecks):
     stack_bytes: int | None
     instructions: int | None
     bytes_paged: int
+    bytes_streamed: int
     values: Mapping[str, Array] = field(repr=False, compare=False)
 
     @property

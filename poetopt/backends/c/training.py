@@ -133,6 +133,7 @@ def train_on(
         stack_bytes=mine.stack_bytes,
         instructions=mine.instructions,
         bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
         values={row.name: mine.results[row.name] for row in program.parameters},
     )
 

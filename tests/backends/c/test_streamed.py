@@ -22,6 +22,8 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.problem import Home, Problem
+from poetopt.report.on_device import device_text, device_training_text
+from poetopt.units import show_bytes
 from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
 
 
@@ -91,6 +93,9 @@ def test_an_input_that_would_take_the_most_ram_is_fed_on_storage() -> None:
     assert here.ok, here.message
     there = train_on(keeping_nothing(fed()), "cortex-m4", 2, 0.01)
     assert there.ok, there.message
+    for ended in (device_text(keeping_nothing(fed()), here), device_training_text(keeping_nothing(fed()), there)):
+        assert f"{show_bytes(here.bytes_streamed)} in chunks inside operators" in ended
+    assert here.bytes_streamed == there.bytes_streamed > here.bytes_paged
 
 
 @needs_host
