@@ -7,6 +7,7 @@ processes that have ended when the step begins, or begin when it has ended.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from poetopt import apart
 from poetopt.api.plans import budget_of, execute, load_plan, plan_in
 from poetopt.errors import ExecutionError, OtherRuntimeError, PoetError
+from poetopt.files import replacing
 from poetopt.inputs import is_special
 from poetopt.scratch import scratch_folder
 from poetopt.telling import Told, silent
@@ -99,8 +101,14 @@ def compared(
     from poetopt.backends.ort.prepared import Prepared
 
     with _folder() as folder:
-        asked = (plan, model, allow_symlinks, data, dump, seed, workdir, folder)
+        # Written there first: a signal ends that process at once, and may leave no half of it beside `dump`.
+        written = None if dump is None else folder / "dump.npz"
+        asked = (plan, model, allow_symlinks, data, written, seed, workdir, folder)
         found = _call("the plan beside ordinary training", _compare, *asked, told=told)
+        if dump is not None and written is not None:
+            with replacing(dump) as place:
+                shutil.copyfile(written, place)
+            written.unlink()
         yield Prepared.load(folder), found
 
 
