@@ -19,7 +19,9 @@ from poetopt.errors import ExecutionError, PoetError
 from poetopt.telling import Told, silent
 
 T = TypeVar("T")
-_CODE = "from poetopt.apart import main; main()"
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# This very package, and nothing of the working directory, which `python -c` looks into first.
+_CODE = f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]; from poetopt.apart import main; main()"
 _TOLD, _DONE, _FAILED = "told", "done", "failed"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,14 @@ def test_an_answer_comes_from_another_process() -> None:
 def test_an_end_without_an_answer_is_told(what: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         apart.call("the work", failing, what)
+
+
+def test_the_other_process_has_this_package_and_nothing_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lies there by the names of modules."""
+    for name in ("pickle.py", "numpy.py", "poetopt.py"):
+        (tmp_path / name).write_text("raise SystemExit('of the working directory')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    assert apart.call("doubling", doubled, 21)[0] == 42

@@ -125,7 +125,7 @@ def main() -> None:
         assert found["page_ins"] + found["page_outs"] <= 2, found
         run([poetopt, "run", folder / "plan.json"], folder)
         folder.joinpath("net.layers").write_text("input 64\nlinear 32\nshrink 0.3\nlinear 10\n", encoding="utf-8")
-        run([poetopt, "solve", "net.layers", "--device", "m4", "--ram", "100%", "-o", "net.json"], folder)
+        run([poetopt, "solve", "net.layers", "--device", "a72", "--ram", "100%", "-o", "net.json"], folder)
         run([poetopt, "run", "net.json"], folder)
         print(run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", copy / "tests"], copy).strip())
     print(f"the extension is listed, solves, runs and passes its tests: {time.monotonic() - begin:.0f} s")

@@ -109,6 +109,7 @@ def train(
     with ExitStack() as stack:
         told = stack.enter_context(doing("reading the plan and its model"))
         made = stack.enter_context(_prepared(plan, model, allow_symlinks, workdir, check, validate is not None, told))
+        check_outputs([made.graph.source], {"-o": out})
         check_optimizer(made.graph.optimizer, optimizer, plan)
         from poetopt.api.trainer import Trainer
 

@@ -113,8 +113,14 @@ class Fit:
                     f"{found.path}: it was made with {_OPTIONS[name]} {course.get(name)}, and this is {mine}; "
                     "give the same, or another folder"
                 )
+        position = Position.of(found.meta.get("position"), str(found.path))
+        if position.epoch > self.asked.epochs:
+            raise OptionError(
+                f"{found.path}: it has {position.epoch} epochs behind it, and --epochs {self.asked.epochs} asks for "
+                "fewer; give as many, or another folder"
+            )
         self.learner.load(found)
-        self.position = Position.of(found.meta.get("position"), str(found.path))
+        self.position = position
         self.before_s, self.path = self.position.seconds, str(found.path)
 
     def _course(self) -> dict[str, Any]:

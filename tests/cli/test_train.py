@@ -66,6 +66,9 @@ def test_trained_resumed_and_written(run: Runner, plan: Path, tmp_path: Path) ->
         padded, labels = np.resize(rows["input"], (32, 12)), rows["labels"]
     scores = np.concatenate([session.run(None, {"input": padded[k : k + 4]})[0] for k in range(0, 32, 4)])
     assert document["accuracy"] == (scores[:30].argmax(axis=1) == labels).mean()
+    ended = run(*more, "--epochs", 1, "-o", tmp_path / "less.onnx")
+    ended.assert_one_message("it has 4 epochs behind it, and --epochs 1 asks for fewer", code=2)
+    run(*asked, "-o", tmp_path / "net.onnx").assert_one_message("net.onnx", "is the input", code=2)
     further = run(*asked, "--check", "--model", tmp_path / "rest.onnx", "-o", tmp_path / "further.onnx", "--json", "-")
     assert (further.code, further.err) == (0, "")
     assert further.document["losses"][0] < document["losses"][0]
