@@ -3,7 +3,7 @@ r"""Rows of points that waste nothing: what they leave out costs something or no
 $$ \begin{aligned}
    M^{in}_{t,i} + S^{ram}_{t,i} &\le 1, \quad M^{in}_{t,i} + R_{t,g(i)} \le 1, \quad M^{in}_{t,i} \le S^{ram}_{t+1,i} \\
    R_{t,j} + S^{ram}_{t,i} &\le 1 && i \text{ is all that j writes} \\
-   R_{t,j} &\le \sum_{i \in out(j)} \Big( S^{ram}_{t+1,i} + \sum_{h > j \text{ reads } i} R_{t,h} \Big)
+   R_{t,j} &\le \sum_{i \in out(j)} \left( S^{ram}_{t+1,i} + \sum_{h > j \text{ reads } i} R_{t,h} \right)
    \end{aligned} $$
 
 *No schedule is lost.* What is in RAM as stage t + 1 begins is freed at no time in stage t, once it is there; so a

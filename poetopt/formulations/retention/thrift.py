@@ -1,7 +1,7 @@
 r"""Rows of points that waste nothing: each recompute and each page-in is read in its stage, or kept beyond it.
 
 $$ \begin{aligned}
-   r_{j,t} &\le \sum_{i \in out(j)} \Big( k_{i,t^+} + \sum_{h > j \text{ reads } i} r_{h,t} \Big)
+   r_{j,t} &\le \sum_{i \in out(j)} \left( k_{i,t^+} + \sum_{h > j \text{ reads } i} r_{h,t} \right)
       && \text{t's own operator reads none of } out(j) \\
    p_{i,q} &\le k_{i,q^+} + \sum_{h \text{ reads } i} r_{h,q} && \text{q's own operator doesn't read i}
    \end{aligned} $$

@@ -43,7 +43,7 @@ def test_a_network_of_its_own_format(tmp_path: Path) -> None:
     """From file to execution, through the frontend and the gradient rule; and what it says of a bad file."""
     path = tmp_path / "net.layers"
     path.write_text("input 64\nlinear 32\nshrink 0.3\nlinear 10\n", encoding="utf-8")
-    problem = po.load(path, batch=4).differentiate().cost("m4")
+    problem = po.load(path, batch=4).differentiate().cost("a72")
     assert problem.model_ref == str(path)
     report = po.solve(problem, ram="100%")
     report.save(tmp_path / "plan.json")
