@@ -10,15 +10,12 @@ each network, the least RAM for all of the step that is known, and what no step 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.whole_memory import ROOT, Cell, measure
+from benchmarks.whole_memory import Cell, figure, kind, put_rows, rows
 
 HEADING = (
     "| network | device | optimizer | total RAM, B | taken, B | overhead, J | bound, J | gap | wanted J | status, kind "
@@ -63,12 +60,7 @@ def least(network: str) -> str:
 
 def line(cell: Cell, row: dict[str, Any]) -> str:
     """A row of the first table."""
-
-    def number(key: str, form: str) -> str:
-        value = row.get(key)
-        return format(value, form) if isinstance(value, int | float) else "-"
-
-    kind = f"{row.get('status')}, {row.get('scope')}" if row.get("overhead_j") is not None else str(row.get("reason"))
+    number = partial(figure, row)
     found = (
         cell.network,
         cell.device,
@@ -79,7 +71,7 @@ def line(cell: Cell, row: dict[str, Any]) -> str:
         number("overhead_bound_j", ".6g"),
         number("overhead_gap", ".3%"),
         "-" if cell.want_j is None else f"{cell.want_j:g}",
-        kind,
+        kind(row),
         f"{row.get('streamed_runs')} / {row.get('page_ins')} / {row.get('recomputes')}",
         f"{number('bytes_streamed', ',d')}, {number('bytes_paged', ',d')}",
         number("makespan_s", ".3g"),
@@ -93,36 +85,12 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
     parser.add_argument("--least", action="store_true", help="the table of least RAM alone")
     parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.cell:
-        print(json.dumps(measure(Cell(**json.loads(arguments.cell)))))
-        return
-    heading = LEAST if arguments.least else HEADING
-    lines = [heading, "|---" * (heading.count("|") - 1) + "|"]
-    print("\n".join(lines), flush=True)
-    for row in _least_rows(arguments.only) if arguments.least else _rows(arguments.only):
-        lines.append(row)
-        print(row, flush=True)
-        if arguments.output:
-            arguments.output.write_text("\n".join(lines) + "\n")
-
-
-def _least_rows(only: list[str] | None) -> Iterator[str]:
-    return (least(network) for network in WANTED if not only or network in only)
-
-
-def _rows(only: list[str] | None) -> Iterator[str]:
-    for cell in cells():
-        name = " ".join(map(str, asdict(cell).values()))
-        if only and not any(wanted in name for wanted in only):
-            continue
-        command = [sys.executable, "-m", "benchmarks.streamed", "--cell", json.dumps(asdict(cell))]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        if done.returncode:
-            yield f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |"
-        else:
-            yield line(cell, json.loads(done.stdout.strip().splitlines()[-1]))
+    if arguments.least:
+        names = [name for name in WANTED if not arguments.only or name in arguments.only]
+        put_rows(LEAST, map(least, names), arguments.output)
+    else:
+        put_rows(HEADING, rows(cells(), line, arguments.only), arguments.output)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,20 @@ def _half(cell: Cell) -> int:
     return (plain.resident_bytes + states * of_parameters + po.store_all_peak_bytes(plain)) // 2
 
 
+def figure(row: dict[str, Any], key: str, form: str) -> str:
+    """One of a row's figures; - where it has none."""
+    value = row.get(key)
+    return format(value, form) if isinstance(value, int | float) else "-"
+
+
+def kind(row: dict[str, Any]) -> str:
+    """What is proven, or why there is no schedule."""
+    return f"{row.get('status')}, {row.get('scope')}" if row.get("overhead_j") is not None else str(row.get("reason"))
+
+
 def line(cell: Cell, row: dict[str, Any]) -> str:
     """The table's row."""
-
-    def number(key: str, form: str) -> str:
-        value = row.get(key)
-        return format(value, form) if isinstance(value, int | float) else "-"
-
-    kind = f"{row.get('status')}, {row.get('scope')}" if row.get("overhead_j") is not None else str(row.get("reason"))
+    number = partial(figure, row)
     found = (
         cell.network,
         cell.device,
@@ -111,12 +118,37 @@ def line(cell: Cell, row: dict[str, Any]) -> str:
         number("overhead_bound_j", ".6g"),
         number("overhead_gap", ".3%"),
         "-" if cell.want_j is None else f"{cell.want_j:g}",
-        kind,
+        kind(row),
         f"{row.get('page_ins')} / {row.get('recomputes')}",
         number("bytes_written", ",d"),
         f"{row['seconds']:.1f}",
     )
     return f"| {' | '.join(found)} |"
+
+
+def rows(cells: Iterable[Cell], line: Callable[[Cell, dict[str, Any]], str], only: list[str] | None) -> Iterator[str]:
+    """The row of each cell that is asked for, measured in a process of its own."""
+    for cell in cells:
+        name = " ".join(map(str, asdict(cell).values()))
+        if only and not any(wanted in name for wanted in only):
+            continue
+        command = [sys.executable, "-m", "benchmarks.whole_memory", "--cell", json.dumps(asdict(cell))]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        if done.returncode:
+            yield f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |"
+        else:
+            yield line(cell, json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def put_rows(heading: str, rows: Iterable[str], output: Path | None) -> None:
+    """Print a table row by row, and write what there is of it after each."""
+    lines = [heading, "|---" * (heading.count("|") - 1) + "|"]
+    print("\n".join(lines), flush=True)
+    for row in rows:
+        lines.append(row)
+        print(row, flush=True)
+        if output:
+            output.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -128,21 +160,7 @@ def main() -> None:
     if arguments.cell:
         print(json.dumps(measure(Cell(**json.loads(arguments.cell)))))
         return
-    lines = [HEADING, "|---" * (HEADING.count("|") - 1) + "|"]
-    print("\n".join(lines), flush=True)
-    for cell in cells():
-        name = " ".join(map(str, asdict(cell).values()))
-        if arguments.only and not any(wanted in name for wanted in arguments.only):
-            continue
-        command = [sys.executable, "-m", "benchmarks.whole_memory", "--cell", json.dumps(asdict(cell))]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        if done.returncode:
-            lines.append(f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |")
-        else:
-            lines.append(line(cell, json.loads(done.stdout.strip().splitlines()[-1])))
-        print(lines[-1], flush=True)
-        if arguments.output:
-            arguments.output.write_text("\n".join(lines) + "\n")
+    put_rows(HEADING, rows(cells(), line, arguments.only), arguments.output)
 
 
 if __name__ == "__main__":

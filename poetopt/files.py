@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from poetopt.errors import OutputError
 
@@ -61,6 +62,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                 beside.unlink()
         if lock is not None:
             os.close(lock)
+
+
+def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all of `data` to an unbuffered file, which may take less at a time. Raises OSError where it takes none."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _remedy(target: Path, error: OSError) -> str:

@@ -10,8 +10,9 @@ The command line stands on it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from poetopt.lazily import loading
 
 if TYPE_CHECKING:
     from poetopt.api.exchange import add_late_rows, export, import_solution, plan_of
@@ -59,8 +60,4 @@ _HOMES = {
     "train": "poetopt.api.plans",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = loading(__name__, _HOMES)

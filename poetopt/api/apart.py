@@ -74,10 +74,8 @@ def prepared(
     from poetopt.backends.ort.prepared import Prepared
 
     with _folder() as folder:
-        apart.call(
-            "reading the plan and its model", _prepare, plan, model, allow_symlinks, data, seed, evaluates, folder,
-            told=told,
-        )  # fmt: skip
+        asked = (plan, model, allow_symlinks, data, seed, evaluates, folder)
+        _call("reading the plan and its model", _prepare, *asked, told=told)
         yield Prepared.load(folder)
 
 
@@ -178,7 +176,7 @@ def _compare(
     *,
     told: Told,
 ) -> Compared:
-    from poetopt.backends.ort.ordinary import digest
+    from poetopt.backends.ort.ordinary import digests
     from poetopt.backends.ort.prepared import Prepared
     from poetopt.report.execution import execution_document, execution_rows
     from poetopt.step.belongs import graph_of
@@ -189,5 +187,5 @@ def _compare(
     ram_bytes = budget_of(loaded)
     Prepared.of(found, graph_of(found), ram_bytes=ram_bytes, fed=execution.batch, written=True).save(folder)
     title, rows = execution_rows(found, execution)
-    digests = {name: digest(array) for name, array in execution.results.items()}
-    return Compared(execution_document(found, execution), title, tuple(rows), execution.message, digests)
+    document, left = execution_document(found, execution), digests(execution.results)
+    return Compared(document, title, tuple(rows), execution.message, left)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
+from poetopt.closing import Closing
 from poetopt.errors import OptionError, PlanError
 from poetopt.telling import telling
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poetopt.training.update import Optimizer
 
 
-class Trainer:
+class Trainer(Closing):
     """Trains a network by a plan, with nothing beside the schedule; a context manager.
 
         report = po.solve(po.load("net.onnx").differentiate(optimizer="adam").cost("a72"), ram="60%")
@@ -258,11 +258,3 @@ class Trainer:
     def close(self) -> None:
         """Give up the storage."""
         self._learner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

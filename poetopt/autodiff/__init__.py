@@ -6,8 +6,9 @@ on first use, so that importing the package stays cheap.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from poetopt.lazily import loading
 
 if TYPE_CHECKING:
     from poetopt.autodiff.registry import declare_nondifferentiable, register_vjp, trial_rules
@@ -23,8 +24,4 @@ _HOMES = {
     "declare_nondifferentiable": "poetopt.autodiff.registry",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = loading(__name__, _HOMES)

@@ -63,6 +63,10 @@ ValueOption = Annotated[
     list[str] | None,
     typer.Option("--value", metavar="INPUT=16000", help="Make an input a constant of that value; may be repeated."),
 ]
+PlanModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="FILE", help="The model, where it is no longer where the plan says."),
+]
 AllowSymlinksOption = Annotated[
     bool,
     typer.Option("--allow-symlinks", help="Read weights outside of the model's folder through symbolic links."),

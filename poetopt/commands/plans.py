@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from poetopt.commands.completion import choices
-from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
+from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
 from poetopt.console import check_outputs, doing, say, write_json, write_text
 from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError
 
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def run(
     plan: PlanArgument,
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
-    ] = None,
+    model: PlanModelOption = None,
     data: Annotated[
         str | None, typer.Option(metavar="FILE.npz", help="The batch (or data set), by input names; default: random.")
     ] = None,
@@ -261,9 +259,7 @@ def emit(
             autocompletion=choices("flash", "storage"),
         ),
     ] = "flash",
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
-    ] = None,
+    model: PlanModelOption = None,
     allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:
@@ -295,9 +291,7 @@ def verify(
         ),
     ] = False,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Time for proving the bound.")] = "60s",
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
-    ] = None,
+    model: PlanModelOption = None,
     device: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="The device, where its file is no longer where the plan says."),

@@ -6,16 +6,14 @@ from typing import Annotated
 
 import typer
 
-from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
+from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
 from poetopt.console import check_outputs, doing, say, write_json
 
 
 def schedule(
     plan: PlanArgument,
     out: Annotated[str, typer.Option("-o", "--out", metavar="STEP.onnx", help="Write the schedule there.")],
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
-    ] = None,
+    model: PlanModelOption = None,
     allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:

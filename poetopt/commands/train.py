@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poetopt.commands.completion import choices
-from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument
+from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
 from poetopt.console import check_outputs, doing, say, say_meanwhile, write_json
 from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError, PlanError
 from poetopt.optimizers import NAMES
@@ -89,9 +89,7 @@ def train(
             "--check", help="Compare a step with ordinary training first, bit by bit, in a process of its own."
         ),
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The model, where it is no longer where the plan says.")
-    ] = None,
+    model: PlanModelOption = None,
     allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:

@@ -11,8 +11,9 @@ scalars that are given with each step, not constants, so that a learning rate ma
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from poetopt.lazily import loading
 
 if TYPE_CHECKING:
     from poetopt.optimizers.attach import with_updates
@@ -22,8 +23,4 @@ __all__ = ["NAMES", "with_updates"]
 NAMES = ("none", "sgd", "momentum", "adam", "adamw")
 """What `--optimizer` takes."""
 
-
-def __getattr__(name: str) -> object:
-    if name != "with_updates":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("poetopt.optimizers.attach"), name)
+__getattr__ = loading(__name__, {"with_updates": "poetopt.optimizers.attach"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 import platform
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,6 +17,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Overlap
 from poetopt.printable import shown
 from poetopt.problem import Problem
+from poetopt.process import peak_bytes
 from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
 from poetopt.report.memory import excess_words, memory_fields, memory_words, taken_bytes
@@ -195,7 +195,7 @@ class Report:
             "solve_s": solution.solve_s,
             "total_s": solution.total_s,
             "timing": dict(solution.timing),
-            "process_peak_bytes": peak_memory_bytes(),
+            "process_peak_bytes": peak_bytes(),
             "interrupted": solution.interrupted,
             **order_fields(solution.order),
             "paging": problem.paging and options.paging,
@@ -339,7 +339,7 @@ class Report:
         known = sum(solution.timing.values())
         rows = [(phase, show_seconds(seconds)) for phase, seconds in solution.timing.items()]
         rows += [("other", show_seconds(max(0.0, solution.total_s - known))), ("all", show_seconds(solution.total_s))]
-        peak = peak_memory_bytes()
+        peak = peak_bytes()
         if peak is not None:
             rows.append(("memory", f"{show_bytes(peak)} at most, of this process"))
         return table("timing", rows)
@@ -365,16 +365,6 @@ class Report:
         if self.plan is not None and self.solution.reason:
             notes.append(self.solution.reason)
         return [*notes, *self.problem.notes]
-
-
-def peak_memory_bytes() -> int | None:
-    """The most memory that this process has had resident, or None where the system doesn't say."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @cache

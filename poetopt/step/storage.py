@@ -13,20 +13,20 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.closing import Closing
 from poetopt.errors import ExecutionError
+from poetopt.files import write_all
 
 SLOT_ALIGNMENT = 4096
 
 Bytes = NDArray[np.uint8]
 
 
-class PageFile:
+class PageFile(Closing):
     """Storage for paged tensors during an execution; a context manager.
 
     sizes
@@ -68,10 +68,7 @@ class PageFile:
             return
         self._sums[name] = zlib.crc32(source.data)
         try:
-            self.file.seek(self._slots[name])
-            left = source.data
-            while left:
-                left = left[self.file.write(left) :]
+            self._put(self._slots[name], source)
         except OSError as error:
             raise self._failure(f"can't page out {name!r}", error) from error
 
@@ -85,9 +82,7 @@ class PageFile:
 
     def _put(self, place: int, source: Bytes) -> None:
         self.file.seek(place)
-        left = source.data
-        while left:
-            left = left[self.file.write(left) :]
+        write_all(self.file, source.data)
 
     def _get(self, place: int, target: Bytes) -> None:
         self.file.seek(place)
@@ -128,14 +123,6 @@ class PageFile:
     def close(self) -> None:
         """Remove the file."""
         self.file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _claim(self) -> None:
         if not self.nbytes:

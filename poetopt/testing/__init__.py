@@ -12,8 +12,9 @@ network; `check_kernel` needs a C compiler.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from poetopt.lazily import loading
 
 if TYPE_CHECKING:
     from poetopt.testing.backend import check_backend
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
     from poetopt.testing.vjp import check_vjp
 
 _HOMES = {
-    "ContractError": "contract",
-    "check_backend": "backend",
-    "check_block": "block",
-    "check_device": "device",
-    "check_kernel": "kernel",
-    "check_runtime": "runtime",
-    "check_vjp": "vjp",
+    "ContractError": "poetopt.testing.contract",
+    "check_backend": "poetopt.testing.backend",
+    "check_block": "poetopt.testing.block",
+    "check_device": "poetopt.testing.device",
+    "check_kernel": "poetopt.testing.kernel",
+    "check_runtime": "poetopt.testing.runtime",
+    "check_vjp": "poetopt.testing.vjp",
 }
 
 __all__ = [
@@ -44,8 +45,4 @@ __all__ = [
     "check_vjp",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"poetopt.testing.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'poetopt.testing' has no attribute {name!r}")
+__getattr__ = loading(__name__, _HOMES)

@@ -11,12 +11,12 @@ import numpy as np
 
 from poetopt.backends.ort import allocator
 from poetopt.backends.ort.prepared import Prepared
-from poetopt.backends.ort.process import resident_bytes
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import ExecutionError, PlanError
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
+from poetopt.process import resident_bytes
 from poetopt.step.belongs import graph_of
 from poetopt.step.descent import SLICE
 from poetopt.telling import Told, paced, silent

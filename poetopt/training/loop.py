@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from poetopt import interrupts
-from poetopt.backends.ort.process import peak_bytes
 from poetopt.errors import ExecutionError, OptionError, PlanError, PoetError
+from poetopt.process import peak_bytes
 from poetopt.telling import paced
 from poetopt.training import checkpoint
 from poetopt.training.data import DataSet

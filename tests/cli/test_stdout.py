@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import poetopt as po
+from poetopt.backends.ort import random_batch
+from poetopt.backends.ort.execution import save_arrays
 from poetopt.frontends import zoo
 from tests.cli.support import Runner, chain, write_problem
 
@@ -128,6 +131,25 @@ def test_a_plan_is_verified_with_its_model_from_a_pipe(run: Runner) -> None:
     ended = subprocess.run(program, input=plan.encode(), capture_output=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert json.loads(ended.stdout)["model_checked"] == "mlp"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="reads a pipe")
+def test_a_plan_is_run_and_trained_with_from_a_pipe(run: Runner) -> None:
+    """Which another process would wait for in vain; so for one that is empty."""
+    plan = run("solve", "mlp", "--device", "a72", "--ram", "100%", "-o", "-").out
+    Path("plan.json").write_text(plan)
+    graph = po.load_plan("plan.json").plan.problem.graph
+    assert graph is not None
+    save_arrays(random_batch(graph), "rows.npz")
+    train = ("train", "/dev/stdin", "--data", "rows.npz", "-o", "trained.onnx")
+    runs = (("run", "/dev/stdin", *more) for more in ((), ("--check", "none"), ("--steps", "2", "--lr", "0.1")))
+    for command in (*runs, train):
+        for content, code in ((plan, 0), ("", 2)):
+            program = [sys.executable, "-m", "poetopt", *command]
+            ended = subprocess.run(program, input=content.encode(), capture_output=True, check=False, timeout=120)
+            assert ended.returncode == code, (command, ended.stderr)
+            assert ended.stderr.startswith(b"poetopt: " if code else b"")
+            assert bool(ended.stderr) == bool(code)
 
 
 def test_an_encoding_that_lacks_letters_gets_escapes(problem: Path) -> None:

@@ -6,8 +6,9 @@ Public names: `execute`, `Execution`, `train`, `TrainingRun`, `ScheduledStep`, `
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from poetopt.lazily import loading
 
 if TYPE_CHECKING:
     from poetopt.backends.ort.batch import check_batch, load_batch, random_batch
@@ -40,8 +41,4 @@ _HOMES = {
     "save_results": "poetopt.backends.ort.execution",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = loading(__name__, _HOMES)

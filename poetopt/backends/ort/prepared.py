@@ -10,12 +10,12 @@ import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poetopt.backends.ort.sessions import Sessions
-from poetopt.graph import TableRows, TrainingGraph
+from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.step.memory import ALIGNMENT, numpy_dtype
 
@@ -128,11 +128,12 @@ class Prepared:
         """Read what `save` wrote."""
         with (folder / STEP).open("rb") as file:
             plan, ram_bytes, graph, names, whole, places, given, models = pickle.load(file)
-        tensors = graph.tensors
-        values = {name: graph.values.get(name, _shape(tensors[name].shape, tensors[name].dtype)) for name in names}
-        rows = {
-            name: replace(table, values=_shape(whole[name], tensors[name].dtype)) for name, table in graph.rows.items()
+        dtypes = {name: numpy_dtype(graph.tensors[name].dtype) for name in (*names, *graph.rows)}
+        values = {
+            name: graph.values[name] if name in graph.values else _shape(graph.tensors[name].shape, dtypes[name])
+            for name in names
         }
+        rows = {name: replace(table, values=_shape(whole[name], dtypes[name])) for name, table in graph.rows.items()}
         first, graph = Mapped(folder / VALUES, places), replace(graph, values=values, rows=rows)
         plan = replace(plan, problem=replace(plan.problem, graph=graph))
         fed = None if given is None else Mapped(folder / FED, given)
@@ -143,16 +144,16 @@ def _bare(graph: TrainingGraph) -> TrainingGraph:
     """`graph` with arrays that have shape and type alone, and no memory, but where sessions read their values."""
     sessions = Sessions(graph)
     values = {
-        name: array if sessions.embeds(name) else np.broadcast_to(np.zeros((), array.dtype), array.shape)
+        name: array if sessions.embeds(name) else _shape(array.shape, array.dtype)
         for name, array in graph.values.items()
     }
     rows = {
-        name: TableRows(np.broadcast_to(np.zeros((), table.values.dtype), table.values.shape), table.ids, table.fixed)
+        name: replace(table, values=_shape(table.values.shape, table.values.dtype))
         for name, table in graph.rows.items()
     }
     return replace(graph, values=values, rows=rows)
 
 
-def _shape(shape: tuple[int, ...], dtype: str) -> Array:
+def _shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An array of that shape without memory."""
-    return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
+    return np.broadcast_to(np.zeros((), dtype), shape)

@@ -10,8 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from poetopt.backends.ort.batch import check_batch
 from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.closest import closest
+from poetopt.closing import Closing
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.operators.resident import resident_storages
@@ -41,7 +41,7 @@ STEP = "step"
 """The hyperparameter that counts steps, from 1."""
 
 
-class ScheduledStep:
+class ScheduledStep(Closing):
     """Training by `plan`, step by step; a context manager.
 
     plan
@@ -187,14 +187,6 @@ class ScheduledStep:
     def close(self) -> None:
         """Give up the storage."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _say(self, hyperparameters: Mapping[str, float]) -> None:
         said = self.graph.hyperparameters

@@ -28,13 +28,13 @@ from poetopt.backends.ort.execution import save_arrays
 from poetopt.backends.ort.measure import held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.ordinary import VELOCITY, Verdict, Witness, digests, verify
 from poetopt.backends.ort.prepared import Mapped, Prepared
-from poetopt.backends.ort.process import peak_bytes, resident_bytes
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, taken_bytes
 from poetopt.plan.simulate import simulate
+from poetopt.process import peak_bytes, resident_bytes
 from poetopt.scratch import scratch_folder
 from poetopt.step.belongs import graph_of
 from poetopt.step.descent import Momentum

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 import numpy as np
 
 from poetopt.errors import ModelError, OutputError
+from poetopt.files import write_all
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -108,9 +109,7 @@ def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None) -> IO[byt
     try:
         file = tempfile.TemporaryFile(prefix="poetopt-", dir=folder, buffering=0)  # noqa: SIM115
         for part in parts:
-            left = memoryview(part)
-            while left:
-                left = left[file.write(left) :]
+            write_all(file, part)
     except OSError as error:
         raise OutputError(
             f"can't unpack {shown} into {folder}: {error.strerror or os.strerror(error.errno or 0)}; make room there, "

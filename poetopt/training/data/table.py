@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 
 from poetopt.errors import ModelError
+from poetopt.files import write_all
 from poetopt.graph import TrainingGraph
 from poetopt.step.memory import numpy_dtype
 from poetopt.training.data.arrays import Columns, fault
@@ -148,9 +149,7 @@ def _append(file: IO[bytes], data: bytes, path: Path) -> None:
     from poetopt.errors import OutputError
 
     try:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
+        write_all(file, data)
     except OSError as error:
         raise OutputError(
             f"can't unpack {path}: {error.strerror or error}; make room, or name another folder with --workdir"
