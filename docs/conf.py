@@ -34,8 +34,6 @@ default_role = "literal"
 nitpicky = True
 # Annotations name classes of other packages, and of modules that have no page of their own.
 nitpick_ignore_regex = [(r"py:(class|obj|data|exc|func|meth|attr)", r".*")]
-# Problems and runtimes have a class `Variant` each, and annotations say no module.
-suppress_warnings = ["ref.python"]
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3

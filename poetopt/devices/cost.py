@@ -24,10 +24,9 @@ from poetopt.graph import Operator, TrainingGraph, residence
 from poetopt.operators.constants import constants_of
 from poetopt.operators.movable import movable
 from poetopt.operators.work import work
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.problem import Variant as ProblemVariant
+from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.runtimes import runtime as runtime_of
-from poetopt.runtimes.contract import Runtime, Variant
+from poetopt.runtimes.contract import Runtime, RuntimeVariant
 
 
 def cost(
@@ -177,8 +176,8 @@ def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:
 
 
 def _streamed(
-    variant: Variant, operator: Operator, graph: TrainingGraph, index: Mapping[str, int], device: Device
-) -> ProblemVariant:
+    variant: RuntimeVariant, operator: Operator, graph: TrainingGraph, index: Mapping[str, int], device: Device
+) -> Variant:
     """A runtime's variant on a device: transfers wait for one another and for the kernel."""
 
     def places(names: Iterable[str]) -> tuple[int, ...]:
@@ -187,7 +186,7 @@ def _streamed(
     done = work(operator, graph.tensors)
     updated = [old for old, _ in operator.updates if old in variant.streamed_in]
     reads, writes = variant.reads, variant.writes
-    return ProblemVariant(
+    return Variant(
         streamed_in=places(variant.streamed_in),
         streamed_out=places((*variant.streamed_out, *updated)),
         workspace_bytes=variant.workspace.temporaries_bytes,

@@ -50,7 +50,7 @@ class InnerLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class RuntimeVariant:
     """One way in which a runtime can run an operator.
 
     name
@@ -140,7 +140,7 @@ class Runtime(Protocol):
         *,
         movable: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
-    ) -> Iterable[Variant]:
+    ) -> Iterable[RuntimeVariant]:
         """The ways to run an operator; the first is plain: it streams nothing, and its workspace is `workspace`.
 
         movable

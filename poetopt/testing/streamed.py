@@ -23,7 +23,7 @@ from poetopt.runtimes.c.kernel import FLAGS, Arguments
 from poetopt.runtimes.c.steps import Step, layout, steps
 from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.variants import Streamed, Ways
-from poetopt.runtimes.contract import InnerLayout, Variant
+from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler
 
@@ -41,7 +41,7 @@ class Trial:
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Array]
     given: Mapping[str, Array]
-    variants: tuple[Variant, ...]
+    variants: tuple[RuntimeVariant, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def trial(
     tensors: Mapping[str, Tensor],
     values: Mapping[str, Array],
     given: Mapping[str, Array],
-    ways: Sequence[Variant] | None = None,
+    ways: Sequence[RuntimeVariant] | None = None,
 ) -> Trial:
     """A trial of all variants of an operator, or of `ways`."""
     found = ways

@@ -15,7 +15,7 @@ from poetopt.operators.constants import constants_of
 from poetopt.runtimes import runtime
 from poetopt.runtimes.c.tiles import choice, windows
 from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
-from poetopt.runtimes.contract import Variant
+from poetopt.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.streamed import Trial, check_streamed, trial
 from tests.backends.c.support import needs_host
@@ -57,7 +57,7 @@ def operators() -> Iterator[tuple[str, Operator]]:
         yield from ((network, by_name[name]) for name in names if name in by_name)
 
 
-def drawn(network: str, operator: Operator, variants: list[Variant] | None = None, count: int = 3) -> Trial:
+def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | None = None, count: int = 3) -> Trial:
     """A trial of some of its ways with random operands."""
     found = graph(network)
     random = np.random.default_rng(len(operator.name))
@@ -134,12 +134,12 @@ def ram(way: Candidate, found: TrainingGraph) -> int:
     return way.workspace_bytes - sum(found.tensors[name].nbytes for name in way.streamed)
 
 
-def ram_of(way: Variant, found: TrainingGraph) -> int:
+def ram_of(way: RuntimeVariant, found: TrainingGraph) -> int:
     streamed = (*way.streamed_in, *way.streamed_out)
     return way.workspace.temporaries_bytes - sum(found.tensors[name].nbytes for name in streamed)
 
 
-def traffic(way: Variant) -> int:
+def traffic(way: RuntimeVariant) -> int:
     """What its transfers take, counted anew."""
     reads = sum(count * (nbytes + 1_000) for nbytes, count in way.reads)
     return reads + sum(count * (nbytes + 5_000) for nbytes, count in way.writes)

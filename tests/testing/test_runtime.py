@@ -9,7 +9,7 @@ import pytest
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.runtimes import names
-from poetopt.runtimes.contract import InnerLayout, Runtime, Variant
+from poetopt.runtimes.contract import InnerLayout, Runtime, RuntimeVariant
 from poetopt.runtimes.onnxruntime import OnnxRuntime
 from poetopt.testing import ContractError, check_runtime
 
@@ -106,14 +106,14 @@ class Restless(OnnxRuntime):
 class Streaming(OnnxRuntime):
     def variants(
         self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None, **streaming: object
-    ) -> tuple[Variant, ...]:
-        return (Variant("streamed", self.workspace(operator, tensors, alignment), operator.inputs[:1]),)
+    ) -> tuple[RuntimeVariant, ...]:
+        return (RuntimeVariant("streamed", self.workspace(operator, tensors, alignment), operator.inputs[:1]),)
 
 
 class Unable(OnnxRuntime):
     def variants(
         self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None, **streaming: object
-    ) -> tuple[Variant, ...]:
+    ) -> tuple[RuntimeVariant, ...]:
         return ()
 
 

@@ -18,7 +18,7 @@ from poetopt.runtimes.c.steps import Step, steps
 from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Slice, Tiling
 from poetopt.runtimes.c.tiles.variants import Streamed
-from poetopt.runtimes.contract import Variant
+from poetopt.runtimes.contract import RuntimeVariant
 from poetopt.step.places import Places
 
 HEADER = "po_stream.h"
@@ -61,7 +61,7 @@ def streamed_code(
 
 def variant_of(
     index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, operator: Operator
-) -> Variant:
+) -> RuntimeVariant:
     """The runtime's own variant that is the problem's. Raises `PlanError` where there is none."""
     names = movable(operator, graph, places.index)
     _, *found = places.runtime.variants(

@@ -15,7 +15,7 @@ from poetopt.runtimes.c.registry import kernel_for, reason, version
 from poetopt.runtimes.c.steps import as_run, call_of, layout
 from poetopt.runtimes.c.tiles.choice import worth
 from poetopt.runtimes.c.tiles.variants import Ways
-from poetopt.runtimes.contract import InnerLayout, Operands, Variant
+from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -64,10 +64,10 @@ class CRuntime:
         *,
         movable: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
-    ) -> Iterator[Variant]:
+    ) -> Iterator[RuntimeVariant]:
         """See `Runtime.variants`: the plain one, then those of `poetopt.runtimes.c.tiles`."""
         alignment = ALIGNMENT if alignment is None else alignment
-        yield Variant("plain", self.workspace(operator, tensors, alignment))
+        yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable:
             ways = Ways(operator, tensors, alignment, movable=movable, values=values)
             sizes = {name: tensors[name].nbytes for name in movable}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
-from poetopt.runtimes.contract import InnerLayout, Operands, Variant
+from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 from poetopt.runtimes.onnxruntime.in_place import in_place
 from poetopt.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
 from poetopt.runtimes.onnxruntime.types import type_notes
@@ -50,9 +50,9 @@ class OnnxRuntime:
         *,
         movable: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
-    ) -> tuple[Variant, ...]:
+    ) -> tuple[RuntimeVariant, ...]:
         """One: a kernel reads and writes whole tensors."""
-        return (Variant("plain", self.workspace(operator, tensors, alignment)),)
+        return (RuntimeVariant("plain", self.workspace(operator, tensors, alignment)),)
 
     def reserve_bytes(self, kernels: int) -> int:
         """Whole pages, cut at both ends: a block of the heap that starts and ends within a page takes both."""

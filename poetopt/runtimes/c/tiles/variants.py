@@ -16,7 +16,7 @@ from poetopt.runtimes.c.steps import Step, as_run, placed, steps
 from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.forms import Form, forms
 from poetopt.runtimes.c.tiles.tiling import INNER
-from poetopt.runtimes.contract import InnerLayout, Variant
+from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -106,7 +106,7 @@ class Ways:
         for number, form in enumerate(self.forms):
             yield from form.candidates(number)
 
-    def variant(self, found: Candidate) -> Variant:
+    def variant(self, found: Candidate) -> RuntimeVariant:
         """A candidate with all its figures."""
         return self.forms[found.form].variant(found)
 
@@ -220,7 +220,7 @@ class _OfForm:
             return None
         return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
 
-    def variant(self, found: Candidate) -> Variant:
+    def variant(self, found: Candidate) -> RuntimeVariant:
         """A way with its figures."""
         layout = self.layout(found.outer)
         reads: Counter[int] = Counter()
@@ -237,7 +237,7 @@ class _OfForm:
         detail = Streamed(self.form, found.outer, found.inner, found.streamed, tuple(offsets), layout, end)
         end = found.workspace_bytes
         whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
-        return Variant(
+        return RuntimeVariant(
             f"{found.form}.{found.outer}.{found.inner}." + ".".join(found.streamed),
             whole,
             tuple(n for n in found.streamed if n in self.operator.inputs),
