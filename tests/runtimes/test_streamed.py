@@ -14,6 +14,7 @@ from poetopt.graph import Operator, TrainingGraph
 from poetopt.operators.constants import constants_of
 from poetopt.runtimes import runtime
 from poetopt.runtimes.c.tiles import choice, windows
+from poetopt.runtimes.c.tiles.tiling import Rows
 from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
 from poetopt.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
@@ -57,8 +58,8 @@ def operators() -> Iterator[tuple[str, Operator]]:
         yield from ((network, by_name[name]) for name in names if name in by_name)
 
 
-def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | None = None, count: int = 3) -> Trial:
-    """A trial of some of its ways with random operands."""
+def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | None = None) -> Trial:
+    """A trial of one of its ways by each form of its loops, with random operands."""
     found = graph(network)
     random = np.random.default_rng(len(operator.name))
     constants = constants_of(found)
@@ -71,9 +72,10 @@ def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | Non
     given = {name: np.abs(value) if "variance" in name else value for name, value in given.items()}
     if variants is None:
         made = ways(network, operator)
-        all_of = list(made.candidates())
-        picked = random.choice(len(all_of), min(count, len(all_of)), replace=False)
-        variants = [made.variant(all_of[k]) for k in picked]
+        by_form: dict[int, list[Candidate]] = {}
+        for way in made.candidates():
+            by_form.setdefault(way.form, []).append(way)
+        variants = [made.variant(some[random.integers(len(some))]) for some in by_form.values()]
     return trial(operator, found.tensors, constants, given, variants)
 
 
@@ -143,6 +145,25 @@ def traffic(way: RuntimeVariant) -> int:
     """What its transfers take, counted anew."""
     reads = sum(count * (nbytes + 1_000) for nbytes, count in way.reads)
     return reads + sum(count * (nbytes + 5_000) for nbytes, count in way.writes)
+
+
+@pytest.mark.parametrize(("kernel", "step", "before"), [(3, 1, 1), (3, 2, 1), (5, 1, 0), (2, 2, 0), (7, 2, 3)])
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_rows_that_two_chunks_need_are_read_once(kernel: int, step: int, before: int, chunk: int) -> None:
+    height, unit, pieces = 24, 128, 3
+    out = (height + 2 * before - kernel) // step + 1
+    taken = Rows(height, step, 1, -before, kernel - before - step)
+    for row in range(out):
+        met = [r for r in range(row * step - before, row * step - before + kernel) if 0 <= r < height]
+        assert taken.span(row, row + 1) == (met[0], met[-1] + 1)
+    found = windows.rows(taken, unit, pieces, out, chunk, 1, True, False)
+    assert found is not None
+    _, last = taken.span(out - 1, out)
+    moved = sum(nbytes * count for nbytes, count in found.reads.items())
+    assert moved == pieces * -(-last * unit // windows.BLOCK_BYTES) * windows.BLOCK_BYTES
+    widest = ((chunk - 1) * step + kernel) * unit
+    assert found.buffer_bytes <= pieces * (widest + 2 * windows.BLOCK_BYTES)
+    assert windows.rows(replace(taken, extent=23), unit, pieces, out, chunk, 1, True, False) is None  # no whole blocks
 
 
 @pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])

@@ -78,7 +78,11 @@ def variant_of(
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A streamed tensor: its number among the streamed, where its buffer is, and what is done with it."""
+    """A streamed tensor: its number among the streamed, where its buffer is, and what is done with it.
+
+    pitch
+        From the window of one of its pieces to the next one's; 0 where there are none.
+    """
 
     number: int
     name: str
@@ -86,18 +90,28 @@ class _Moved:
     extent: int
     nbytes: int
     offset: int
+    pitch: int
     reads: bool
     writes: bool
 
     @property
     def window(self) -> bool:
-        """Whether it goes through a window: chunks are runs of bytes."""
-        return self.taken.pieces == 1
+        """Whether it goes through a window: chunks are runs of bytes, or each piece has its own."""
+        return self.taken.pieces == 1 or self.taken.rows is not None
+
+    def declared(self) -> str:
+        """Its window."""
+        pieces, at = self.taken.pieces, f"PO_AT({WORKSPACE}, {self.offset}u)"
+        return (
+            f"po_window po_w{self.number} = "
+            f"{{{at}, b{self.number}, {self.nbytes // pieces}u, {pieces}u, {self.pitch}u, 0u, 0u}};"
+        )
 
     def span(self, count: str) -> tuple[str, str]:
         """Its chunk's first byte, and the one after its last."""
         at = FROM[self.taken.level]
-        return f"(uint32_t){at} * {self.taken.unit_bytes}u", f"(uint32_t)({at} + {count}) * {self.taken.unit_bytes}u"
+        first, last = _rows(self.taken, at, f"({at} + {count})")
+        return f"(uint32_t){first} * {self.taken.unit_bytes}u", f"(uint32_t){last} * {self.taken.unit_bytes}u"
 
     def enter(self, count: str) -> Iterator[str]:
         """What makes its chunk be in RAM, or have room there."""
@@ -110,7 +124,9 @@ class _Moved:
     def leave(self, count: str) -> Iterator[str]:
         """What writes its chunk."""
         if self.writes and self.window:
-            yield f"PO_TRY(po_window_out(&po_w{self.number}, {self.span(count)[1]}));"
+            at = f"({FROM[self.taken.level]} + {count})"
+            done, _ = _rows(self.taken, at, at)  # what the next chunk doesn't begin before
+            yield f"PO_TRY(po_window_out(&po_w{self.number}, (uint32_t){done} * {self.taken.unit_bytes}u));"
         elif self.writes:
             yield f"PO_TRY(po_pieces_out({self._pieces(count)}));"
 
@@ -125,9 +141,8 @@ class _Moved:
     @property
     def at(self) -> str:
         """Where its chunk is."""
-        begin = f"(uint32_t){FROM[self.taken.level]} * {self.taken.unit_bytes}u"
         if self.window:
-            return f"po_window_at(&po_w{self.number}, {begin})"
+            return f"po_window_at(&po_w{self.number}, {self.span('0')[0]})"
         return f"PO_AT({WORKSPACE}, {self.offset}u)"
 
 
@@ -165,15 +180,15 @@ class Function:
             made = name not in operator.inputs
             writes = made or name in self.old.values()
             extent = form.loop(taken.level).extent
-            self.moved[name] = _Moved(k, name, taken, extent, tensors[name].nbytes, offset, not made, writes)
+            pitch = detail.pitches[k]
+            self.moved[name] = _Moved(k, name, taken, extent, tensors[name].nbytes, offset, pitch, not made, writes)
 
     def lines(self) -> Iterator[str]:
         """All of them."""
         form, detail = self.detail.form, self.detail
         for moved in self.moved.values():
             if moved.window:
-                at = f"PO_AT({WORKSPACE}, {moved.offset}u)"
-                yield f"po_window po_w{moved.number} = {{{at}, b{moved.number}, {moved.nbytes}u, 0u, 0u}};"
+                yield moved.declared()
         if form.outer is None:
             yield from self.step(0, form.tilings[0], "0")
         elif not form.fixed:
@@ -256,10 +271,16 @@ class Function:
         name = layout.storage.get(name, name)
         moved = self.moved.get(self.old.get(name, name))
         if moved is not None:
-            return Part(moved.at, side_by_side)
-        extent = self.detail.form.loop(taken.level).extent
-        at = f"PO_AT({self.writer.of(name)}, (uint32_t){FROM[taken.level]} * {taken.unit_bytes}u)"
+            return Part(moved.at, str(moved.pitch // width) if moved.pitch else side_by_side)
+        extent = self.detail.form.loop(taken.level).extent if taken.rows is None else taken.rows.extent
+        first, _ = _rows(taken, FROM[taken.level], "0")
+        at = f"PO_AT({self.writer.of(name)}, (uint32_t){first} * {taken.unit_bytes}u)"
         return Part(at, str(extent * taken.unit_bytes // width))
+
+
+def _rows(taken: Slice, begin: str, end: str) -> tuple[str, str]:
+    """Which of an operand's steps, or rows, steps `begin` to `end` of a loop take: the first, and where they end."""
+    return (begin, end) if taken.rows is None else taken.rows.in_c(begin, end)
 
 
 def _loop(level: int, extent: int, size: int) -> list[str]:

@@ -1,8 +1,8 @@
 /* Convolutions, direct: nothing is unfolded, and nothing is needed beside the operands.
  *
  * po_conv goes over one image of one group. It writes `outs` planes of `rows` by `columns`, element (o, i, j) at
- * y[o * y_plane + i * y_row + j * y_col], each the sum over `ins` planes of x (`height` by `width`, dense) and over
- * `kh` by `kw` taps:
+ * y[o * y_plane + i * y_row + j * y_col], each the sum over `ins` planes of x (`height` by `width`, `plane` apart) and
+ * over `kh` by `kw` taps:
  *
  *     sum of x[c][first_row + i * row_step + r * row_tap][first_col + j * col_step + s * col_tap] * w[o, c, r, s]
  *
@@ -131,12 +131,11 @@ PO_INLINE void po_conv_1x1(float *y, const float *x, const float *w, const float
 }
 
 PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bias, int32_t outs, int32_t ins,
-                       int32_t rows, int32_t columns, int32_t y_plane, int32_t y_row, int32_t y_col, int32_t height,
-                       int32_t width, int32_t kh, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
-                       int32_t first_row, int32_t row_step, int32_t row_tap, int32_t first_col, int32_t col_step,
-                       int32_t col_tap, int32_t began, int32_t goes_on)
+                       int32_t rows, int32_t columns, int32_t y_plane, int32_t y_row, int32_t y_col, int32_t plane,
+                       int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t w_out, int32_t w_in,
+                       int32_t w_row, int32_t w_col, int32_t first_row, int32_t row_step, int32_t row_tap,
+                       int32_t first_col, int32_t col_step, int32_t col_tap, int32_t began, int32_t goes_on)
 {
-    const int32_t plane = height * width;
     const int32_t part = po_larger(1, PO_PART / po_larger(1, kh * kw));
     /* what the taps reach to the left and to the right of a column */
     const int32_t back = po_smaller(0, (kw - 1) * col_tap), ahead = po_larger(0, (kw - 1) * col_tap);
@@ -207,8 +206,8 @@ PO_INLINE void po_conv_piece(float *y, float *sums, const float *x, const float 
     while (c < count) {
         const int32_t within = (from + c) % part, end = po_smaller(count, c + part - within);
         po_conv(sums, x + c * height * width, w + c * w_in, NULL, outs, end - c, rows, columns, y_plane, y_row, y_col,
-                height, width, kh, kw, w_out, w_in, w_row, w_col, first_row, row_step, row_tap, first_col, col_step,
-                col_tap, 0, within > 0);
+                height * width, height, width, kh, kw, w_out, w_in, w_row, w_col, first_row, row_step, row_tap,
+                first_col, col_step, col_tap, 0, within > 0);
         if ((from + end) % part == 0 || from + end == ins) {
             for (o = 0; o < outs; ++o) {
                 for (i = 0; i < rows; ++i) {
@@ -275,19 +274,20 @@ PO_INLINE void po_convolution(float *y, const float *x, const float *w, const fl
         for (g = 0; g < groups; ++g) {
             po_conv(y + (n * groups + g) * outs * size, x + (n * groups + g) * ins * height * width,
                     w + g * outs * ins * taps, bias == NULL ? NULL : bias + g * outs, outs, ins, rows, columns, size,
-                    columns, 1, height, width, kh, kw, ins * taps, taps, kw, 1, -above, row_step, row_tap, -left,
-                    col_step, col_tap, 0, 0);
+                    columns, 1, height * width, height, width, kh, kw, ins * taps, taps, kw, 1, -above, row_step,
+                    row_tap, -left, col_step, col_tap, 0, 0);
         }
     }
 }
 
 /* The gradient of one group of one image, x [ins, height, width], given that of y [outs, rows, columns]; w_out apart
- * are the weights of two outputs. With steps of s, every s-th row and column of x meets the same taps: s * s
- * convolutions. Dilation only with steps of 1. */
+ * are the weights of two outputs, dx_plane and dy_plane two planes. With steps of s, every s-th row and column of x
+ * meets the same taps: s * s convolutions. Dilation only with steps of 1. */
 PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t outs,
                                  int32_t ins, int32_t rows, int32_t columns, int32_t height, int32_t width, int32_t kh,
                                  int32_t kw, int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
-                                 int32_t above, int32_t left, int32_t w_out, int32_t began)
+                                 int32_t above, int32_t left, int32_t dx_plane, int32_t dy_plane, int32_t w_out,
+                                 int32_t began)
 {
     int32_t p, q;
     for (p = 0; p < row_step; ++p) {
@@ -296,10 +296,10 @@ PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, con
             const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
             const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
             po_conv(dx + p * width + q, dy, w + r * kw + s, bias, ins, outs, (height - p + row_step - 1) / row_step,
-                    (width - q + col_step - 1) / col_step, height * width, row_step * width, col_step, rows, columns,
-                    r < kh ? (kh - r + row_step - 1) / row_step : 0, s < kw ? (kw - s + col_step - 1) / col_step : 0,
-                    kh * kw, w_out, row_step * kw, col_step, (p + above - r) / row_step, 1, -row_tap,
-                    (q + left - s) / col_step, 1, -col_tap, began, 0);
+                    (width - q + col_step - 1) / col_step, dx_plane, row_step * width, col_step, dy_plane, rows,
+                    columns, r < kh ? (kh - r + row_step - 1) / row_step : 0,
+                    s < kw ? (kw - s + col_step - 1) / col_step : 0, kh * kw, w_out, row_step * kw, col_step,
+                    (p + above - r) / row_step, 1, -row_tap, (q + left - s) / col_step, 1, -col_tap, began, 0);
         }
     }
 }
@@ -338,7 +338,8 @@ PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *
             po_image_by_input(dx + (n * groups + g) * ins * height * width,
                               dy + (n * groups + g) * outs * rows * columns, w + g * outs * ins * kh * kw,
                               bias == NULL ? NULL : bias + g * ins, outs, ins, rows, columns, height, width, kh, kw,
-                              row_step, col_step, row_tap, col_tap, above, left, ins * kh * kw, 0);
+                              row_step, col_step, row_tap, col_tap, above, left, height * width, rows * columns,
+                              ins * kh * kw, 0);
         }
     }
 }
@@ -361,14 +362,16 @@ PO_INLINE void po_tile_done(float *dw, const po_update *update, const float *til
     }
 }
 
-/* Images of dy and of x lie dy_image and x_image apart, and weights of two outputs w_out. */
+/* Images of dy and of x lie dy_image and x_image apart, planes `size` and `plane`, and weights of two outputs w_out.
+ * With `sums`, which lie like w, these are some of all rows: sums go on there unless this `begins`, until it `ends`. */
 PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const float *dy, const float *x, int32_t images,
                                    int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns,
                                    int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
                                    int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above, int32_t left,
-                                   int32_t dy_image, int32_t x_image, int32_t w_out)
+                                   int32_t dy_image, int32_t x_image, int32_t size, int32_t plane, int32_t w_out,
+                                   float *sums, int32_t begins, int32_t ends)
 {
-    const int32_t taps = kh * kw, size = rows * columns, plane = height * width;
+    const int32_t taps = kh * kw;
     int32_t n, g, r, s, i, m, c, k;
     for (g = 0; g < groups; ++g) {
         for (r = 0; r < kh; ++r) {
@@ -385,7 +388,8 @@ PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const flo
                         const int32_t at = (g * outs + m) * w_out + c * taps + r * kw + s;
                         float tile[16];
                         for (i = 0; i < 16; ++i) {
-                            tile[i] = 0.0f;
+                            const int32_t there = i / 4 < high_tile && i % 4 < wide_tile;
+                            tile[i] = begins || !there ? 0.0f : sums[at + i / 4 * w_out + i % 4 * taps];
                         }
                         for (n = 0; n < images; ++n) {
                             const float *up = dy + n * dy_image + (g * outs + m) * size;
@@ -407,7 +411,8 @@ PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const flo
                                 }
                             }
                         }
-                        po_tile_done(dw, update, tile, at, high_tile, wide_tile, w_out, taps);
+                        po_tile_done(ends ? dw : sums, ends ? update : NULL, tile, at, high_tile, wide_tile, w_out,
+                                     taps);
                     }
                 }
             }
@@ -423,7 +428,7 @@ PO_INLINE void po_convolution_by_weight(float *dw, const po_update *update, cons
 {
     po_images_by_weight(dw, update, dy, x, images, groups, outs, ins, rows, columns, height, width, kh, kw, row_step,
                         col_step, row_tap, col_tap, above, left, groups * outs * rows * columns,
-                        groups * ins * height * width, ins * kh * kw);
+                        groups * ins * height * width, rows * columns, height * width, ins * kh * kw, NULL, 1, 1);
 }
 
 #endif

@@ -2,7 +2,8 @@
  * PO_BLOCK_BYTES.
  *
  * A window is a buffer of consecutive bytes of a tensor that begins with a block of it, and moves on: what is still
- * needed moves to the front, and whole blocks are read behind it. So each block is read once a pass, and written once. */
+ * needed moves to the front, and whole blocks are read behind it. So each block is read once a pass, and written once.
+ * Of a tensor in pieces, each of whole blocks, every piece has a window, and all move alike. */
 #ifndef PO_STREAM_H
 #define PO_STREAM_H
 
@@ -12,42 +13,53 @@
 typedef struct {
     unsigned char *at; /* the buffer */
     uint32_t block;    /* where the tensor begins on the storage */
-    uint32_t bytes;    /* of the tensor */
-    uint32_t start;    /* the buffer's first byte in the tensor */
-    uint32_t end;      /* the one after the buffer's last */
+    uint32_t bytes;    /* of a piece of the tensor */
+    uint32_t pieces;   /* how many follow one another */
+    uint32_t pitch;    /* from the buffer of one piece to the next one's */
+    uint32_t start;    /* a buffer's first byte in its piece */
+    uint32_t end;      /* the one after a buffer's last */
 } po_window;
+
+/* `at`, or the nearest of 0 to `most`. */
+static inline int32_t po_within(int32_t at, int32_t most) { return at < 0 ? 0 : at < most ? at : most; }
 
 /* Moves on so that bytes `from` to `to` are in the window, or have room there where it is not read. */
 static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int reads)
 {
     const uint32_t first = from / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
+    const uint32_t whole = (to + PO_BLOCK_BYTES - 1u) / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
+    const uint32_t limit = whole < w->bytes ? whole : w->bytes;
+    const uint32_t start = first < w->start ? first : w->start; /* behind: another pass */
+    const uint32_t kept = first < w->start || w->end < first ? first : w->end;
+    uint32_t k;
     int code = 0;
-    if (first < w->start) { /* another pass */
-        w->end = first;
-    } else if (first > w->start && first < w->end) {
-        (void)memmove(w->at, w->at + (first - w->start), w->end - first);
+    for (k = 0; code == 0 && k < w->pieces; ++k) {
+        unsigned char *at = w->at + k * w->pitch;
+        if (first > start && first < kept) {
+            (void)memmove(at, at + (first - start), kept - first);
+        }
+        if (reads && kept < to) {
+            code = po_read(w->block + (k * w->bytes + kept) / PO_BLOCK_BYTES, at + (kept - first), limit - kept);
+        }
     }
     w->start = first;
-    w->end = w->end < first ? first : w->end;
-    if (!reads) {
-        w->end = to;
-    } else if (w->end < to) {
-        const uint32_t whole = (to + PO_BLOCK_BYTES - 1u) / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
-        const uint32_t limit = whole < w->bytes ? whole : w->bytes;
-        code = po_read(w->block + w->end / PO_BLOCK_BYTES, w->at + (w->end - w->start), limit - w->end);
-        w->end = limit;
-    }
+    w->end = !reads ? to : kept < to ? limit : kept;
     return code;
 }
 
-/* Byte `from` of the tensor, which is in the window. */
+/* Byte `from` of the tensor's first piece, which is in the window. */
 static inline void *po_window_at(const po_window *w, uint32_t from) { return w->at + (from - w->start); }
 
-/* Writes the window's whole blocks up to byte `to`, and at the end of the tensor what is left. */
+/* Writes the window's whole blocks up to byte `to`, and at the end of a piece what is left. */
 static inline int po_window_out(const po_window *w, uint32_t to)
 {
     const uint32_t limit = to == w->bytes ? to : to / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
-    return limit > w->start ? po_write(w->block + w->start / PO_BLOCK_BYTES, w->at, limit - w->start) : 0;
+    uint32_t k;
+    int code = 0;
+    for (k = 0; code == 0 && limit > w->start && k < w->pieces; ++k) {
+        code = po_write(w->block + (k * w->bytes + w->start) / PO_BLOCK_BYTES, w->at + k * w->pitch, limit - w->start);
+    }
+    return code;
 }
 
 /* Pieces of whole blocks, as far apart as `apart` blocks, side by side in RAM. */

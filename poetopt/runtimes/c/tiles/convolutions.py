@@ -11,6 +11,7 @@ from poetopt.runtimes.c.kernels.geometry import Geometry, geometry
 from poetopt.runtimes.c.kernels.update import RULES, declared
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.tiles.matrices import PART, Ways
+from poetopt.runtimes.c.tiles.rows import forward_rows, input_rows, weight_pixels, weight_rows
 from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Tiling
 from poetopt.runtimes.c.write import called
 
@@ -75,14 +76,16 @@ def forward_tilings(call: Call) -> tuple[Tiling, ...]:
         else:
             rows, columns = found.out
             line = called(
-                "po_conv", y_at, x_at, w_at, b_at, outs, ins, rows, columns, rows * columns, columns, 1, *found.size,
-                *found.kernel, w_apart["o"], taps, found.kernel[1], 1, -found.before[0], found.steps[0],
-                found.taps[0], -found.before[1], found.steps[1], found.taps[1], began, 0,
+                "po_conv", y_at, x_at, w_at, b_at, outs, ins, rows, columns, rows * columns, columns, 1,
+                prod(found.size), *found.size, *found.kernel, w_apart["o"], taps, found.kernel[1], 1,
+                -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1], found.taps[1],
+                began, 0,
             )  # fmt: skip
         return _for_images(found, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
 
     fine = _fine(ways, found).tilings([pair for pair in pairs if pair[INNER] == "c"], code)
-    return (*ways.tilings(pairs, code), *fine, *_by_pixels(call, found, (X, W, *rest), Y, forward=True))
+    pixels = _by_pixels(call, found, (X, W, *rest), Y, forward=True)
+    return (*ways.tilings(pairs, code), *fine, *pixels, *forward_rows(call, found))
 
 
 def _by_pixels(
@@ -151,12 +154,13 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
         else:
             line = called(
                 "po_image_by_input", dx_at, dy_at, w_at, b_at, outs, ins, *found.out, *found.size, *found.kernel,
-                *found.steps, *found.taps, *found.before, w_apart["o"], began,
+                *found.steps, *found.taps, *found.before, prod(found.size), prod(found.out), w_apart["o"], began,
             )  # fmt: skip
         return _for_images(found, groups, (("x", at_dy), ("w", at_w)), at_dx, bias, line)
 
     fine = _fine(ways, found).tilings([pair for pair in pairs if pair[INNER] == "o"], code)
-    return (*ways.tilings(pairs, code), *fine, *_by_pixels(call, found, (Y, W, *rest), X, forward=False))
+    pixels = _by_pixels(call, found, (Y, W, *rest), X, forward=False)
+    return (*ways.tilings(pairs, code), *fine, *pixels, *input_rows(call, found))
 
 
 def _fine(ways: Ways, found: Geometry) -> Ways:
@@ -199,11 +203,12 @@ def weight_tilings(optimizer: str) -> Callable[[Call], tuple[Tiling, ...]]:
                 called(
                     "po_images_by_weight", "NULL", "&u", at_dy, at_x, found.images, groups, outs, ins, *found.out,
                     *found.size, *found.kernel, *found.steps, *found.taps, *found.before, dy_apart["b"], x_apart["b"],
-                    found.ins * prod(found.kernel),
+                    prod(found.out), prod(found.size), found.ins * prod(found.kernel), "NULL", 1, 1,
                 ),
             )  # fmt: skip
 
-        return ways.tilings(_pairs(found, ("o", ""), ("o", "c")), code)
+        by_rows = (*weight_rows(call, plain, optimizer), *weight_pixels(call, plain, optimizer))
+        return (*ways.tilings(_pairs(found, ("o", ""), ("o", "c")), code), *by_rows)
 
     return tilings
 

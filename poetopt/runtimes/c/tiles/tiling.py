@@ -42,20 +42,54 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Which rows of an operand the steps o to o + n of a loop take, where these aren't rows o to o + n.
+
+    From (o * step + low) / per to ((o + n) * step + high) / per, as far as there are any. So neighbouring chunks may
+    take the same rows: those that a convolution's taps reach, or a matrix for many rows of another.
+
+    extent
+        How many rows there are.
+    """
+
+    extent: int
+    step: int = 1
+    per: int = 1
+    low: int = 0
+    high: int = 0
+
+    def span(self, begin: int, end: int) -> tuple[int, int]:
+        """The first row, and the one after the last, of steps `begin` to `end`."""
+        first, last = (begin * self.step + self.low) // self.per, (end * self.step + self.high) // self.per
+        return min(max(first, 0), self.extent), min(max(last, 0), self.extent)
+
+    def in_c(self, begin: str, end: str) -> tuple[str, str]:
+        """The same in C."""
+        return self._bound(begin, self.low), self._bound(end, self.high)
+
+    def _bound(self, at: str, more: int) -> str:
+        rows = f"({at}) * {self.step} + {more}".replace("+ -", "- ")
+        return f"po_within({rows if self.per == 1 else f'({rows}) / {self.per}'}, {self.extent})"
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """What of an operand a chunk of a loop takes.
 
     level
         OUTER or INNER.
     unit_bytes
-        Of the operand, for each step of the loop.
+        Of the operand, for each step of the loop, or for each of its rows.
     pieces
         How many runs of bytes that is, as far apart as the whole loop's bytes.
+    rows
+        Which rows it takes. Then pieces move on as windows do: chunks need not be whole blocks, a piece must be.
     """
 
     level: int
     unit_bytes: int
     pieces: int = 1
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)

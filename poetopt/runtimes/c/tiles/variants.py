@@ -41,6 +41,8 @@ class Streamed:
         What goes to storage and comes from there, by name, in the order of their buffers in the workspace.
     offsets
         Where these buffers begin.
+    pitches
+        How far apart the windows of each one's pieces lie; 0 where there is one, or none.
     layout
         Where temporaries and scratch lie, as large as a chunk.
     scratch_offset
@@ -52,6 +54,7 @@ class Streamed:
     inner: int
     streamed: tuple[str, ...]
     offsets: tuple[int, ...]
+    pitches: tuple[int, ...]
     layout: InnerLayout
     scratch_offset: int
 
@@ -180,7 +183,7 @@ class _OfForm:
             multiples = {loop.multiple}
             for name in names:
                 taken = form.slices[name]
-                if taken.level == level and taken.pieces > 1:
+                if taken.level == level and taken.pieces > 1 and taken.rows is None:
                     multiples.add(lcm(loop.multiple, windows.piece_multiple(loop.extent, taken.unit_bytes) or 1))
             counts = COUNTS if form.outer is None or form.inner is None else BOTH
             sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
@@ -213,6 +216,8 @@ class _OfForm:
             passes = -(-form.outer.extent // outer)
         made = name in self.operator.outputs and name not in self.operator.inputs
         does = not made, made or name in self.old.values()
+        if taken.rows is not None:
+            return windows.rows(taken.rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
         if taken.pieces == 1:
             return windows.run(self.tensors[name].nbytes, chunk * taken.unit_bytes, passes, *does)
         multiple = windows.piece_multiple(extent, taken.unit_bytes)
@@ -226,15 +231,20 @@ class _OfForm:
         reads: Counter[int] = Counter()
         writes: Counter[int] = Counter()
         offsets: list[int] = []
+        pitches: list[int] = []
         end = _aligned(layout.total_bytes)
         for n in found.streamed:
             traffic = self.traffic(n, found.outer, found.inner)
             assert traffic is not None
+            taken = self.form.slices[n]
+            own = taken.rows is not None and taken.pieces > 1
+            pitches.append(traffic.buffer_bytes // taken.pieces if own else 0)
             offsets.append(end)
             end += _aligned(traffic.buffer_bytes)
             reads.update(traffic.reads)
             writes.update(traffic.writes)
-        detail = Streamed(self.form, found.outer, found.inner, found.streamed, tuple(offsets), layout, end)
+        places = tuple(offsets), tuple(pitches)
+        detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end)
         end = found.workspace_bytes
         whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
         return RuntimeVariant(

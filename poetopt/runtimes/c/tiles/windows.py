@@ -2,16 +2,19 @@
 
 Storage moves whole blocks. A tensor whose chunks are runs of bytes goes through a *window*: a buffer that begins with
 a block and moves on with the chunks, so that each block is read once a pass, and written once. Where a chunk is many
-pieces, each is a transfer of its own, and has to begin and end with a block.
+pieces, each is a transfer of its own, and has to begin and end with a block, or has a window of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
+
+from poetopt.runtimes.c.kernel import ALIGNMENT
+from poetopt.runtimes.c.tiles.tiling import Rows
 
 BLOCK_BYTES = 512
 """Of an SD card, and of the storage that `po_read` and `po_write` speak of."""
@@ -28,29 +31,53 @@ class Traffic:
 
 @lru_cache(maxsize=65536)
 def run(total: int, chunk: int, passes: int, reads: bool, writes: bool) -> Traffic:
-    """A tensor of `total` bytes in chunks of `chunk` bytes, from its begin to its end, `passes` times.
+    """A tensor of `total` bytes in chunks of `chunk` bytes, from its begin to its end, `passes` times."""
+    return _window(total, [(at, min(total, at + chunk)) for at in range(0, total, chunk)], passes, reads, writes)
 
-    Just what `po_window_to` and `po_window_out` of po_stream.h do.
+
+@lru_cache(maxsize=65536)
+def rows(
+    taken: Rows, unit: int, count: int, extent: int, chunk: int, passes: int, reads: bool, writes: bool
+) -> Traffic | None:
+    """`count` pieces of the rows that chunks of `chunk` of `extent` steps take, each with a window of its own.
+
+    None where a piece is no whole blocks.
     """
+    total = taken.extent * unit
+    if count > 1 and total % BLOCK_BYTES:
+        return None
+    spans = [taken.span(at, min(extent, at + chunk)) for at in range(0, extent, chunk)]
+    one = _window(total, [(first * unit, last * unit) for first, last in spans], passes, reads, writes)
+    reading, writing = ({nbytes: n * count for nbytes, n in moved.items()} for moved in (one.reads, one.writes))
+    return Traffic(one.buffer_bytes if count == 1 else count * pitch(one.buffer_bytes), reading, writing)
+
+
+def pitch(buffer_bytes: int) -> int:
+    """How far apart the windows of pieces lie, each of so many bytes."""
+    return -(-buffer_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _window(total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bool, writes: bool) -> Traffic:
+    """What `po_window_to` and `po_window_out` of po_stream.h do; a chunk is written up to where the next begins."""
     read: Counter[int] = Counter()
     write: Counter[int] = Counter()
     start = end = buffer = 0
+    done = [*(begin for begin, _ in spans[1:]), total]
     for number in range(min(passes, 2)):
         times = 1 if number == 0 else passes - 1  # all passes after the first begin where the first one ended
-        for begin in range(0, total, chunk):
-            to = min(total, begin + chunk)
+        for (begin, to), whole in zip(spans, done, strict=True):
             first = begin // BLOCK_BYTES * BLOCK_BYTES
             if first < start:
                 start = end = first
             start, end = first, max(end, first)
             if not reads:
-                end = to
+                end = max(end, to)
             elif end < to:
                 limit = min(total, _ceil(to))
                 read[limit - end] += times
                 end = limit
             buffer = max(buffer, end - start, to - start)
-            limit = to if to == total else to // BLOCK_BYTES * BLOCK_BYTES
+            limit = whole if whole == total else whole // BLOCK_BYTES * BLOCK_BYTES
             if writes and limit > start:
                 write[limit - start] += times
     return Traffic(buffer, dict(read), dict(write))
