@@ -16,10 +16,11 @@ from onnx import NodeProto
 from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
 from poetopt.frontends.budget import Budget
+from poetopt.frontends.draft import Type
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.reading import ReadOptions
-from poetopt.frontends.specialise import Type, specialise
+from poetopt.frontends.specialise import specialise
 from poetopt.frontends.structure import CONTROL_FLOW
 
 if TYPE_CHECKING:

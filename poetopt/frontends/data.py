@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from poetopt.frontends import grids, masks, normalized
+from poetopt.frontends.draft import Type
 from poetopt.frontends.read import Document
-from poetopt.frontends.specialise import Type
 from poetopt.frontends.views import Views
 
 

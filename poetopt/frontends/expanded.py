@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from poetopt.frontends.draft import Draft
 from poetopt.frontends.exporters import UNFOLDED
-from poetopt.frontends.specialise import Draft
 from poetopt.notes import Note
 
 if TYPE_CHECKING:

@@ -1,11 +1,4 @@
-"""Evaluate what is constant: Constant nodes and the arithmetic on shapes that exporters leave behind.
-
-One node at a time: small ones that move, compare or count with ONNX's reference implementation, others with
-onnxruntime. Its sines and products differ from numpy's in the last bit, and folding must not change what the model
-computes; and the reference implementation takes minutes for a pooling that onnxruntime does in milliseconds. Nothing
-random is folded, nothing over the budget (`poetopt.frontends.budget`), and nothing that a trained parameter leads to
-(its reader is simply never given as constant).
-"""
+"""Fold a node that reads only constants, or say why not."""
 
 from __future__ import annotations
 
@@ -15,66 +8,91 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import NodeProto
-from onnx.reference import ReferenceEvaluator
 
-from poetopt.frontends.budget import PLAIN
-from poetopt.frontends.one_node import computed
-from poetopt.frontends.read import LIBRARY_ERRORS
+from poetopt.errors import ModelError
+from poetopt.frontends.budget import most_elements, work
+from poetopt.frontends.draft import Draft, Type
+from poetopt.frontends.evaluate import RANDOM, evaluate
+from poetopt.frontends.infer import infer
+from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
+from poetopt.frontends.read import check_size
+from poetopt.graph import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-RANDOM = frozenset({
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-})  # fmt: skip
-"""Operators whose result differs from run to run."""
 
-_ROUNDED = frozenset({
-    "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "CumSum", "Div", "Einsum", "Elu",
-    "Erf", "Exp", "Gelu", "Gemm", "HardSigmoid", "HardSwish", "LayerNormalization", "Log", "LogSoftmax", "MatMul",
-    "Mean", "Mish", "Mod", "Mul", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
-    "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Sinh",
-    "Softmax", "Softplus", "Sqrt", "Sub", "Sum", "Tan", "Tanh",
-})  # fmt: skip
-"""Operators whose result depends on who rounds it, where it is of floats; all others move, compare or count."""
-
-_SMALL = 2**15
-"""Work up to which a plain node is not worth a session."""
-_VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-
-
-def evaluate(
-    node: NodeProto, constants: Mapping[str, Array], opset: int, steps: int, shape: tuple[int, ...] | None
-) -> dict[str, Array] | None:
-    """The outputs of `node`, or None where neither implementation can tell.
-
-    Every input is in `constants`; `steps` is the node's work, `shape` that of its first output where it is known.
-    Arrays are read-only.
-    """
-    first = constants[node.input[0]] if node.input and node.input[0] else None
-    if node.op_type == "Identity" and first is not None:
-        return {node.output[0]: first}
-    if node.op_type in _VIEWS and first is not None and shape is not None:
-        return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
-    feeds = {name: np.asarray(constants[name]) for name in node.input if name}
-    floats = any(array.dtype.kind == "f" for array in feeds.values())
-    plain = node.op_type in PLAIN
-    results = None
-    if not plain or (floats if node.op_type in _ROUNDED else steps > _SMALL):
-        results = computed(node, feeds, opset)
-    if results is None and (plain or steps <= _SMALL):
-        results = _by_reference(node, feeds, opset)
-    for array in (results or {}).values():
-        if array.dtype.kind in "OUS":
-            return None
-        array.setflags(write=False)
-    return results
+def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
+    if node.op_type in ("Shape", "Size"):
+        shape = np.array(draft.types[node.input[0]][1], dtype=np.int64)
+        if node.op_type == "Size":
+            found = np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
+        else:
+            start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(shape))
+            found = shape[_clamp(start, len(shape)) : _clamp(end, len(shape))]
+        draft.put(node.output[0], found.copy())
+        return True
+    if node.op_type in RANDOM or any(name and name not in draft.constants for name in node.input):
+        draft.unfolded.update(_inherited(draft, node))
+        return False
+    types = infer(draft, node, {}, must=False)
+    if node.op_type == "Range":
+        types = _range(draft, node)
+    read = [draft.constants[name] for name in node.input if name]
+    unknown = sum(map(bool, node.output)) - len(types)
+    most = most_elements(node, read) if unknown else 0
+    shapes = [array.shape for array in read]
+    steps = None if most is None else work(node, shapes, [*(shape for _, shape in types.values()), (most * unknown,)])
+    nbytes = sum(map(_nbytes, types.values())) + 8 * (most or 0) * unknown
+    reason = draft.budget.excess(nbytes, sum(array.nbytes for array in read), steps)
+    if reason:
+        draft.unfolded.update((name, reason) for name in node.output if name)
+        return False
+    first = types.get(node.output[0])
+    results = evaluate(node, draft.constants, draft.opset, steps or 0, first[1] if first else None)
+    expected = {**declared, **types}
+    if results is None or any(expected.get(name, _type(array)) != _type(array) for name, array in results.items()):
+        return False
+    draft.budget.take(sum(array.nbytes for array in results.values()), steps or 0)
+    for name, array in results.items():
+        draft.put(name, array)
+    return True
 
 
-def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
+def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:
+    """What to say of the outputs of a node that reads only constants, some of which weren't folded."""
+    names = [name for name in node.input if name]
+    if node.op_type in RANDOM or not all(name in draft.constants or name in draft.unfolded for name in names):
+        return {}
+    reason = next(draft.unfolded[name] for name in names if name in draft.unfolded)
+    return {name: reason for name in node.output if name}
+
+
+def _range(draft: Draft, node: NodeProto) -> dict[str, Type]:
+    """The type of a Range of constants; inference would take what doesn't fit 64 bits for nothing."""
+    at = draft.at(node)
+    start, limit, delta = (draft.constants[name] for name in node.input)
+    if any(value.size != 1 for value in (start, limit, delta)):
+        raise ModelError(f"{at}: start, limit and delta must be one number each; the model is inconsistent")
+    first, end, step = (value.reshape(-1)[0].item() for value in (start, limit, delta))
     try:
-        with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
-    except LIBRARY_ERRORS:
-        return None
-    return {name: np.asarray(value) for name, value in zip(node.output, found, strict=False) if name}
+        count = max(0, math.ceil((end - first) / step))
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(
+            f"{at}: from {first} to {end} in steps of {step} is no finite number of elements; export the model again"
+        ) from error
+    check_size(f"{at}: output {node.output[0]!r}", (count,), elem_type(start.dtype.name))
+    return {node.output[0]: (elem_type(start.dtype.name), (count,))}
+
+
+def _clamp(index: int, rank: int) -> int:
+    return min(max(index + rank if index < 0 else index, 0), rank)
+
+
+def _type(array: Array) -> Type:
+    return elem_type(array.dtype.name), array.shape
+
+
+def _nbytes(kind: Type) -> int:
+    elem, shape = kind
+    return math.prod(shape) * DTYPE_BYTES[dtype_name(elem)]

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from poetopt.frontends.draft import Type
 from poetopt.frontends.leftovers import scalar_of_module
 from poetopt.frontends.operands import FLOATS, filled
 from poetopt.frontends.proto import attribute_int
 from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.specialise import Type
 from poetopt.frontends.views import SAME_NUMBERS
 from poetopt.notes import Note, listed
 

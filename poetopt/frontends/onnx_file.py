@@ -23,6 +23,7 @@ from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.budget import Budget
 from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
 from poetopt.frontends.data import find_data
+from poetopt.frontends.draft import Draft, Rebatch, Type
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
 from poetopt.frontends.operands import integer_scales
@@ -33,7 +34,7 @@ from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.reading import ReadOptions, read_options, size_options
 from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import split_sequences
-from poetopt.frontends.specialise import Draft, Rebatch, Type, specialise
+from poetopt.frontends.specialise import specialise
 from poetopt.frontends.stored import stored
 from poetopt.frontends.structural import structure_hash
 from poetopt.frontends.structure import needed, tidy
