@@ -30,6 +30,8 @@ OPERATORS = {
     "lenet": ("relu1", "relu3", "fc1.grad_input", "fc1.weight.update", "conv2.grad_input"),
     "bert-tiny": (
         "bert.encoder.layer.0.attention.output.dense.weight.update", "bert.embeddings.ln",
+        "bert.encoder.layer.0.attention.self.key.transpose", "bert.encoder.layer.0.attention.self.softmax",
+        "bert.encoder.layer.0.attention.self.mixed.grad_weight", "bert.encoder.layer.0.attention.self.mixed.grad_input",
         "bert.encoder.layer.0.attention.self.softmax.grad_input", "bert.encoder.layer.0.output.LayerNorm.bias.update",
         "bert.encoder.layer.0.intermediate.dense.bias.update",
     ),

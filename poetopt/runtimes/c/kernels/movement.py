@@ -12,6 +12,7 @@ from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
 from poetopt.runtimes.c.tiles.axes import aligned, along
 from poetopt.runtimes.c.tiles.tiling import Tiling
+from poetopt.runtimes.c.tiles.transposes import transposed
 from poetopt.runtimes.c.write import c_float, c_number, read, written
 
 HEADER = "po_math.h"
@@ -43,13 +44,19 @@ def _same_bytes(call: Call, arguments: Arguments) -> str:
     return f"memcpy({arguments.outputs[0]}, {arguments.inputs[0]}, {call.output().nbytes});"
 
 
+def _perm(call: Call) -> tuple[int, ...]:
+    return call.integers("perm", tuple(reversed(range(len(call.input(0).shape)))))
+
+
 def _transpose(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
-    perm = call.integers("perm", tuple(reversed(range(len(x.shape)))))
     own = strides_of(x.shape)
-    return copied(
-        y.shape, x, arguments.inputs[0], tuple(own[axis] for axis in perm), y, arguments.outputs[0], strides_of(y.shape)
-    )
+    strides = tuple(own[axis] for axis in _perm(call))
+    return copied(y.shape, x, arguments.inputs[0], strides, y, arguments.outputs[0], strides_of(y.shape))
+
+
+def _transpose_tilings(call: Call) -> tuple[Tiling, ...]:
+    return transposed(call, _perm(call))
 
 
 def _expand(call: Call, arguments: Arguments) -> str:
@@ -299,7 +306,7 @@ def _seed(call: Call) -> tuple[int, ...]:
 
 KERNELS: tuple[Kernel, ...] = (
     *(Kernel(op_type, _same_bytes, refuses=_known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
-    Kernel("Transpose", _transpose, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Transpose", _transpose, refuses=_known_types, headers=(HEADER,), tilings=_transpose_tilings),
     Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,), tilings=_expand_tilings),
     Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,)),
     Kernel("ConstantOfShape", _constant_of_shape, refuses=_known_types, headers=(HEADER,)),

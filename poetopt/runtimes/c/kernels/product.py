@@ -11,6 +11,7 @@ from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
 from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
 from poetopt.runtimes.c.tiles.axes import along, leading
+from poetopt.runtimes.c.tiles.batches import depth_of_many, rows_of_many
 from poetopt.runtimes.c.tiles.matrices import PART, Ways
 from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Part, Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types, written
@@ -121,19 +122,15 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
         ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
         return _all(ways, _product)
     if len(a.shape) == len(b.shape) == len(y.shape) and a.shape[:-2] == b.shape[:-2]:
-        axis = leading(y.shape, len(y.shape) - 2)
-        return () if axis is None else along(_matmul, call, (axis, axis), (axis,))
+        sizes = y.shape[-2], y.shape[-1], a.shape[-1]
+        return (*_by_matrix(_matmul, call), *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1)))
     return ()
 
 
-def _batch_tilings(code: Callable[[Call, Arguments], str]) -> Callable[[Call], tuple[Tiling, ...]]:
+def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:
     """Chunks of matrices."""
-
-    def tilings(call: Call) -> tuple[Tiling, ...]:
-        axis = leading(call.output().shape, len(call.output().shape) - 2)
-        return () if axis is None else along(code, call, (axis, axis), (axis,))
-
-    return tilings
+    axis = leading(call.output().shape, len(call.output().shape) - 2)
+    return () if axis is None else along(code, call, (axis, axis), (axis,))
 
 
 def _matmul(call: Call, arguments: Arguments) -> str:
@@ -181,18 +178,38 @@ def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], step
     )
 
 
+def _input_sizes(call: Call) -> tuple[int, int, int]:
+    (rows, depth), columns = call.input(0).shape[-2:], call.output().shape[-1]
+    return rows, columns, depth
+
+
+def _weight_sizes(call: Call) -> tuple[int, int, int]:
+    (depth, columns), rows = call.input(0).shape[-2:], call.output().shape[-2]
+    return rows, columns, depth
+
+
 def _matmul_by_input(call: Call, arguments: Arguments) -> str:
     """dA = dY B'."""
-    (rows, depth), columns = call.input(0).shape[-2:], call.output().shape[-1]
-    return _batched(call, arguments, (rows, columns, depth), (depth, 1, 1, depth))
+    depth = call.input(0).shape[-1]
+    return _batched(call, arguments, _input_sizes(call), (depth, 1, 1, depth))
 
 
 def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
     """dB = A' dY: the inputs are dY and A."""
-    (depth, columns), rows = call.input(0).shape[-2:], call.output().shape[-2]
+    rows, columns, depth = _weight_sizes(call)
     turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
     places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
     return _batched(turned, places, (rows, columns, depth), (1, rows, columns, 1))
+
+
+def _input_tilings(call: Call) -> tuple[Tiling, ...]:
+    sizes, count = _input_sizes(call), prod(call.output().shape[:-2])
+    return (*_by_matrix(_matmul_by_input, call), *rows_of_many(count, sizes, (1, sizes[2])))
+
+
+def _weight_tilings(call: Call) -> tuple[Tiling, ...]:
+    many = depth_of_many(prod(call.output().shape[:-2]), _weight_sizes(call))
+    return (*_by_matrix(_matmul_by_weight, call), *many)
 
 
 def _with_update(optimizer: str) -> Kernel:
@@ -281,11 +298,11 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,), tilings=_gemm_tilings),
     Kernel(
         "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,),
-        tilings=_batch_tilings(_matmul_by_input),
+        tilings=_input_tilings,
     ),
     Kernel(
         "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,),
-        tilings=_batch_tilings(_matmul_by_weight),
+        tilings=_weight_tilings,
     ),
     Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,), tilings=_matmul_tilings),
 )  # fmt: skip
