@@ -55,17 +55,18 @@ def forward_tilings(call: Call) -> tuple[Tiling, ...]:
         taps = prod(found.kernel)
         y_at, x_at = f"y + n * {y_apart['b']} + g * {y_apart['g']}", f"x + n * {x_apart['b']} + g * {x_apart['g']}"
         w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.outs)
+        sums = y_at if ways.alone else chunk.scratch
         if ways.fine and not found.pointwise:
             rows, columns = found.out
             line = called(
-                "po_conv_piece", y_at, chunk.scratch, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins, rows,
+                "po_conv_piece", y_at, sums, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins, rows,
                 columns, rows * columns, columns, 1, *found.size, *found.kernel, w_apart["o"], taps,
                 found.kernel[1], 1, -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1],
                 found.taps[1],
             )  # fmt: skip
         elif ways.fine:
             line = called(
-                "po_pointwise_piece", y_at, chunk.scratch, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins,
+                "po_pointwise_piece", y_at, sums, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins,
                 prod(found.out), w_apart["o"], 1,
             )  # fmt: skip
         elif found.pointwise:
@@ -83,7 +84,8 @@ def forward_tilings(call: Call) -> tuple[Tiling, ...]:
             )  # fmt: skip
         return _for_images(found, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
 
-    fine = _fine(ways, found).tilings([pair for pair in pairs if pair[INNER] == "c"], code)
+    alone = found.ins <= multiple and not (found.pointwise and call.has(2))
+    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == "c"], code)
     pixels = _by_pixels(call, found, (X, W, *rest), Y, forward=True)
     return (*ways.tilings(pairs, code), *fine, *pixels, *forward_rows(call, found))
 
@@ -120,7 +122,7 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
     """dY and w to dX, as a convolution's gradient or transposed."""
     dy, w, dx = call.input(0), call.input(1), call.output()
     found = geometry(call, dx, w, dy)
-    multiple = PART if found.pointwise else _phases(found)
+    multiple = PART if found.pointwise else lcm(*_phases(found))
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
     ways = Ways(_sizes(found), (Y, W, *rest), (X,), "o", {"o": multiple})
     pairs = _pairs(found, ("", "o"), ("c", "o"), ("c", ""))
@@ -135,15 +137,16 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
         dx_at = f"y + n * {dx_apart['b']} + g * {dx_apart['g']}"
         dy_at = f"x + n * {dy_apart['b']} + g * {dy_apart['g']}"
         w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.ins)
+        sums = dx_at if ways.alone else chunk.scratch
         if ways.fine and not found.pointwise:
             line = called(
-                "po_image_by_input_piece", dx_at, chunk.scratch, dy_at, w_at, b_at, found.outs, ins,
+                "po_image_by_input_piece", dx_at, sums, dy_at, w_at, b_at, found.outs, ins,
                 chunk.begin[INNER], outs, *found.out, *found.size, *found.kernel, *found.steps, *found.taps,
                 *found.before, w_apart["o"],
             )  # fmt: skip
         elif ways.fine:
             line = called(
-                "po_pointwise_piece", dx_at, chunk.scratch, dy_at, w_at, b_at, ins, found.outs, chunk.begin[INNER],
+                "po_pointwise_piece", dx_at, sums, dy_at, w_at, b_at, ins, found.outs, chunk.begin[INNER],
                 outs, prod(found.out), 1, w_apart["o"],
             )  # fmt: skip
         elif found.pointwise:
@@ -158,24 +161,27 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
             )  # fmt: skip
         return _for_images(found, groups, (("x", at_dy), ("w", at_w)), at_dx, bias, line)
 
-    fine = _fine(ways, found).tilings([pair for pair in pairs if pair[INNER] == "o"], code)
+    parts = [PART] if found.pointwise else _phases(found)
+    alone = found.outs <= min(parts) and not (found.pointwise and call.has(2))
+    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == "o"], code)
     pixels = _by_pixels(call, found, (Y, W, *rest), X, forward=False)
     return (*ways.tilings(pairs, code), *fine, *pixels, *input_rows(call, found))
 
 
-def _fine(ways: Ways, found: Geometry) -> Ways:
+def _fine(ways: Ways, found: Geometry, alone: bool) -> Ways:
     """With short chunks of what is summed up, where there is one image."""
-    fine = found.images == 1
-    return replace(ways, multiples={}, fine=True) if fine else replace(ways, sizes=dict.fromkeys(ways.sizes, 1))
+    if found.images == 1:
+        return replace(ways, multiples={}, fine=True, alone=alone)
+    return replace(ways, sizes=dict.fromkeys(ways.sizes, 1))
 
 
-def _phases(found: Geometry) -> int:
-    """What output channels are summed up in multiples of: of each set of taps that some rows and columns meet."""
+def _phases(found: Geometry) -> tuple[int, ...]:
+    """Of how many output channels a part is, with each set of taps that some rows and columns meet."""
     (height, width), (down, right) = found.kernel, found.steps
     counts = {
         max(0, -(-(height - r) // down)) * max(0, -(-(width - s) // right)) for r in range(down) for s in range(right)
     }
-    return lcm(*(_part(count) for count in counts))
+    return tuple(_part(count) for count in counts)
 
 
 def weight_tilings(optimizer: str) -> Callable[[Call], tuple[Tiling, ...]]:

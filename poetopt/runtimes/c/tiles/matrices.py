@@ -28,7 +28,9 @@ class Ways:
         What the chunks of an axis are multiples of.
     fine
         Whether chunks of what is summed up are shorter than the parts that the plain kernel sums up: then the first
-        output's sums so far of a part lie beside it.
+        output's sums so far of a part lie beside it, or in its place where `alone`.
+    alone
+        Whether all that is summed up is one part.
     buffers
         How many more buffers there are beside the first output, as large as its chunk.
     """
@@ -39,6 +41,7 @@ class Ways:
     summed: str = ""
     multiples: Mapping[str, int] = field(default_factory=dict)
     fine: bool = False
+    alone: bool = False
     buffers: int = 0
 
     def slice(self, letters: str | None, loops: tuple[str, str]) -> Slice | None:
@@ -77,7 +80,7 @@ class Ways:
                     return code(self, loops, call, chunk)
 
                 def part_bytes(outer: int, loops: tuple[str, str] = loops) -> int:
-                    buffers = self.buffers + self._pieces(loops[INNER])
+                    buffers = self.buffers + (self._pieces(loops[INNER]) and not self.alone)
                     letters = self.outputs[0] or ""
                     return (
                         ELEMENT_BYTES * buffers * prod(outer if x == loops[OUTER] else self.sizes[x] for x in letters)
