@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import poetopt as po
+from poetopt.errors import InfeasibleError
 from poetopt.plan.codec import load
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.report.needs import needs
@@ -38,3 +41,5 @@ def test_lenet_trains_in_a_tenth_of_what_its_largest_operator_takes() -> None:
     plain = po.load("lenet", batch=1).differentiate(optimizer="sgd").cost("m4", parameters="paged", stream="never")
     assert not any(operator.variants for operator in plain.operators)
     assert plain.least_ram_bytes == largest
+    with pytest.raises(InfeasibleError, match="bytes that any schedule of plain runs needs"):
+        po.solve(plain, ram=largest - 1, time_limit=1)

@@ -228,7 +228,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
 
 def _room(problem: Problem, options: Options) -> tuple[float, str]:
     """What the least need leaves of RAM or deadline, the smaller share, and why it doesn't do where it is negative."""
-    from poetopt.engine.limits import binds, hardest_step, placed_bytes
+    from poetopt.engine.limits import binds, hardest_step, kind, placed_bytes
     from poetopt.formulations import formulation
 
     rule = formulation(options.formulation).impossible(problem)
@@ -239,7 +239,7 @@ def _room(problem: Problem, options: Options) -> tuple[float, str]:
     room, why = (options.ram_bytes - need) / max(whole, 1), ""
     if room < 0:
         beside = f", {need + problem.beside_bytes:,} with all beside it" if problem.beside_bytes else ""
-        why = f"any schedule needs {need:,} bytes{beside} ({binds(problem)})"
+        why = f"any {kind(problem)} needs {need:,} bytes{beside} ({binds(problem)})"
     if options.deadline_s is not None:
         spare = 1 - problem.baseline_time_s / options.deadline_s
         if spare < -1e-9:

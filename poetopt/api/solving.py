@@ -302,6 +302,7 @@ def _of_ours(formulation: str | Formulation) -> bool:
 
 def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:
     """The answer where no `--ram` was given and what lies beside the schedule fills the device, or `--total-ram`."""
+    from poetopt.engine.limits import kind
     from poetopt.engine.solution import Solution, Status
 
     stack = f" and {problem.stack_bytes:,} of stack" if problem.stack_bytes else ""
@@ -309,14 +310,14 @@ def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:
     bound = problem.least_ram_bytes
     if total is not None:
         reason = (
-            f"{total:,} bytes in all don't hold the {what}, and the {bound:,} bytes that any schedule needs: "
+            f"{total:,} bytes in all don't hold the {what}, and the {bound:,} bytes that any {kind(problem)} needs: "
             f"{problem.beside_bytes + bound:,} together"
         )
     else:
         reason = (
             f"the device's {problem.device_ram_bytes:,} bytes of RAM don't hold the {what}, and the {bound:,} bytes "
-            "that any schedule needs. Train fewer parameters (--train), take a smaller model or another device, or "
-            "give --ram for the schedule alone"
+            f"that any {kind(problem)} needs. Train fewer parameters (--train), take a smaller model or another "
+            "device, or give --ram for the schedule alone"
         )
     return Solution(
         status=Status.INFEASIBLE,

@@ -187,6 +187,7 @@ class Trainer(Closing):
         every: int | None = None,
         resume: bool = False,
         after_epoch: Callable[[Position, int], object] | None = None,
+        noted: Callable[[str], object] | None = None,
     ) -> Trained:
         """Train for `epochs`, from where a checkpoint has left off.
 
@@ -199,13 +200,18 @@ class Trainer(Closing):
             A folder for checkpoints: one after each epoch, and after every `every` steps. The two newest are kept, each
             of them whole, whenever the process is killed.
         resume
-            Go on from the newest checkpoint in the folder, if there is one: to the same bits.
+            Go on from the newest checkpoint in the folder, if there is one: to the same bits. Data, their order, the
+            schedule of rates and the starting weights must be those that it was made with; other hyperparameters count
+            from here on.
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
+        noted
+            Called before the first step with each sentence on what is otherwise than the checkpoint was made with.
 
-        Raises OptionError for numbers that make no sense, ModelError for data that don't fit, OutputError where a
-        checkpoint can't be written, PlanError where it can't be read or is another network's, and ExecutionError where
-        the loss is no finite number any more: the checkpoints are then from before.
+        Raises OptionError for numbers that make no sense, or others than a checkpoint was made with, ModelError for
+        data that don't fit, OutputError where a checkpoint can't be written, PlanError where it can't be read or is
+        another network's, and ExecutionError where the loss is no finite number any more: the checkpoints are then from
+        before.
         """
         from poetopt.training.loop import Asked, Fit
         from poetopt.training.source import source_of
@@ -215,10 +221,7 @@ class Trainer(Closing):
         asked = Asked(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
         source = source_of(data, learner.graph, batch_order, self.seed, learner.workdir)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
-        source.check(self._told)
-        if held_out is not None:
-            held_out.check(self._told)
-        return Fit(learner, asked, source, held_out, after_epoch).run()
+        return Fit(learner, asked, source, held_out, after_epoch, noted).run()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint into a folder, whole or not at all; its path. Raises OutputError."""
@@ -243,16 +246,24 @@ class Trainer(Closing):
         """
         self._export(path)
 
-    def check_export(self) -> None:
-        """Raise ModelError now where `export` would: to be asked before a long training."""
+    def check_export(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Raise ModelError, or OutputError for `path`, now where `export` would: to be asked before a long training."""
+        from poetopt.training.export import check_out
+
+        if path is not None:
+            check_out(self._source(), path)
         self._export(None)
+
+    def _source(self) -> str | os.PathLike[str] | onnx.ModelProto:
+        from poetopt.training.original import original
+
+        return original(self._model, self.plan.problem.recipe)
 
     def _export(self, path: str | os.PathLike[str] | None) -> None:
         from poetopt.training.export import export
-        from poetopt.training.original import original
 
         trained = [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
-        source = original(self._model, self.plan.problem.recipe)
+        source = self._source()
         export(source, trained, self.values(), path, known=self.graph.tensors, allow_symlinks=self._allow_symlinks)
 
     def close(self) -> None:

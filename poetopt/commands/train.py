@@ -11,13 +11,14 @@ import typer
 from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
 from poetopt.console import check_outputs, doing, say, say_meanwhile, write_json
-from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError, PlanError
+from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 from poetopt.optimizers import NAMES
 
 if TYPE_CHECKING:
+    from poetopt.api.trainer import Trainer
     from poetopt.backends.ort.prepared import Prepared
     from poetopt.telling import Told
-    from poetopt.training.result import Position
+    from poetopt.training.result import Position, Trained
 
 
 def train(
@@ -78,7 +79,11 @@ def train(
         typer.Option(metavar="N", help="A checkpoint every N steps; one after each epoch comes anyway.", min=1),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one, to the same bits.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint, if there is one, to the same bits; the data must be the same.",
+        ),
     ] = False,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
@@ -118,17 +123,33 @@ def train(
                 allow_symlinks=allow_symlinks, told=told,
             )
         )  # fmt: skip
-        trainer.check_export()
+        trainer.check_export(out)
         ended = trainer.fit(
             data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
-            resume=resume, after_epoch=after_epoch,
+            resume=resume, after_epoch=after_epoch, noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
         )  # fmt: skip
         told("writing the trained network")
-        trainer.export(out)
+        try:
+            trainer.export(out)
+        except OutputError as error:
+            raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
         graph = trainer.graph
     write_json(trained_document(graph, ended, out), json)
     say(trained_text(graph, ended, out), unless=[json])
     return 0
+
+
+def _kept(trainer: Trainer, ended: Trained) -> str:
+    """Where the trained parameters are, though they couldn't be written as ONNX."""
+    if ended.checkpoint:
+        return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
+    import tempfile
+
+    try:
+        kept = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
+    except OSError as error:
+        return f"What was trained couldn't be kept elsewhere either ({error}): give --checkpoint FOLDER"
+    return f"What was trained is in {kept}: po.Trainer(PLAN).load({str(kept.parent)!r}) reads it, and .export writes it"
 
 
 @contextmanager

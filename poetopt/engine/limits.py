@@ -51,17 +51,24 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
         found["ram_bound_bytes"] = max(problem.least_ram_bytes, step.nbytes)
         reasons.append(
             f"the budget of {options.ram_bytes:,} bytes is below the {problem.least_ram_bytes:,} bytes that any "
-            f"schedule needs ({binds(problem)})"
+            f"{kind(problem)} needs ({binds(problem)})"
         )
     elif options.ram_bytes < step.nbytes:
         found["ram_bound_bytes"] = step.nbytes
         reasons.append(
-            f"the budget of {options.ram_bytes:,} bytes is below the {step.nbytes:,} bytes that any such schedule needs"
+            f"the budget of {options.ram_bytes:,} bytes is below the {step.nbytes:,} bytes that any such "
+            f"{kind(problem)} needs"
         )
     if not reasons:
         return None
     found["reason"] = ", and ".join(reasons)
     return found
+
+
+def kind(problem: Problem) -> str:
+    """Which schedules sums are of: where operators might stream paged parameters and don't, of plain runs alone."""
+    plain = problem.parameters == "paged" and not any(operator.variants for operator in problem.operators)
+    return "schedule of plain runs" if plain else "schedule"
 
 
 def hardest_step(problem: Problem, options: Options) -> Step:

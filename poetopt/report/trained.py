@@ -40,6 +40,7 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str) -> str:
         )
     if ended.resumed_at:
         rows.append(("note", f"resumed after step {ended.resumed_at:,}"))
+    rows += [("note", text) for text in ended.changed]
     rows += [("note", f"a damaged checkpoint was passed over: {fault}") for fault in ended.passed_over]
     rows += notes.rows(graph.notes)
     rows.append(("written", out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poetopt.engine.limits import kind
 from poetopt.engine.solution import OrderFound, Solution, Status
 from poetopt.plan.simulate import Simulation
 from poetopt.plan.transfers import Overlap
@@ -60,13 +61,12 @@ def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, 
     """
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
-    beside = problem.beside_bytes if whole else 0
     return "; ".join(
         [
             f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}"
             f"{_each(solution, steps)}{reason}",
             *solution.why,
-            *_remedies(solution, " ".join([reason, *solution.why]), "--total-ram" if whole else "--ram", beside, steps),
+            *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps),
         ]
     )
 
@@ -86,8 +86,9 @@ def _with_paged(problem: Problem) -> str:
     return f"with parameters on storage and updated by {optimizer}, {beside}, "
 
 
-def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int, steps: int) -> list[str]:
+def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, steps: int) -> list[str]:
     """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
+    option_of_ram, beside = ("--total-ram", problem.beside_bytes) if whole else ("--ram", 0)
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     known = []
     if solution.interrupted:
@@ -98,7 +99,7 @@ def _remedies(solution: Solution, said: str, option_of_ram: str, beside: int, st
         total = f", {option_of_ram} {least + beside}" if beside else ""
         known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}{total})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
-        known.append(f"no schedule has less than {bound:,} bytes")
+        known.append(f"no {kind(problem)} has less than {bound:,} bytes")
     if deadline is not None:
         shortest = show_limit(deadline, "s")
         all_steps = f", for {steps:,} steps" if steps > 1 else ""

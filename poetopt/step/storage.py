@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.closing import Closing
-from poetopt.errors import ExecutionError
+from poetopt.errors import ExecutionError, OutputError
 from poetopt.files import write_all
 
 SLOT_ALIGNMENT = 4096
@@ -34,7 +34,7 @@ class PageFile(Closing):
     folder
         Where the file lies; by default the system's temporary folder.
 
-    All methods raise `ExecutionError` where the storage fails.
+    Raises `OutputError` where no file can be made there; all methods `ExecutionError` where the storage fails.
     """
 
     def __init__(self, sizes: Mapping[str, int], folder: Path | None = None) -> None:
@@ -49,6 +49,11 @@ class PageFile(Closing):
         self.nbytes = end
         try:
             self.file = tempfile.TemporaryFile(prefix="poetopt-", dir=self.folder, buffering=0)  # noqa: SIM115
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            raise OutputError(
+                f"can't create the paging file in {self.folder}: {error.strerror}; name a folder that is there "
+                "and may be written to (--workdir, TMPDIR)"
+            ) from error
         except OSError as error:
             raise self._failure("can't create the paging file", error) from error
         try:

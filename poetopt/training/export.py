@@ -15,11 +15,12 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.errors import ModelError
-from poetopt.files import replacing
+from poetopt.errors import ModelError, OutputError
+from poetopt.files import check_writable, replacing
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
 from poetopt.training.wire import Span, tensor_spans
+from poetopt.units import show_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -79,6 +80,23 @@ def export(
                 _write(made, spans[name], values[name], name)
         return
     _anew(path, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
+
+
+def check_out(source: str | os.PathLike[str] | onnx.ModelProto, out: str | os.PathLike[str]) -> None:
+    """Raise OutputError now where `export` to `out` would: no rights, a device, no room for `source`."""
+    check_writable(out)
+    if os.path.exists(out) and not os.path.isfile(out):
+        raise OutputError(f"can't write {out}: it is a device or a pipe, and a network is a file; give a file's path")
+    try:
+        room = shutil.disk_usage(os.path.dirname(os.path.realpath(out)))
+        wanted = os.path.getsize(source) if isinstance(source, (str, os.PathLike)) else source.ByteSize()
+    except OSError:
+        return  # not known before
+    if room.total and room.free < wanted:
+        raise OutputError(
+            f"can't write {out}: the network takes {show_bytes(wanted)}, and {show_bytes(room.free)} are free there; "
+            "make room, or give a path on another disk"
+        )
 
 
 def _spans(path: Path) -> Mapping[str, Span]:

@@ -97,6 +97,16 @@ class Learner:
         return "momentum" if self.hyperparameters["momentum"] else "sgd"
 
     @property
+    def accumulate(self) -> int:
+        """Of how many steps gradients are summed."""
+        return 1 if self.update is None else self.update.accumulate
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest norm of all gradients, or None."""
+        return None if self.update is None else self.update.clip_norm
+
+    @property
     def total_ram_bytes(self) -> int:
         """What the plan takes: arena, kernels, resident region."""
         return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
@@ -130,6 +140,7 @@ class Learner:
             "poetopt": __version__,
             "network": self.graph.name,
             "structure": self.graph.structure_hash,
+            "content": self.graph.content_hash,
             "optimizer": self.optimizer,
             "taken": self.step.taken,
             "summed": self.update.summed if self.update is not None else 0,
@@ -138,10 +149,10 @@ class Learner:
         }
         return checkpoint.save(folder, self.step.taken, meta, _Finite(self._states()))
 
-    def load(self, found: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint, with its hyperparameters where no others were asked for.
+    def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:
+        """Go on from a checkpoint, with its hyperparameters where no others were asked for; those others, in words.
 
-        Raises PlanError for another network's; then nothing has changed.
+        Raises PlanError for another network's, or one that began with other weights; then nothing has changed.
         """
         states = self._states()
         shown, meta = str(found.path), found.meta
@@ -152,6 +163,11 @@ class Learner:
             raise PlanError(
                 f"{shown}: it is of another network ({network}): operators, shapes or types are not those of "
                 f"{self.graph.name!r}; give the plan that it was made with, or another folder"
+            )
+        if self.graph.content_hash and meta.get("content", self.graph.content_hash) != self.graph.content_hash:
+            raise PlanError(
+                f"{shown}: it is of a network with other weights at the start than {self.graph.source or network} has; "
+                "give the model that it began with, or another folder"
             )
         shapes = dict(found.shapes())
         for name, array in states.items():
@@ -174,11 +190,16 @@ class Learner:
         self.step.load({}, taken=taken)
         if self.update is not None:
             self.update.summed = summed
-        said = meta.get("hyperparameters")
+        said, changed = meta.get("hyperparameters"), []
         for name, value in said.items() if isinstance(said, dict) else ():
-            if name in self.hyperparameters and name not in self._asked:
+            mine = self.hyperparameters.get(name, value)
+            if name in self._asked and mine != value:
+                option = name.replace("_", "-")
+                changed.append(f"--{option} {mine:g}, as asked for; the checkpoint was made with {value:g}")
+            elif mine != value:
                 check_hyperparameters(self.graph, {name: value})
                 self.hyperparameters[name] = value
+        return tuple(changed)
 
     def _outside(self) -> Mapping[str, Array]:
         """What is remembered outside of the plan."""

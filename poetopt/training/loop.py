@@ -16,6 +16,7 @@ from poetopt.errors import ExecutionError, OptionError, PlanError, PoetError
 from poetopt.process import peak_bytes
 from poetopt.telling import paced
 from poetopt.training import checkpoint
+from poetopt.training.course import Course
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.rates import Schedule
@@ -55,6 +56,8 @@ class Asked:
 
 AfterEpoch = Callable[[Position, int], object]
 """Called with where training stands, and the number of epochs, after each."""
+Noted = Callable[[str], object]
+"""Called with each sentence on what a resumed training does otherwise, before its first step."""
 
 
 class Fit:
@@ -67,9 +70,18 @@ class Fit:
         source: Source,
         validation: DataSet | Source | None,
         after: AfterEpoch | None,
+        noted: Noted | None = None,
     ) -> None:
         asked.check(source)
         self.learner, self.asked, self.source, self.validation, self.after = learner, asked, source, validation, after
+        self.noted = noted
+        data = source.check(learner.told)
+        judged = "" if validation is None else validation.check(learner.told)
+        self.course = Course(
+            asked.order, asked.lr_schedule, asked.seed, learner.accumulate, learner.clip_norm,
+            batch_size(learner.graph), source.rows, data, asked.epochs, judged,
+        )  # fmt: skip
+        self.changed: tuple[str, ...] = ()
         self.position = Position()
         self.path = ""
         self.passed_over: tuple[str, ...] = ()
@@ -90,6 +102,9 @@ class Fit:
             self.begun_s = time.monotonic()
             for epoch in range(self.position.epoch, self.asked.epochs):
                 saved = self._epoch(epoch, saved)
+            if self.validation is not None and not self.position.judged:  # nothing was left to do
+                self._validate(self.position.epoch, saved)
+                saved = -1
             if saved != self.position.step:
                 self._save()
         return self._result(resumed_at)
@@ -107,31 +122,21 @@ class Fit:
         course = found.meta.get("course")
         if not isinstance(course, dict):
             raise PlanError(f"{found.path}: it was not made by a training for epochs; Trainer.load goes on from it")
-        for name, mine in self._course().items():
-            if course.get(name) != mine:
-                raise OptionError(
-                    f"{found.path}: it was made with {_OPTIONS[name]} {course.get(name)}, and this is {mine}; "
-                    "give the same, or another folder"
-                )
+        self.course.check(course, str(found.path), self.source.shown)
         position = Position.of(found.meta.get("position"), str(found.path))
         if position.epoch > self.asked.epochs:
             raise OptionError(
                 f"{found.path}: it has {position.epoch} epochs behind it, and --epochs {self.asked.epochs} asks for "
                 "fewer; give as many, or another folder"
             )
-        self.learner.load(found)
+        self.changed = (*self.learner.load(found), *self.course.changes(course))
+        if self.validation is None or course.get("validation", self.course.validation) != self.course.validation:
+            position.validations = []  # of other data
         self.position = position
         self.before_s, self.path = self.position.seconds, str(found.path)
-
-    def _course(self) -> dict[str, Any]:
-        """What must be the same for a training to go on: otherwise rows would be taken twice, or never."""
-        return {
-            "order": self.asked.order,
-            "lr_schedule": self.asked.lr_schedule,
-            "seed": self.asked.seed,
-            "rows": self.source.rows,
-            "batch": batch_size(self.learner.graph),
-        }
+        if self.noted is not None:
+            for text in self.changed:
+                self.noted(text)
 
     def _epoch(self, epoch: int, saved: int) -> int:
         """One epoch, from where it stands; at which step the last checkpoint was made."""
@@ -157,12 +162,16 @@ class Fit:
             if every is not None and position.step % every == 0 and not whole:
                 saved = self._save()
         if self.validation is not None:
-            found = self.learner.evaluate(self.validation, partial(self._heed, saved))
-            position.validations.append({"epoch": epoch + 1, "loss": found.loss, "accuracy": found.accuracy})
+            self._validate(epoch + 1, saved)
         position.over(position.batch)
         if self.after is not None:
             self.after(position, self.asked.epochs)
         return self._save()
+
+    def _validate(self, epoch: int, saved: int) -> None:
+        assert self.validation is not None
+        found = self.learner.evaluate(self.validation, partial(self._heed, saved))
+        self.position.validations.append({"epoch": epoch, "loss": found.loss, "accuracy": found.accuracy})
 
     def _next(self, batches: Iterator[Any], saved: int) -> Any:
         """The next batch. Where it can't be had, what was learned so far is saved first."""
@@ -178,7 +187,7 @@ class Fit:
         position = self.position
         position.seconds = self._seconds()
         if self.asked.folder is not None:
-            extra = {"course": self._course(), "position": position.to_dict()}
+            extra = {"course": self.course.to_dict(), "position": position.to_dict()}
             self.path = str(self.learner.save(self.asked.folder, extra))
         return position.step
 
@@ -238,13 +247,5 @@ class Fit:
             process_peak_bytes=peak_bytes(),
             checkpoint=self.path,
             passed_over=self.passed_over,
+            changed=self.changed,
         )
-
-
-_OPTIONS = {
-    "order": "--batch-order",
-    "lr_schedule": "--lr-schedule",
-    "seed": "--seed",
-    "rows": "so many rows:",
-    "batch": "a batch of",
-}

@@ -51,6 +51,11 @@ class Position:
             raise PlanError(f"{shown}: it doesn't say where its training stands; it is damaged, remove it")
         return cls(**{name: data[name] for name in kinds})
 
+    @property
+    def judged(self) -> bool:
+        """Whether the last epoch that is over has been validated."""
+        return bool(self.validations) and self.validations[-1]["epoch"] == self.epoch
+
     def over(self, batches: int) -> None:
         """An epoch of so many batches is over."""
         self.losses.append(self.total / max(1, batches))
@@ -70,7 +75,7 @@ class Trained:
     losses
         The mean loss of each epoch.
     validations
-        Of each validation: `epoch`, `loss`, and `accuracy` (null where the loss has none).
+        Of each validation on this data: `epoch`, `loss`, and `accuracy` (null where the loss has none).
     optimizer, hyperparameters, lr_schedule, batch_order, seed
         As they were.
     seconds, step_s
@@ -85,6 +90,8 @@ class Trained:
         The newest one's path, or "".
     passed_over
         Newer checkpoints than the one that it went on from, which are damaged, and how.
+    changed
+        What was asked for otherwise than the checkpoint that it went on from was made with.
     """
 
     epochs: int
@@ -107,6 +114,7 @@ class Trained:
     process_peak_bytes: int | None
     checkpoint: str
     passed_over: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float | None:
@@ -122,7 +130,7 @@ class Trained:
         """The object of `train --json`: plain values only; a number that JSON has no word for is null."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
         found |= {"losses": [_plain(value) for value in self.losses], "hyperparameters": dict(self.hyperparameters)}
-        found["passed_over"] = list(self.passed_over)
+        found |= {"passed_over": list(self.passed_over), "changed": list(self.changed)}
         found["validations"] = [{name: _plain(value) for name, value in each.items()} for each in self.validations]
         return {**found, "loss": _plain(self.loss), "accuracy": self.accuracy}
 

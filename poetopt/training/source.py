@@ -50,8 +50,11 @@ class Source(Protocol):
     @property
     def rows(self) -> int | None: ...
 
-    def check(self, told: Told) -> None:
-        """Look at all values, where that takes less than training does. Raises ModelError for one that is none."""
+    def check(self, told: Told) -> str | None:
+        """Look at all values, where that takes less than training does; their digest, None where nobody knows.
+
+        Raises ModelError for one that is none.
+        """
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, without the first `start`. Raises ModelError for one that can't be trained on."""
@@ -85,9 +88,9 @@ class _Ordered:
                 f"or solve with --batch {data.rows}"
             )
 
-    def check(self, told: Told) -> None:
+    def check(self, told: Told) -> str:
         """See `Source`."""
-        self.data.check(told)
+        return self.data.check(told)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """See `Source`."""
@@ -114,7 +117,7 @@ class _Own:
         self.batches = len(batches) if isinstance(batches, Sized) else None
 
     def check(self, told: Told) -> None:
-        """Nothing: each batch is looked at when it comes."""
+        """None: each batch is looked at when it comes."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """See `Source`."""

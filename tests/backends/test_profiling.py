@@ -13,7 +13,7 @@ from poetopt.backends.ort.storage_speed import storage
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import with_profile
-from poetopt.errors import ExecutionError
+from poetopt.errors import OutputError
 from poetopt.graph import TrainingGraph
 from poetopt.operators.signature import signatures
 
@@ -79,7 +79,7 @@ def test_storage_takes_longer_for_more(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_can_t_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match=r"can't create the paging file in .*nowhere"):
+    with pytest.raises(OutputError, match=r"can't create the paging file in .*nowhere"):
         storage(tmp_path / "nowhere")
 
 

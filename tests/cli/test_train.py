@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 
+import poetopt as po
 from tests.cli.support import Runner
 from tests.cli.test_interrupt import CALLED
 from tests.training.support import small
@@ -100,11 +105,43 @@ def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -
         ),
         (("--checkpoint", given), 2, "can't write checkpoints to"),
         (("-o", tmp_path / "no" / "out.onnx"), 2, "there is no folder"),
+        (("-o", "/dev/null"), 2, "can't write /dev/null: it is a device or a pipe"),
+        (("--workdir", tmp_path / "no"), 2, "can't create the paging file in", "--workdir"),
         (("--lr", "1e38"), 5, "diverged"),
     )
     for options, code, *parts in cases:
         run("train", plan, "--data", given, "-o", out, "--json", "-", *options).assert_one_message(*parts, code=code)
         assert not out.exists()
+
+
+def test_a_full_disk_loses_nothing(run: Runner, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, out, folder = data(tmp_path / "train.npz", 20), tmp_path / "out.onnx", tmp_path / "kept"
+    asked = ("train", plan, "--data", given, "-o", out)
+    few = SimpleNamespace(total=2**40, used=2**40 - 100, free=100)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: few)
+        run(*asked).assert_one_message(f"can't write {out}: the network takes", "100 B are free there", code=2)
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfileobj", no_room)
+        ended = run(*asked, "--checkpoint", folder)
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert "No space left on device; give another path, or make room and rights there. What was" in ended.err
+        assert f"is in {folder}/step-000000005.npz: the same command with --resume writes it" in ended.err
+        alone = run(*asked)
+    assert not out.exists()
+    kept = re.search(r"What was trained is in (\S+)/step-000000005.npz: po.Trainer\(PLAN\).load", alone.err)
+    assert kept is not None
+    with po.Trainer(plan) as trainer:
+        trainer.load(kept[1])
+        trainer.export(tmp_path / "saved.onnx")
+    shutil.rmtree(kept[1])
+    ended = run(*asked, "--checkpoint", folder, "--resume")
+    assert (ended.code, ended.err) == (0, "")
+    assert out.read_bytes() == (tmp_path / "saved.onnx").read_bytes()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")

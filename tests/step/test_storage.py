@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poetopt.errors import ExecutionError
+from poetopt.errors import ExecutionError, OutputError
 from poetopt.step.storage import SLOT_ALIGNMENT, PageFile
 
 
@@ -53,10 +53,10 @@ def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match=r"can't create the paging file in .*missing: .*name another folder"):
+    with pytest.raises(OutputError, match=r"can't create the paging file in .*missing: .*name a folder that is there"):
         PageFile({"a": 1}, tmp_path / "missing")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExecutionError, match="can't create the paging file"):
+    with pytest.raises(OutputError, match="can't create the paging file"):
         PageFile({"a": 1}, tmp_path / "file")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import ModelProto, helper, numpy_helper
 
 import poetopt as po
 from poetopt.backends.ort.reference import NodeByNode
@@ -23,7 +24,7 @@ from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.training.order import rows_in_order
 from tests.backends.support import embedding
-from tests.training.support import MODELS, Data, graph_of, plan_of, rows
+from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
 
 CASES = [("residual", "sgd", "paged"), ("small", "adamw", "resident"), ("small", "momentum", "paged")]
 CASES += [("dropout", "adam", "resident"), ("small", "none", "resident")]
@@ -330,6 +331,8 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
             trainer.fit(data, checkpoint=tmp_path)
         with pytest.raises(OptionError, match=r"made with --batch-order shuffle, and this is sequential"):
             trainer.fit(data, checkpoint=tmp_path, resume=True, batch_order="sequential")
+        with pytest.raises(OptionError, match=r"the values that it was made with aren't those of the data; give that"):
+            trainer.fit(rows(plan, 12, seed=1), checkpoint=tmp_path, resume=True)
         with pytest.raises(OptionError, match=r"made with so many rows: 12, and this is 8"):
             trainer.fit({name: array[:8] for name, array in data.items()}, checkpoint=tmp_path, resume=True)
         with pytest.raises(OptionError, match="--resume: say where checkpoints are"):
@@ -350,12 +353,84 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
             equal(other.values(), before)
 
 
+def moved(weight: str) -> ModelProto:
+    """The same structure with another number in one weight."""
+    model = small()
+    proto = next(proto for proto in model.graph.initializer if proto.name == weight)
+    value = numpy_helper.to_array(proto).copy()
+    value.flat[0] += 1
+    proto.CopyFrom(numpy_helper.from_array(value, weight))
+    return model
+
+
+@pytest.mark.parametrize("weight", ["fc1.weight", "fc2.weight"])
+def test_checkpoints_are_of_the_weights_that_training_began_with(weight: str, tmp_path: Path) -> None:
+    """The first is frozen, the second trained."""
+    models = small(), moved(weight)
+    plans = [
+        lay_out(store_all(po.load(model, train="fc2.*").differentiate(optimizer="sgd").cost("a72"))) for model in models
+    ]
+    with po.Trainer(plans[0]) as trainer:
+        trainer.fit(rows(plans[0], 12), checkpoint=tmp_path)
+    with po.Trainer(plans[1]) as trainer:
+        before = copies(trainer.values())
+        with pytest.raises(PlanError, match="with other weights at the start than small has; give the model that"):
+            trainer.fit(rows(plans[1], 12), epochs=2, checkpoint=tmp_path, resume=True)
+        equal(trainer.values(), before)
+
+
+def test_what_a_resumed_training_does_otherwise_is_said(tmp_path: Path) -> None:
+    plan = plan_of("small", "momentum")
+    data, held_out, others = rows(plan, 12), rows(plan, 8, seed=1), rows(plan, 8, seed=2)
+    with po.Trainer(plan, lr=0.25, lr_schedule="cosine") as trainer:
+        trainer.fit(data, validate=held_out, checkpoint=tmp_path)
+    said: list[str] = []
+    more: dict[str, Any] = {"checkpoint": tmp_path, "resume": True, "noted": said.append}
+    with po.Trainer(plan, lr=0.125, lr_schedule="cosine") as trainer:
+        ended = trainer.fit(data, epochs=2, validate=held_out, **more)
+    assert [each["epoch"] for each in ended.validations] == [1, 2]
+    assert tuple(said) == ended.changed
+    assert ended.changed == (
+        "--lr 0.125, as asked for; the checkpoint was made with 0.25",
+        "--epochs 2: the checkpoint's rates were those of a cosine over 1",
+    )
+    for validate, epochs, judged in ((None, 3, []), (others, 3, [3]), (others, 4, [3, 4]), (held_out, 5, [5])):
+        with po.Trainer(plan, lr_schedule="cosine") as trainer:
+            ended = trainer.fit(data, epochs=epochs, validate=validate, checkpoint=tmp_path, resume=True)
+        assert [each["epoch"] for each in ended.validations] == judged
+        assert (ended.accuracy is None) == (validate is None)
+        assert ended.hyperparameters["lr"] == 0.125
+
+
+def test_checkpoints_of_before_there_were_digests_go_on(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    data = rows(plan, 12)
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+        (path,) = tmp_path.glob("step-*.npz")
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        meta = json.loads(arrays["meta"].tobytes())
+        del meta["content"]
+        meta["course"] = {name: meta["course"][name] for name in ("order", "lr_schedule", "seed", "rows", "batch")}
+        np.savez(path, **{**arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)})
+        assert trainer.fit(data, epochs=2, checkpoint=tmp_path, resume=True).resumed_at == 3
+
+
 def test_checkpoints_of_other_options(tmp_path: Path) -> None:
     plan = plan_of("small", "none")
     with po.Trainer(plan, momentum=0.5, accumulate=2) as trainer:
         trainer.save(tmp_path)
     with po.Trainer(plan, momentum=0.5) as trainer, pytest.raises(PlanError, match="accumulated', which this training"):
         trainer.load(tmp_path)
+    data = rows(plan, 12)
+    with po.Trainer(plan, clip_norm=0.5) as trainer:
+        trainer.fit(data, checkpoint=tmp_path / "clipped")
+    with (
+        po.Trainer(plan) as trainer,
+        pytest.raises(OptionError, match=r"with --clip-norm 0\.5, and this is none"),
+    ):
+        trainer.fit(data, checkpoint=tmp_path / "clipped", resume=True)
     with po.Trainer(plan, momentum=0.5) as trainer:
         trainer.save(tmp_path / "plain")
     with (

@@ -39,7 +39,7 @@ def of_archive(graph: TrainingGraph, path: Path, workdir: Path | None = None, *,
 class _InArchive(Columns):
     """Its checksums are compared before its values are: rows are read where they lie, past them."""
 
-    def check(self, told: Told = silent) -> None:
+    def check(self, told: Told = silent) -> str:
         """See `DataSet`."""
         told(f"checking {self.shown}")
         with opened(self.shown) as archive:
@@ -47,7 +47,7 @@ class _InArchive(Columns):
                 if isinstance(column, InFile) and column.file is None:
                     for _ in archive.parts(name):
                         pass
-        super().check(told)
+        return super().check(told)
 
 
 def _column(archive: Archive, name: str, shown: str, workdir: Path | None) -> Column:

@@ -12,6 +12,7 @@ from poetopt.errors import ModelError
 from poetopt.graph import TrainingGraph
 from poetopt.telling import Told, paced, silent
 from poetopt.training.data.columns import Column, InMemory
+from poetopt.training.data.digest import Digest
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -44,9 +45,11 @@ class Columns:
         """See `DataSet`."""
         return f"{self.shown}, row {row}"
 
-    def check(self, told: Told = silent) -> None:
+    def check(self, told: Told = silent) -> str:
         """See `DataSet`."""
-        pace = paced(told)
+        pace, digest = paced(told), Digest()
+        for name, array in self.fixed.items():
+            digest.add(name, array)
         for name, column in self.columns.items():
             row_bytes = column.take(np.arange(1)).nbytes
             step = max(1, CHECKED_BYTES // max(1, row_bytes))
@@ -57,6 +60,8 @@ class Columns:
                     k = next(k for k in range(len(part)) if fault(self.graph, name, part[k : k + 1]))
                     what = fault(self.graph, name, part[k : k + 1])
                     raise ModelError(f"{self.where(start + k)}: {what}")
+                digest.add(name, part)
+        return digest.text
 
 
 def fault(graph: TrainingGraph, name: str, array: Array) -> str:

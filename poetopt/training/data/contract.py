@@ -29,8 +29,9 @@ class DataSet(Protocol):
     def where(self, row: int) -> str:
         """What messages call a row: its file, and its number there."""
 
-    def check(self, told: Told = silent) -> None:
-        """Read all values once, and raise ModelError for the first that is none, or out of its range.
+    def check(self, told: Told = silent) -> str:
+        """Read all values once, and raise ModelError for the first that is none, or out of its range; their digest.
 
-        Where that takes as long as training does (images), values are looked at when they are read.
+        Where that takes as long as training does (images), values are looked at when they are read, and the digest is
+        of names and sizes of the files.
         """

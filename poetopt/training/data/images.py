@@ -19,6 +19,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.step.memory import numpy_dtype
 from poetopt.telling import Told, silent
 from poetopt.training.data.arrays import fault
+from poetopt.training.data.digest import Digest
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -53,11 +54,15 @@ class Images:
         """See `DataSet`."""
         return str(self.paths[row])
 
-    def check(self, told: Told = silent) -> None:
+    def check(self, told: Told = silent) -> str:
         """Of the labels alone: each image is looked at when it is read."""
         for row in range(self.rows):
             if what := fault(self.graph, self._labels_name, self._labels[row : row + 1]):
                 raise ModelError(f"{self.where(row)}: {what}: {self.shown} has a folder for each class")
+        try:
+            return Digest.of(f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in self.paths)
+        except OSError as error:
+            raise ModelError(f"can't read {error.filename}: {error.strerror or error}") from error
 
     def _image(self, path: Path) -> Array:
         try:

@@ -11,6 +11,7 @@ import numpy as np
 
 from poetopt.telling import Told, silent
 from poetopt.training.data.contract import DataSet
+from poetopt.training.data.digest import Digest
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -41,10 +42,9 @@ class Shards:
         k = bisect_right(self._ends, row)
         return self.parts[k].where(row - self._start(k))
 
-    def check(self, told: Told = silent) -> None:
+    def check(self, told: Told = silent) -> str:
         """See `DataSet`."""
-        for part in self.parts:
-            part.check(told)
+        return Digest.of(part.check(told) for part in self.parts)
 
     def _start(self, k: int) -> int:
         return self._ends[k - 1] if k else 0

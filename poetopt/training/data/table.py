@@ -21,7 +21,8 @@ from poetopt.files import write_all
 from poetopt.graph import TrainingGraph
 from poetopt.step.memory import numpy_dtype
 from poetopt.training.data.arrays import Columns, fault
-from poetopt.training.data.columns import InFile, unpacked
+from poetopt.training.data.columns import Column, InFile, unpacked
+from poetopt.training.data.digest import Digest
 
 _TOGETHER = 1024
 """Lines that are turned into numbers at once."""
@@ -84,6 +85,7 @@ def _read(
     places: Mapping[str, list[int]],
     workdir: Path | None,
 ) -> Columns:
+    digest = Digest()
     files: dict[str, IO[bytes]] = {name: unpacked((), str(path), workdir) for name in places}
     rows, first = 0, 2
     while True:
@@ -102,6 +104,7 @@ def _read(
             if fault(graph, name, array):
                 k = next(k for k in range(len(taken)) if fault(graph, name, array[k : k + 1]))
                 raise ModelError(f"{path}, line {first + k}: {fault(graph, name, array[k : k + 1])}")
+            digest.add(name, array)
             _append(files[name], array.tobytes(), path)
         rows += len(taken)
         first += len(taken)
@@ -111,7 +114,7 @@ def _read(
         name: InFile(str(path), 0, rows, graph.tensors[name].shape[1:], numpy_dtype(graph.tensors[name].dtype), file)
         for name, file in files.items()
     }
-    return _Table(graph, str(path), columns_of)
+    return _Table(graph, str(path), columns_of, digest.text)
 
 
 def _numbers(
@@ -159,9 +162,14 @@ def _append(file: IO[bytes], data: bytes, path: Path) -> None:
 class _Table(Columns):
     """Its values have been looked at when they were read."""
 
+    def __init__(self, graph: TrainingGraph, shown: str, columns: Mapping[str, Column], digest: str) -> None:
+        super().__init__(graph, shown, columns)
+        self._digest = digest
+
     def where(self, row: int) -> str:
         """See `DataSet`."""
         return f"{self.shown}, line {row + 2}"
 
-    def check(self, told: object = None) -> None:
+    def check(self, told: object = None) -> str:
         """Nothing is left to check."""
+        return self._digest
