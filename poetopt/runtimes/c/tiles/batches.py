@@ -7,7 +7,7 @@ from collections.abc import Callable
 from poetopt.runtimes.c.kernel import Call
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.tiles.matrices import ELEMENT_BYTES, PART
-from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.runtimes.c.tiles.tiling import FROM, OUTER, Chunk, Loop, Rows, Slice, Tiling
 from poetopt.runtimes.c.write import called
 
 Sizes = tuple[int, int, int]
@@ -31,19 +31,20 @@ def rows_of_many(count: int, sizes: Sizes, b_steps: Steps) -> tuple[Tiling, ...]
 
 
 def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
-    """Chunks of what is summed up, of `count` products y = a' b; the inputs are b and a."""
+    """Chunks of what is summed up, of `count` products y = a' b; the inputs are b and a, and y may stay whole."""
     rows, columns, depth = sizes
     if depth <= PART or (count > 1 and depth % PART):
         return ()
 
     def product(first: str, many: str, number: str) -> str:
         y, a, b = f"y + {number} * {rows * columns}", f"b + {first} * {rows}", f"a + {first} * {columns}"
-        adds = f"(po_o + {first}) % {depth} > 0"
+        adds = f"({FROM[OUTER]} + {first}) % {depth} > 0"
         return called("po_product", y, a, b, rows, columns, many, columns, 1, 1, rows, columns, 1, adds)
 
-    b, a = Slice(OUTER, ELEMENT_BYTES * columns), Slice(OUTER, ELEMENT_BYTES * rows)
+    loop, b, a = Loop(count * depth, PART), Slice(OUTER, ELEMENT_BYTES * columns), Slice(OUTER, ELEMENT_BYTES * rows)
     y = Slice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrices(count, depth))
-    return (Tiling(Loop(count * depth, PART), None, (b, a), (y,), _by_matrix(depth, product)),)
+    made = Tiling(loop, None, (b, a), (None,), _by_matrix(depth, product, whole=True))
+    return (made, Tiling(loop, None, (b, a), (y,), _by_matrix(depth, product))) if count > 1 else (made,)
 
 
 def _matrices(count: int, rows: int) -> Rows:
@@ -51,21 +52,24 @@ def _matrices(count: int, rows: int) -> Rows:
     return Rows(count, 1, rows, 0, rows - 1)
 
 
-def _by_matrix(rows: int, product: Callable[[str, str, str], str]) -> Callable[[Call, Chunk], str]:
+def _by_matrix(
+    rows: int, product: Callable[[str, str, str], str], *, whole: bool = False
+) -> Callable[[Call, Chunk], str]:
     """The code of a chunk: a product for each matrix that it meets, of which it has `many` rows from `first` on.
 
-    What a product is of is counted from the chunk's begin.
+    Rows are counted from the chunk's begin, matrices too unless they are `whole`.
     """
 
     def code(call: Call, chunk: Chunk) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
+        before = "" if whole else f" - {begin} / {rows}"
         return block(
             f"const float *a = {chunk.inputs[0].at};",
             f"const float *b = {chunk.inputs[1].at};",
             f"float *y = {chunk.outputs[0].at};",
             "int32_t first, many;",
             f"for (first = 0; first < {count}; first += many) {{",
-            f"    const int32_t number = ({begin} + first) / {rows} - {begin} / {rows};",
+            f"    const int32_t number = ({begin} + first) / {rows}{before};",
             f"    const int32_t rest = {rows} - ({begin} + first) % {rows};",
             f"    many = {count} - first < rest ? {count} - first : rest;",
             f"    {product('first', 'many', 'number')}",
