@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         train,
     )
     from poetopt.api.inspection import inspect
-    from poetopt.api.on_device import emit, execute_on, train_on
+    from poetopt.api.on_device import emit, execute_on, fit_on, train_on
     from poetopt.api.schedule_file import write_schedule
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
@@ -83,6 +83,7 @@ __all__ = [
     "execute",
     "execute_on",
     "export",
+    "fit_on",
     "formulations",
     "front",
     "frontends",
@@ -151,6 +152,7 @@ _HOMES = {
     "execute": "poetopt.api",
     "emit": "poetopt.api.on_device",
     "execute_on": "poetopt.api.on_device",
+    "fit_on": "poetopt.api.on_device",
     "train_on": "poetopt.api.on_device",
     "device": "poetopt.api",
     "import_solution": "poetopt.api",

@@ -12,12 +12,17 @@ from poetopt.errors import OptionError
 from poetopt.telling import telling
 
 if TYPE_CHECKING:
+    import onnx
+
     from poetopt.backends.c.execution import DeviceExecution
     from poetopt.backends.c.trained import DeviceTraining
+    from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.telling import Told
+    from poetopt.training.in_c import DeviceFit
+    from poetopt.training.source import Data
 
 WEIGHTS = ("flash", "storage")
 """Where the first values of parameters and constants are."""
@@ -187,4 +192,69 @@ def train_on(
     )
     if dump is not None:
         save_training(ended.losses, ended.values, dump)
+    return ended
+
+
+def fit_on(
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    on: str,
+    data: Data,
+    *,
+    epochs: int = 1,
+    hyperparameters: Mapping[str, float] | None = None,
+    lr_schedule: str = "constant",
+    batch_order: str = "shuffle",
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | onnx.ModelProto | None = None,
+    allow_symlinks: bool = False,
+    told: Told | None = None,
+    progress: bool = False,
+) -> DeviceFit:
+    """Train with a plan in C for epochs, as `train_on` does for steps, and write the trained network.
+
+    on
+        As for `execute_on`.
+    data, epochs, lr_schedule, batch_order, seed
+        As for `Trainer` and its `fit`: the same rows at the same rates, all of them in memory at once.
+    hyperparameters
+        Of the plan's optimizer, by name (`lr`, `momentum`, ...); what isn't given has its default.
+    out
+        Where the network's file goes with the parameters that came out of the device; only where all checks passed.
+    model, allow_symlinks
+        As for `Trainer.export`.
+
+    Raises as `train_on`, ModelError for data that don't fit or a network's file that isn't there, and OutputError where
+    `out` can't be written.
+    """
+    from poetopt.step.belongs import graph_of
+    from poetopt.training.export import export
+    from poetopt.training.in_c import fit_on as fit
+    from poetopt.training.in_c import learned
+    from poetopt.training.original import original
+
+    found = read_plan(plan)
+    made = plan_in(found)
+    graph = graph_of(made)
+
+    def write(values: Mapping[str, Array], place: str | os.PathLike[str] | None) -> None:
+        source = original(graph.source if model is None else model, made.problem.recipe)
+        export(source, tuple(values), values, place, known=graph.tensors, allow_symlinks=allow_symlinks)
+
+    if out is not None:
+        write({name: graph.values[name] for name in (*graph.trained, *graph.states)}, None)
+    ended = fit(
+        made,
+        on,
+        data,
+        epochs=epochs,
+        hyperparameters=hyperparameters,
+        lr_schedule=lr_schedule,
+        batch_order=batch_order,
+        seed=seed,
+        ram_bytes=budget_of(found),
+        told=told or telling(progress),
+    )
+    if out is not None and ended.steps.ok:
+        write(learned(graph, ended.steps), out)
     return ended

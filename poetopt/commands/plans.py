@@ -29,7 +29,8 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help="Train: take this many steps of gradient descent; code 0 also where the loss diverges, which is told.",
+            help="Train: take this many steps of gradient descent; a loss that diverges is told, with code 0, and "
+            "in C, where nothing can be compared then, with 5.",
             min=1,
         ),
     ] = None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,16 +95,41 @@ def train(
         ),
     ] = False,
     model: PlanModelOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
+            help="Train in C by a plan of the runtime c, on this machine or an emulated board, and compare with "
+            "onnxruntime's losses and parameters.",
+            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = None,
     allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
 ) -> int:
     """Train a network for epochs by a plan, with nothing beside the schedule, and write it as ONNX.
 
-    Ctrl-C ends it with a checkpoint, where there is a --checkpoint.
+    Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
+    is written are the parameters that came out of it.
     """
     from poetopt.report.trained import epoch_text, trained_document, trained_text
 
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
+    if on is not None:
+        others = {
+            "--accumulate": accumulate > 1, "--clip-norm": clip_norm is not None, "--validate": validate is not None,
+            "--checkpoint": checkpoint is not None, "--every": every is not None, "--resume": resume,
+            "--workdir": workdir is not None, "--check": check,
+        }  # fmt: skip
+        if asked := next((name for name, given in others.items() if given), None):
+            raise OptionError(
+                f"--on, {asked}: all steps in C are one program, which is always compared; {asked} is for training on "
+                "onnxruntime, leave it out"
+            )
+        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
+        return _train_in_c(plan, on, data, out, said, course, optimizer, model, allow_symlinks, json)
 
     def after_epoch(position: Position, of: int) -> None:
         say_meanwhile(epoch_text(position, of), unless=[json])
@@ -152,6 +177,42 @@ def _kept(trainer: Trainer, ended: Trained) -> str:
     return f"What was trained is in {kept}: po.Trainer(PLAN).load({str(kept.parent)!r}) reads it, and .export writes it"
 
 
+def _train_in_c(
+    plan: str,
+    on: str,
+    data: str,
+    out: str,
+    said: Mapping[str, float | None],
+    course: Mapping[str, Any],
+    optimizer: str | None,
+    model: str | None,
+    allow_symlinks: bool,
+    json: str | None,
+) -> int:
+    import poetopt as po
+    from poetopt.commands.plans import check_on
+    from poetopt.report.on_device import device_fit_document, device_fit_text
+
+    check_on(on)
+    given = {name: value for name, value in said.items() if value is not None}
+    with doing("reading the plan and its model") as told:
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+        graph = loaded.plan.problem.graph
+        if graph is not None:
+            check_outputs([graph.source], {"-o": out})
+            check_optimizer(getattr(graph, "optimizer", "none"), optimizer, plan)
+        told(f"compiling the steps for {on} and running them")
+        ended = po.fit_on(
+            loaded, on, data, hyperparameters=given, out=out, model=model, allow_symlinks=allow_symlinks, told=told,
+            **course,
+        )  # fmt: skip
+    write_json(device_fit_document(loaded.plan, ended, out), json)
+    say(device_fit_text(loaded.plan, ended, out), unless=[json])
+    if not ended.steps.ok:
+        raise ExecutionError(ended.steps.message)
+    return 0
+
+
 @contextmanager
 def _prepared(
     plan: str, model: str | None, allow_symlinks: bool, workdir: str | None, check: bool, evaluates: bool, told: Told
@@ -175,8 +236,8 @@ def _prepared(
             yield made
     except OtherRuntimeError as error:
         raise PlanError(
-            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; `poetopt run --on host --steps N` "
-            "trains with it, or solve with --runtime onnxruntime"
+            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; add --on host, or solve with "
+            "--runtime onnxruntime"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from poetopt import notes
@@ -10,6 +11,7 @@ from poetopt.backends.c.execution import DeviceExecution
 from poetopt.backends.c.trained import DeviceTraining
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table
+from poetopt.training.in_c import DeviceFit
 from poetopt.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -52,15 +54,41 @@ def device_training_document(plan: Plan, ended: DeviceTraining) -> dict[str, obj
     return {**ended.to_dict(), "important": notes.document(graph.notes if graph else ())}
 
 
-def device_training_text(plan: Plan, ended: DeviceTraining) -> str:
-    """The summary of `poetopt run --on --steps`."""
+def device_fit_document(plan: Plan, ended: DeviceFit, out: str) -> dict[str, object]:
+    """The object of `train --on --json`."""
+    graph = plan.problem.graph
+    trained = out if ended.steps.ok else None
+    return {**ended.to_dict(), "trained": trained, "important": notes.document(graph.notes if graph else ())}
+
+
+def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
+    """The summary of `poetopt train --on`."""
+    pairs = zip(ended.epoch_losses, ended.reference_epoch_losses, strict=True)
+    rows = [
+        (f"epoch {epoch}", f"loss {mine:.6g} (mean), on onnxruntime {theirs:.6g}")
+        for epoch, (mine, theirs) in enumerate(pairs, 1)
+    ]
+    if ended.left_out:
+        rows.append(
+            ("note", f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out")
+        )
+    rows.append(("written", out if ended.steps.ok else "nothing"))
+    return device_training_text(plan, ended.steps, rows)
+
+
+def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[tuple[str, str]] = ()) -> str:
+    """The summary of `poetopt run --on --steps`, with `more` rows."""
     same = (
         "bit for bit those of the unscheduled steps on the same kernels"
         if ended.bit_identical
         else "they differ from the unscheduled steps'"
     )
     rows = [
-        ("loss", f"{ended.losses[0]:.6g} in the first step, {ended.losses[-1]:.6g} in the last"),
+        (
+            "loss",
+            f"{ended.losses[0]:.6g} in the first step, {ended.losses[-1]:.6g} in the last; no step's is more than "
+            f"{ended.max_loss_diff:.2g} from onnxruntime's",
+        ),
         (
             "check",
             f"losses and {len(ended.values)} parameters: {same}; from onnxruntime's (relative) the parameters' way is "
@@ -73,6 +101,7 @@ def device_training_text(plan: Plan, ended: DeviceTraining) -> str:
         each = ended.instructions // ended.steps
         rows.append(("time", f"{ended.instructions:,} instructions, {each:,} a step"))
     rows += _moved(ended)
+    rows += more
     graph = plan.problem.graph
     rows += notes.rows(graph.notes if graph else ())
     name = plan.problem.model_ref or plan.problem.name

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from poetopt.backends.c.checks import TOLERANCE, DeviceChecks
 from poetopt.backends.ort.checks import plain
 
@@ -39,8 +41,8 @@ class DeviceTraining(DeviceChecks):
         As there, of all steps; None on this machine.
     bytes_paged, bytes_streamed
         In one step, as in `DeviceExecution`.
-    values
-        Parameters after the last step, by name.
+    values, statistics
+        Parameters and running statistics after the last step, by name.
     """
 
     on: str
@@ -67,11 +69,25 @@ class DeviceTraining(DeviceChecks):
     bytes_paged: int
     bytes_streamed: int
     values: Mapping[str, Array] = field(repr=False, compare=False)
+    statistics: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def max_loss_diff(self) -> float:
+        """The largest difference between a step's loss and onnxruntime's."""
+        return max(abs(mine - theirs) for mine, theirs in zip(self.losses, self.reference_losses, strict=True))
+
+    @property
+    def finite(self) -> bool:
+        """Whether all losses and, after the last step, all values are numbers."""
+        kept = (*self.values.values(), *self.statistics.values())
+        return all(map(math.isfinite, self.losses)) and all(
+            np.isfinite(value).all() for value in kept if value.dtype.kind == "f"
+        )
 
     @property
     def close(self) -> bool:
-        """Whether losses and parameters are onnxruntime's, to rounding."""
-        return max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
+        """Whether losses and parameters are numbers, and onnxruntime's to rounding."""
+        return self.finite and max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
 
     @property
     def message(self) -> str:
@@ -79,8 +95,11 @@ class DeviceTraining(DeviceChecks):
         if not self.bit_identical:
             where = f"the loss of step {self.first_difference}" if self.first_difference else ", ".join(self.different)
             return f"on {self.on}, training with the schedule and without it differ: {where}; please report it"
-        if not all(map(math.isfinite, self.losses)):
-            return f"on {self.on}, the loss is no finite number any more; take a smaller --lr, or look at the data"
+        if not self.finite:
+            return (
+                f"on {self.on}, losses or parameters are no finite numbers any more: the training has diverged; take a "
+                "smaller --lr, or look at the data"
+            )
         if not self.close:
             return (
                 f"on {self.on}, after {self.steps:,} steps the parameters' way is {self.distance:.3g} away from "
@@ -91,5 +110,6 @@ class DeviceTraining(DeviceChecks):
 
     def to_dict(self) -> dict[str, object]:
         """The object of `run --on --steps --json`: plain values only; a number that JSON has no word for is null."""
-        document = {name: plain(getattr(self, name)) for name in self.__dataclass_fields__ if name != "values"}
+        names = [name for name in self.__dataclass_fields__ if name not in ("values", "statistics")]
+        document = {name: plain(getattr(self, name)) for name in (*names, "max_loss_diff")}
         return {**document, "planned_ram_bytes": self.planned_ram_bytes}

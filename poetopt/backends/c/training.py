@@ -77,23 +77,44 @@ def train_on(
 
     Raises `OptionError` for a step without an optimizer, or numbers that make no sense; else what `execute_on` does.
     """
-    chosen_target = target(on, "--on")
+    target(on, "--on")
     chosen = graph_of(plan, graph)
     momentum = momentum_of(chosen, momentum)
     check_options(steps, lr, momentum)
-    if not chosen.updaters:
+    check_updates(chosen)
+    data_sets = batches_of(chosen, data, seed)
+    batches = [data_sets.get(step) for step in range(steps)]
+    said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
+    return train_batches_on(plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, told=told)
+
+
+def check_updates(graph: TrainingGraph) -> None:
+    """Raise OptionError where the step of `graph` has no optimizer."""
+    if not graph.updaters:
         raise OptionError(
-            "--on, --steps: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
+            "--on: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
             "solve with --optimizer sgd"
         )
+
+
+def train_batches_on(
+    plan: Plan,
+    on: str,
+    batches: Sequence[Batch],
+    said: Sequence[Mapping[str, Array]],
+    *,
+    graph: TrainingGraph,
+    ram_bytes: int | None = None,
+    told: Told = silent,
+) -> DeviceTraining:
+    """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it."""
+    chosen_target, chosen, steps = target(on, "--on"), graph, len(batches)
+    check_updates(chosen)
     program = device_program(plan, chosen)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, ram_bytes)
     if chosen_target.bare:
         check_present()
-    data_sets = batches_of(chosen, data, seed)
-    batches = [data_sets.get(step) for step in range(steps)]
-    said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
     compiler(chosen_target)  # nothing is written where there is none
     with scratch_folder("c") as folder:
         once = device_program(lay_out(store_all(plan.problem)), chosen)
@@ -135,6 +156,7 @@ def train_on(
         bytes_paged=simulation.bytes_paged,
         bytes_streamed=simulation.bytes_streamed,
         values={row.name: mine.results[row.name] for row in program.parameters},
+        statistics={old: mine.results[new] for old, new in chosen.states.items()},
     )
 
 

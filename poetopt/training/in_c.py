@@ -1,0 +1,122 @@
+"""Epochs in C: the batches and rates of a training on onnxruntime, as one program's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poetopt.backends.c.trained import DeviceTraining
+from poetopt.backends.c.training import check_updates, numbers, train_batches_on
+from poetopt.backends.ort.checks import plain
+from poetopt.errors import OptionError
+from poetopt.plan.instructions import Plan
+from poetopt.step.belongs import graph_of
+from poetopt.telling import Told, silent
+from poetopt.training.hyperparameters import check_hyperparameters
+from poetopt.training.rates import parse_schedule
+from poetopt.training.source import Data, batch_size, source_of
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array, TrainingGraph
+
+    Batch = Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFit:
+    """What epochs in C showed.
+
+    steps
+        Of all epochs, beside onnxruntime's.
+    epochs, batch, left_out
+        Epochs, rows of a step, and rows of each epoch that filled no batch.
+    lr_schedule, batch_order, seed
+        As they were.
+    """
+
+    steps: DeviceTraining
+    epochs: int
+    batch: int
+    left_out: int
+    lr_schedule: str
+    batch_order: str
+    seed: int
+
+    @property
+    def epoch_losses(self) -> tuple[float, ...]:
+        """The mean loss of each epoch."""
+        return self._means(self.steps.losses)
+
+    @property
+    def reference_epoch_losses(self) -> tuple[float, ...]:
+        """The same of onnxruntime's steps."""
+        return self._means(self.steps.reference_losses)
+
+    def _means(self, losses: tuple[float, ...]) -> tuple[float, ...]:
+        each = len(losses) // self.epochs
+        return tuple(sum(losses[k : k + each]) / each for k in range(0, len(losses), each))
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `train --on --json`: plain values only; a number that JSON has no word for is null."""
+        own = (*(name for name in self.__dataclass_fields__ if name != "steps"), "epoch_losses")
+        found = {name: plain(getattr(self, name)) for name in (*own, "reference_epoch_losses")}
+        return {**self.steps.to_dict(), **found, "loss": plain(self.epoch_losses[-1])}
+
+
+def fit_on(
+    plan: Plan,
+    on: str,
+    data: Data,
+    *,
+    epochs: int = 1,
+    hyperparameters: Mapping[str, float] | None = None,
+    lr_schedule: str = "constant",
+    batch_order: str = "shuffle",
+    seed: int = 0,
+    ram_bytes: int | None = None,
+    told: Told = silent,
+) -> DeviceFit:
+    """Train in C for `epochs` by the emitted example, and compare losses and parameters with onnxruntime's.
+
+    data, epochs, hyperparameters, lr_schedule, batch_order, seed
+        As for `poetopt.Trainer` and its `fit`; all batches of all epochs are in memory at once.
+    on, ram_bytes
+        As for `execute_on`.
+
+    Raises OptionError for numbers that make no sense, or a step without an optimizer; ModelError for data that don't
+    fit; else what `execute_on` does.
+    """
+    graph, rates, given = graph_of(plan), parse_schedule(lr_schedule), dict(hyperparameters or {})
+    check_updates(graph)
+    check_hyperparameters(graph, given)
+    if epochs < 1:
+        raise OptionError(f"--epochs {epochs}: must be at least 1")
+    source = source_of(data, graph, batch_order, seed)
+    source.check(told)
+    taken = [list(source.epoch(epoch)) for epoch in range(epochs)]
+    if len({len(batches) for batches in taken}) > 1:
+        raise OptionError("the data gives epochs of different lengths; give each as many batches")
+    first = numbers(graph, 0, given)
+    lr, steps = float(first["lr"]), epochs * len(taken[0])
+    said = [
+        numbers(graph, step, {**given, "lr": rates.rate(lr, step, step // len(taken[0]), steps)})
+        for step in range(steps)
+    ]
+    ended = train_batches_on(
+        plan, on, [batch for batches in taken for batch in batches], said, graph=graph, ram_bytes=ram_bytes, told=told
+    )
+    return DeviceFit(
+        steps=ended,
+        epochs=epochs,
+        batch=batch_size(graph),
+        left_out=source.left_out,
+        lr_schedule=lr_schedule,
+        batch_order=batch_order,
+        seed=seed,
+    )
+
+
+def learned(graph: TrainingGraph, ended: DeviceTraining) -> Mapping[str, Array]:
+    """What the network's file gets: the parameters after the last step, and running statistics."""
+    return {**{name: ended.values[name] for name in graph.trained if name in ended.values}, **ended.statistics}
