@@ -19,8 +19,9 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from tests.backends.solvers import installed
 from tests.problems import random_tight
+from tests.seeds import some
 
-SEEDS = range(10)
+SEEDS = some(range(10), 4)
 TOLERANCE = 1e-6
 FEW_FOR_POET = 32
 """Operators up to which Algorithm 1 is solved in a second."""
@@ -95,7 +96,7 @@ def test_scopes_and_formulations_agree(seed: int) -> None:
 def test_backends_agree(name: str) -> None:
     installed(name)
     compared = 0
-    for seed in SEEDS[::2]:
+    for seed in some(range(0, 10, 2), 3):
         problem, ram_bytes, _ = case(seed)
         ours, theirs = (solved(problem, ram_bytes, "depth:2", backend=each) for each in ("highs", name))
         if is_closed(ours) and is_closed(theirs):

@@ -23,6 +23,7 @@ from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.schedule import Schedule
 from tests.cheapest import least_cost
 from tests.problems import random_few
+from tests.seeds import some
 
 State = tuple[int, frozenset[int], frozenset[int]]
 """Operators done, what is in RAM, what was ever written to storage."""
@@ -64,7 +65,8 @@ def small_storage(seed: int) -> tuple[Problem, int]:
 
 def test_plans_and_bounds_against_exhaustive_search() -> None:
     compared = exact = binds = 0
-    for seed in range(50):
+    chosen = some(range(50), 25)
+    for seed in chosen:
         problem, ram_bytes = small_storage(seed)
         for remat in (True, False):
             least = least_overhead_j(problem, ram_bytes, remat=remat)
@@ -81,8 +83,8 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
             assert found.simulation.stored_bytes <= problem.storage_bytes
             compared += 1
             exact += found.simulation.overhead_j <= least + 1e-9
-    assert compared > 50
-    assert binds > 10
+    assert compared > len(chosen)
+    assert binds > 0.2 * len(chosen)
     assert exact >= 0.9 * compared, (exact, compared)
 
 

@@ -18,6 +18,7 @@ from poetopt.plan.transfers import plan_transfers
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.cheapest import least_cost
 from tests.problems import random_few, random_plan, random_problem
+from tests.seeds import some
 
 State = tuple[int, frozenset[int], frozenset[int], bool]
 """Operators done, what is in RAM, what is on storage, and whether the storage is awake."""
@@ -60,7 +61,8 @@ def waking(seed: int) -> tuple[Problem, int]:
 
 def test_plans_and_bounds_against_exhaustive_search() -> None:
     compared = optimal = closed = 0
-    for seed in range(60):
+    chosen = some(range(60), 25)
+    for seed in chosen:
         problem, ram_bytes = waking(seed)
         least = least_overhead_j(problem, ram_bytes)
         solution = solve(problem, Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, threads=1))
@@ -79,7 +81,7 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
         compared += 1
         optimal += solution.simulation.overhead_j <= least + 1e-9
         closed += abs(solution.overhead_bound_j - least) <= 1e-6
-    assert compared > 25
+    assert compared > 0.4 * len(chosen)
     assert optimal >= 0.8 * compared, (optimal, closed, compared)
     assert closed >= 0.7 * compared, (optimal, closed, compared)
 

@@ -113,7 +113,7 @@ def test_what_leaves_and_comes_back_ends_where_it_began() -> None:
     assert seen > 50
 
 
-@pytest.mark.parametrize("seed", some(range(320), 25))
+@pytest.mark.parametrize("seed", some(range(320), 12))
 def test_poet_is_algorithm_1_over_steps(seed: int) -> None:
     """Parameters, states, ties and frozen ones, in Algorithm 1's stages; a plan has no less than those."""
     problem, ram_bytes = tight_with_parameters(random.Random(seed), forward=2)

@@ -26,7 +26,7 @@ from tests.seeds import some
 from tests.stored import tight_with_parameters
 
 TOLERANCE = 1e-6
-SEEDS = some(range(150), 8)
+SEEDS = some(range(150), 5)
 
 
 def small(seed: int, *, dma: bool = False) -> Iterator[tuple[random.Random, Problem, int]]:

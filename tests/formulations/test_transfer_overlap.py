@@ -18,7 +18,7 @@ from poetopt.schedule import Schedule
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.transfers_bruteforce import least_makespan
 from tests.problems import random_plan, random_problem
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 
 RETENTION = formulation("retention")
 
@@ -80,7 +80,8 @@ def test_no_plan_in_time_is_cut_off(seed: int) -> None:
 
 def test_schedules_that_no_order_saves_are_caught() -> None:
     late = caught = 0
-    for seed in seeds(340):
+    chosen = some(range(340), 100)
+    for seed in chosen:
         rng = random.Random(seed)
         problem = random_problem(rng, operators=rng.randint(4, 7), training=True, dma=True)
         for schedule, plan in paging_schedules(rng, problem, 8):
@@ -104,5 +105,5 @@ def test_schedules_that_no_order_saves_are_caught() -> None:
             late += 1
             rows = RETENTION.separate(model, FakePoint(values, integral=True))
             caught += any(row.kind == "transfer_overlap" and activity(row, by_item(values)) > row.upper for row in rows)
-    assert late > 0.15 * len(seeds(340))
+    assert late > 0.15 * len(chosen)
     assert caught > 0.2 * late, (late, caught)

@@ -19,6 +19,7 @@ from poetopt.graph import Node
 from tests.autodiff.specs import Spec
 from tests.autodiff.table import ROWS
 from tests.frontends.support import floats, model_of
+from tests.seeds import some
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -214,7 +215,7 @@ def test_mutated_settings(op: str) -> None:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for spec in (spec for spec in ROWS if spec.op == op):
+    for spec in some([spec for spec in ROWS if spec.op == op], 2):
         for mutant in _mutants(spec):
             try:
                 graph = load_onnx(mutant, train=[f"i{k}" for k in spec.trained])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from poetopt.frontends.onnx_file import load_onnx
 from tests.autodiff.specs import Spec
 from tests.autodiff.table import ROWS
 from tests.frontends.support import floats, model_of
+from tests.seeds import some
 
 Array = NDArray[np.generic]
 
@@ -94,7 +96,13 @@ def _others(array: Array) -> Iterator[Array]:
         yield np.asarray(array.reshape(-1)[0])
 
 
-@pytest.mark.parametrize("spec", [row for row in ROWS if row.opset <= 18], ids=lambda row: row.name)
+def _of_each_op(few: int) -> list[Spec]:
+    """Rows of the table: a few of each op, or all."""
+    rows = sorted((row for row in ROWS if row.opset <= 18), key=lambda row: row.op)
+    return [row for _, alike in itertools.groupby(rows, lambda row: row.op) for row in some(list(alike), few)]
+
+
+@pytest.mark.parametrize("spec", _of_each_op(1), ids=lambda row: row.name)
 def test_any_shape_of_any_operand_is_refused_or_planned(spec: Spec) -> None:
     """No rule divides by nothing, or indexes what isn't there."""
     for place, given in enumerate(spec.inputs):
