@@ -151,7 +151,8 @@ def _from_zoo(name: str, options: ReadOptions) -> Graph:
         )
     from poetopt.frontends.onnx_file import load_onnx
 
-    return load_onnx(zoo.build(name, options.batch), replace(options, batch=None), reference=name)
+    tokens = zoo.tokens_of(name, dict(options.shapes))
+    return load_onnx(zoo.build(name, options.batch, tokens), replace(options, batch=None), reference=name)
 
 
 def _zoo_names() -> str:

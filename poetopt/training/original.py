@@ -24,6 +24,7 @@ def original(
     if model is None or model == "":
         raise ModelError("the network was given in memory; say which, with Trainer(plan, model=...), to write it")
     if isinstance(model, str) and model in zoo.names() and not os.path.exists(model):
-        batch = recipe.get("batch")
-        return zoo.build(model, batch if isinstance(batch, int) else None)
+        batch, shapes = recipe.get("batch"), recipe.get("shapes")
+        tokens = zoo.tokens_of(model, shapes if isinstance(shapes, Mapping) else {})
+        return zoo.build(model, batch if isinstance(batch, int) else None, tokens)
     return model

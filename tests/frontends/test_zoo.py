@@ -10,9 +10,10 @@ import pytest
 
 from poetopt.backends.ort.batch import random_batch
 from poetopt.errors import ModelError
-from poetopt.frontends import zoo
+from poetopt.frontends import load_model, zoo
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
+from poetopt.frontends.reading import read_options
 from poetopt.graph import Graph, Role
 from tests.frontends.support import run
 
@@ -94,8 +95,25 @@ def test_resnet_normalizes_with_the_batch() -> None:
     assert all("running" in name for name in frozen)
 
 
+def test_shorter_sequences_read_the_first_positions() -> None:
+    short = load_model("bert-tiny", read_options(batch=1, shapes={"input_ids": "1x8"}))
+    assert isinstance(short, Graph)
+    assert {short.tensors[name].shape for name in short.inputs} == {(1, 8)}
+    whole = _load("bert-tiny", 1)
+    assert short.trained == whole.trained
+    batch = dict(random_batch(whole))
+    batch["attention_mask"] = np.where(np.arange(128) < 8, 1, 0)[None].astype(np.int64)
+    (masked,) = run(model_proto(whole), batch)
+    (alone,) = run(model_proto(short), {name: array[:, :8] for name, array in batch.items()})
+    np.testing.assert_allclose(alone, masked, rtol=1e-4, atol=1e-6)
+
+
 def test_bad_requests() -> None:
     with pytest.raises(ModelError, match=r"no such network: 'resnet'; closest: resnet8 or .*; there are autoencoder,"):
         zoo.build("resnet")
     with pytest.raises(ModelError, match="at least 1"):
         zoo.build("mlp", 0)
+    with pytest.raises(ModelError, match="1 to 512 tokens, not 513"):
+        zoo.build("bert-tiny", 1, 513)
+    with pytest.raises(ModelError, match="no tokens"):
+        zoo.build("mlp", 1, 8)

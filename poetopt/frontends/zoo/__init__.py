@@ -8,6 +8,7 @@ parameters have the names that PyTorch's modules give them. Dropout is left out,
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,19 @@ class Entry:
 
     variant
         Where a module builds several networks, the name of this one, its builder's second argument.
+    positions
+        The most tokens that a sequence may have, where the network reads tokens.
     """
 
     module: str
     batch: int
     about: str
     variant: str = ""
+    positions: int = 0
 
+
+TOKENS = "input_ids"
+"""The input that tokens come in as, (batch, tokens)."""
 
 ZOO = {
     "autoencoder": Entry(
@@ -40,13 +47,23 @@ ZOO = {
         "autoencoder",
     ),
     "bert-base": Entry(
-        "bert", 1, "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters", "base"
+        "bert",
+        1,
+        "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters",
+        "base",
+        512,
     ),
     "bert-tiny": Entry(
-        "bert", 2, "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters", "tiny"
+        "bert",
+        2,
+        "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters",
+        "tiny",
+        512,
     ),
     "ds-cnn": Entry("tiny", 1, "MLPerf Tiny's keyword spotter DS-CNN on 49x10 features, 23,756 parameters", "ds-cnn"),
-    "gpt2-small": Entry("gpt2", 1, "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters"),
+    "gpt2-small": Entry(
+        "gpt2", 1, "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters", positions=1_024
+    ),
     "lenet": Entry("lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
     "mlp": Entry("mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
     "mobilenetv1-025": Entry(
@@ -83,10 +100,23 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(ZOO))
 
 
-def build(name: str, batch: int | None = None) -> onnx.ModelProto:
-    """The network `name` with every shape static; without `batch`, its default batch.
+def tokens_of(name: str, shapes: Mapping[str, object]) -> int | None:
+    """How long `shapes` of inputs say that a sequence is; None where they don't, or the network reads no tokens."""
+    sizes = shapes.get(TOKENS)
+    if name not in ZOO or not ZOO[name].positions or not isinstance(sizes, Sequence) or len(sizes) != 2:
+        return None
+    return sizes[1] if isinstance(sizes[1], int) else None
 
-    Raises `ModelError` for an unknown name or a batch below 1.
+
+def build(name: str, batch: int | None = None, tokens: int | None = None) -> onnx.ModelProto:
+    """The network `name` with every shape static.
+
+    batch
+        Its default batch where not given.
+    tokens
+        How long a sequence is, where the network reads tokens; 128 where not given.
+
+    Raises `ModelError` for an unknown name, a batch below 1, or a sequence that can't be.
     """
     if name not in ZOO:
         raise ModelError(f"no such network: {name!r}{closest(name, names())}; there are {', '.join(names())}")
@@ -95,5 +125,11 @@ def build(name: str, batch: int | None = None) -> onnx.ModelProto:
         raise ModelError(f"{name}: the batch must be at least 1, not {batch}; give another --batch")
     module = importlib.import_module(f"poetopt.frontends.zoo.{entry.module}")
     settings = (entry.variant,) if entry.variant else ()
-    model: onnx.ModelProto = module.build(entry.batch if batch is None else batch, *settings)
+    more: dict[str, int] = {}
+    if tokens is not None:
+        if not 1 <= tokens <= entry.positions:
+            said = f"has 1 to {entry.positions} tokens" if entry.positions else "has no tokens"
+            raise ModelError(f"{name}: a sequence {said}, not {tokens}; give another --shape {TOKENS}=1x128")
+        more["tokens"] = tokens
+    model: onnx.ModelProto = module.build(entry.batch if batch is None else batch, *settings, **more)
     return model

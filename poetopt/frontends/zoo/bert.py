@@ -1,7 +1,8 @@
 """BERT for sequence classification (Devlin et al., 2019): embeddings, encoder, pooler, and a classifier of 2 classes.
 
 `base` has 12 layers of width 768 with 12 heads, `tiny` 2 layers of width 128 with 2 heads (Turc et al., 2019); the
-uncased vocabulary of 30,522 tokens, 512 positions of which the first 128 are used. Dropout is left out.
+uncased vocabulary of 30,522 tokens, 512 positions of which the first 128 are used, or as many as a sequence has.
+Dropout is left out.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ VARIANTS = {"base": (12, 768, 12), "tiny": (2, 128, 2)}
 """Layers, width and heads."""
 
 
-def build(batch: int, variant: str) -> ModelProto:
-    """Inputs `input_ids`, `attention_mask` and `token_type_ids`, int64 [batch, 128]; output [batch, 2]."""
+def build(batch: int, variant: str, tokens: int = TOKENS) -> ModelProto:
+    """Inputs `input_ids`, `attention_mask` and `token_type_ids`, int64 [batch, tokens]; output [batch, 2]."""
     layers, width, count = VARIANTS[variant]
-    size = Size(batch, TOKENS, width, count)
+    size = Size(batch, tokens, width, count)
     net = Network(f"bert-{variant}", SEED, OPSET)
-    shape = (batch, TOKENS)
+    shape = (batch, tokens)
     ids, mask, types = (
         net.input(name, shape, TensorProto.INT64) for name in ("input_ids", "attention_mask", "token_type_ids")
     )
-    x = _embeddings(net, ids, types, width)
+    x = _embeddings(net, ids, types, size)
     bias = _mask(net, mask)
     for index in range(layers):
         x = layer(net, x, f"bert.encoder.layer.{index}", size, bias)
@@ -47,8 +48,9 @@ def build(batch: int, variant: str) -> ModelProto:
     return net.model(linear(net, pooled, "classifier", width, CLASSES), (batch, CLASSES))
 
 
-def _embeddings(net: Network, ids: str, types: str, width: int) -> str:
-    places = net.constant("position_ids", np.arange(TOKENS, dtype=np.int64)[None])
+def _embeddings(net: Network, ids: str, types: str, size: Size) -> str:
+    width = size.width
+    places = net.constant("position_ids", np.arange(size.tokens, dtype=np.int64)[None])
     tables = (("word", VOCABULARY, ids), ("token_type", TYPES, types), ("position", POSITIONS, places))
     found = []
     for name, rows, indices in tables:

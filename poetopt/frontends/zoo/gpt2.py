@@ -28,24 +28,24 @@ LAYERS, WIDTH, HEADS = 12, 768, 12
 EPSILON = 1e-5
 
 
-def build(batch: int) -> ModelProto:
-    """Input `input_ids`, int64 [batch, 128]; output [batch, 128, 50257]; 148 parameters."""
-    size = Size(batch, TOKENS, WIDTH, HEADS)
+def build(batch: int, tokens: int = TOKENS) -> ModelProto:
+    """Input `input_ids`, int64 [batch, tokens]; output [batch, tokens, 50257]; 148 parameters."""
+    size = Size(batch, tokens, WIDTH, HEADS)
     net = Network("gpt2-small", SEED, OPSET)
-    ids = net.input("input_ids", (batch, TOKENS), TensorProto.INT64)
-    places = net.constant("position_ids", np.arange(TOKENS, dtype=np.int64)[None])
+    ids = net.input("input_ids", (batch, tokens), TensorProto.INT64)
+    places = net.constant("position_ids", np.arange(tokens, dtype=np.int64)[None])
     words = normal(net, "transformer.wte.weight", (VOCABULARY, WIDTH))
     x = net.add("Gather", [words, ids], "transformer.wte", axis=0)
     y = net.add("Gather", [normal(net, "transformer.wpe.weight", (POSITIONS, WIDTH)), places], "transformer.wpe")
     x = net.add("Add", [x, y], "transformer.embed")
-    later = np.triu(np.ones((TOKENS, TOKENS), np.bool_), 1)[None, None]
+    later = np.triu(np.ones((tokens, tokens), np.bool_), 1)[None, None]
     mask = net.constant("causal", np.where(later, np.finfo(np.float32).min, np.float32(0)).astype(np.float32))
     for index in range(LAYERS):
         x = _layer(net, x, f"transformer.h.{index}", size, mask)
     x = layer_norm(net, x, "transformer.ln_f", WIDTH, EPSILON)
-    rows = reshape(net, x, "lm_head.rows", (batch * TOKENS, WIDTH))
+    rows = reshape(net, x, "lm_head.rows", (batch * tokens, WIDTH))
     scores = net.add("Gemm", [rows, words], "lm_head", transB=1)
-    shape = (batch, TOKENS, VOCABULARY)
+    shape = (batch, tokens, VOCABULARY)
     return net.model(reshape(net, scores, "lm_head.logits", shape), shape)
 
 

@@ -17,7 +17,7 @@ MOST = 10
 DEAR = 16
 """Ways that move more than this times the least count alike, but for the leanest."""
 HARDLY = 0.05
-"""Streaming what is a smaller part of an operator's bytes is not worth it, but where it takes the least RAM of all."""
+"""Streaming what is a smaller part of a run's RAM is not worth it, but where it takes the least RAM of all."""
 FIRST = 9
 """Places for those that need the least RAM for their traffic, whatever they stream."""
 
@@ -54,7 +54,8 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
 
     leanest = min(fronts, key=lambda s: (ram(fronts[s][0]), s))
     best = fronts[leanest][0]
-    fronts = {s: front for s, front in fronts.items() if not _needless(s, front, fronts, sizes)}
+    least = {s: ram(front[0]) for s, front in fronts.items()}
+    fronts = {s: front for s, front in fronts.items() if not _needless(s, front, fronts, sizes, least)}
     fronts = fronts or {leanest: [best]}
     front = _front([best, *chain(*fronts.values())], ram, price)
     most = DEAR * (1 + min(map(price, front), default=0))
@@ -117,15 +118,20 @@ def _needless(
     front: Sequence[Candidate],
     fronts: Mapping[tuple[str, ...], Sequence[Candidate]],
     sizes: Mapping[str, int],
+    least: Mapping[tuple[str, ...], int],
 ) -> bool:
-    """Whether streaming less takes hardly more RAM, or no more and no more traffic than moving the rest whole."""
+    """Whether streaming less takes hardly more RAM, or no more and no more traffic than moving the rest whole.
+
+    least
+        The RAM that a run takes at least with each set.
+    """
     if sum(sizes[name] for name in streamed) < HARDLY * sum(sizes.values()):
         return True
     for other, ways in fronts.items():
         if set(other) < set(streamed):
             rest = [name for name in streamed if name not in other]
             whole = sum(sizes[name] for name in rest)
-            if whole < HARDLY * sum(sizes.values()):
+            if whole < HARDLY * least[other]:
                 return True
             moved = sum(sizes[name] + WRITE_BYTES for name in rest)
             if all(
