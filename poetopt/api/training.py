@@ -160,9 +160,9 @@ class Training:
         """Count the instructions of this step's operators in C on an emulated core, and model their seconds.
 
         on
-            `cortex-m4` or `cortex-m0plus`.
+            `cortex-m4`, `cortex-m7` or `cortex-m0plus`.
         clock_hz
-            By default that of the catalogue's m4 or m0.
+            By default that of the catalogue's m4, stm32f767 or m0.
         seed, told, progress
             As for `execute`.
 

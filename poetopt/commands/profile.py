@@ -56,13 +56,13 @@ def profile(
         str | None,
         typer.Option(
             "--on",
-            metavar="cortex-m0plus|cortex-m4",
+            metavar="cortex-m0plus|cortex-m4|cortex-m7",
             help="Measure nothing: count instructions in C on an emulated core, and model their time.",
-            autocompletion=choices("cortex-m0plus", "cortex-m4"),
+            autocompletion=choices("cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
     clock: Annotated[
-        str | None, typer.Option(metavar="FREQUENCY", help="With --on: the core's; default: 64MHz, of an M0+ 48MHz.")
+        str | None, typer.Option(metavar="FREQUENCY", help="With --on: the core's; default: 64MHz, M0+ 48, M7 216.")
     ] = None,
     optimizer: OptimizerOption = "none",
     dma: Annotated[bool, typer.Option("--dma", help="With --from-csv: transfers run beside the board's CPU.")] = False,

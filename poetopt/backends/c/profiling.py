@@ -87,9 +87,9 @@ def profile_on(
     problem
         Made of a training graph, for the runtime c.
     on
-        `cortex-m4` or `cortex-m0plus`.
+        `cortex-m4`, `cortex-m7` or `cortex-m0plus`.
     clock_hz
-        By default that of the catalogue's m4 or m0.
+        By default that of the catalogue's m4, stm32f767 or m0.
 
     Raises `OptionError` for another core, `UnsupportedOpError` where an operator has no kernel,
     `BackendUnavailableError` without compiler or emulator, `ExecutionError` where the step fails.

@@ -84,14 +84,14 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None, w
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
-    fed = _laid_out(program.inputs, batch)
+    fed = laid_out(program.inputs, batch)
     if built.board is not None:
-        ended = emulate(built, {"batches.bin": fed, "pages.bin": _pages(built)}, ram=ram, weigh=weigh)
+        ended = emulate(built, {"batches.bin": fed, "pages.bin": first_pages(built)}, ram=ram, weigh=weigh)
         results = _arrays(program, ended.files["results.bin"])
         return Ran(results, {}, ended.stack_bytes, None, int(ended.counts[:, 0].sum()), ended.counts)
     folder = built.folder
     (folder / "batches.bin").write_bytes(fed)
-    (folder / "pages.bin").write_bytes(_pages(built))
+    (folder / "pages.bin").write_bytes(first_pages(built))
     ended_process = subprocess.run(
         [built.executable, str(TIMED_S)], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -125,9 +125,9 @@ def run_steps(
     """
     program = built.program
     files = {
-        "batches.bin": b"".join(_laid_out(program.inputs, batch) for batch in batches),
-        "hyperparameters.bin": b"".join(_laid_out(program.hyperparameters, said) for said in hyperparameters),
-        "pages.bin": _pages(built),
+        "batches.bin": b"".join(laid_out(program.inputs, batch) for batch in batches),
+        "hyperparameters.bin": b"".join(laid_out(program.hyperparameters, said) for said in hyperparameters),
+        "pages.bin": first_pages(built),
     }
     stack = instructions = None
     if built.board is not None:
@@ -147,13 +147,13 @@ def run_steps(
     return RanSteps(losses, _arrays(program, written["results.bin"]), stack, instructions)
 
 
-def _laid_out(rows: Sequence[Row], arrays: Mapping[str, Array]) -> bytes:
+def laid_out(rows: Sequence[Row], arrays: Mapping[str, Array]) -> bytes:
     """What a table's tensors get, in its order."""
     return b"".join(np.ascontiguousarray(arrays[row.name]).tobytes() for row in rows)
 
 
-def _pages(built: Built) -> bytes:
-    """The storage at first: what is there before the first step."""
+def first_pages(built: Built) -> bytes:
+    """The storage as it is before the first step."""
     first = (built.folder / "po_storage.bin").read_bytes()
     return first + bytes(built.program.storage.count * BLOCK_BYTES - len(first))
 

@@ -47,9 +47,21 @@ def test_a_cortex_m0plus_calls_in_three_cycles_and_loads_in_two() -> None:
     assert timed(m0, "push", "{r4, lr}")[1] == (3, 3, 3)
 
 
-def test_other_cores_have_no_model() -> None:
-    with pytest.raises(OptionError, match="--on cortex-m7: its cycles can't be modelled"):
-        core("cortex-m7")
+def test_a_cortex_m7_issues_two_at_once_and_waits_for_results() -> None:
+    """LLVM's ARMScheduleM7.td: two a cycle, float results after 3, of a multiply and add 3 after the one it adds to."""
+    m7, m4 = core("cortex-m7"), core("cortex-m4")
+    for instruction in (("adds", "r0, r1, r2"), ("ldr", "r0, [r1]"), ("vmul.f32", "s0, s1, s2"), ("str", "r0, [r1]")):
+        kind, (low, middle, high) = timed(m7, *instruction)
+        assert low == 0.5
+        assert low < middle <= high
+        assert middle <= timed(m4, *instruction)[1][1], kind
+    assert timed(m7, "vadd.f32", "s0, s1, s2")[1][2] == timed(m7, "vfma.f32", "s0, s1, s2")[1][2] == 3
+    assert timed(m7, "vldmia", "r0!, {s0, s1}")[1] == (1.5, 3, 3)
+
+
+def test_other_processors_have_no_model() -> None:
+    with pytest.raises(OptionError, match="--on host: its cycles can't be modelled"):
+        core("host")
 
 
 @needs_emulator
