@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import count
 from statistics import median
+from typing import NamedTuple
 
 from poetopt.backends.ort.allocator import give_back
 from poetopt.backends.ort.clock import Clock
@@ -70,24 +71,55 @@ def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
     acts, prepare
         As in `peak_beside_bytes`.
     """
-    gives_back, least = give_back(), None
+    gives_back = give_back()
     with _keeping_malloc() as trim, paused(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
             return None
+        found: _Mark | None = None
         for _ in range(LEAST):
             prepare()
             trim()
-            before, most = resident.bytes() or 0, 0
-            for act in acts:
-                if act is gives_back:
-                    most = max(most, (resident.bytes() or 0) - before)
-                act()
-                if act is gives_back:
-                    # What was there before the step may be given back in it.
-                    before = min(before, resident.bytes() or 0)
-            most = max(most, (resident.bytes() or 0) - before)
-            least = most if least is None else min(least, most)
-    return least
+            if found is not None and _held_at(found, acts, resident) >= found.held:
+                continue  # it is no less than before, whatever the rest of this pass holds
+            if found is not None:
+                prepare()
+                trim()
+            mark = _highest(acts, gives_back, resident)
+            found = mark if found is None else min(found, mark)
+    return None if found is None else found.held
+
+
+class _Mark(NamedTuple):
+    """The most that a pass held: so many bytes, before an act, above so much more than there was at its start."""
+
+    held: int
+    act: int
+    base: int
+
+
+def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> _Mark:
+    """The mark of a pass that begins now."""
+    start = low = resident.bytes() or 0
+    most = _Mark(0, 0, 0)
+    for k, act in enumerate(acts):
+        if act is gives_back:
+            most = max(most, _Mark((resident.bytes() or 0) - low, k, low - start))
+        act()
+        if act is gives_back:
+            # What was there before the step may be given back in it.
+            low = min(low, resident.bytes() or 0)
+    return max(most, _Mark((resident.bytes() or 0) - low, len(acts), low - start))
+
+
+def _held_at(mark: _Mark, acts: Sequence[Act], resident: _Resident) -> int:
+    """What another pass, which begins now, holds at that place."""
+    base = (resident.bytes() or 0) + mark.base
+    for act in acts[: mark.act]:
+        act()
+    held = (resident.bytes() or 0) - base
+    for act in acts[mark.act :]:
+        act()
+    return held
 
 
 def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> int | None:
