@@ -6,6 +6,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,12 @@ KEYS = {
     "measured_peak_bytes", "store_all_peak_bytes", "step_s", "store_all_step_s", "fused_step_s", "bytes_paged",
     "transfer_s", "high_water_bytes",
 }  # fmt: skip
+
+
+@cache
+def executed(name: str) -> Execution:
+    """Of a network's plan that stores all."""
+    return execute(store_all(problem(name)))
 
 
 def passed(execution: Execution) -> None:
@@ -86,7 +93,7 @@ def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() 
 def test_store_all(name: str) -> None:
     found = problem(name)
     plan = store_all(found)
-    execution = execute(plan)
+    execution = executed(name)
     passed(execution)
     graph = found.graph
     assert graph is not None
@@ -162,12 +169,11 @@ def test_losses_and_indices(loss: str) -> None:
 
 
 def test_the_unscheduled_gradients_are_those_of_one_session() -> None:
-    execution = execute(store_all(problem("mlp")))
-    assert execution.fused_bit_identical
+    assert executed("mlp").fused_bit_identical
 
 
 def test_more_threads_compute_the_same() -> None:
-    plan = store_all(problem("residual"))
+    plan = store_all(problem("mlp"))
     execution = execute(plan, threads=2)
     assert execution.bit_identical
     assert execution.threads == 2
@@ -252,7 +258,7 @@ def test_the_reserve_is_not_the_arena_s() -> None:
 
 
 def test_a_failed_check_says_what_differs() -> None:
-    execution = execute(store_all(problem("mlp")))
+    execution = executed("mlp")
     failed = replace(execution, bit_identical=False, different=("fc1.weight.grad",), max_abs_diff=math.inf)
     assert not failed.ok
     assert "differ in 1 of 7 tensors ('fc1.weight.grad')" in failed.message
@@ -267,7 +273,7 @@ def test_a_failed_check_says_what_differs() -> None:
 
 
 def test_a_dump_can_be_the_data_of_another_run(tmp_path: Path) -> None:
-    plan = store_all(problem("lenet"))
+    plan = store_all(problem("mlp"))
     first = execute(plan, seed=9)
     place = tmp_path / "step.npz"
     save_results(first, place)
@@ -281,7 +287,7 @@ def test_a_dump_can_be_the_data_of_another_run(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_dump(tmp_path: Path) -> None:
-    execution = execute(store_all(problem("mlp")))
+    execution = executed("mlp")
     with pytest.raises(OutputError, match="can't write"):
         save_results(execution, tmp_path / "missing" / "step.npz")
     assert list(tmp_path.iterdir()) == []

@@ -150,7 +150,7 @@ def test_what_joins_works_in_place_and_needs_no_more(name: str) -> None:
     assert together.resident_bytes == apart.resident_bytes
 
 
-@pytest.mark.parametrize("name", some(("bert-tiny", "resnet18-cifar", "vgg16-cifar", "mobilenetv2"), 2))
+@pytest.mark.parametrize("name", some(("resnet8", "bert-tiny", "resnet18-cifar", "vgg16-cifar", "mobilenetv2"), 2))
 def test_gradients_within_a_tight_budget_are_those_of_ordinary_training(name: str, tmp_path: Path) -> None:
     model = po.load(name, batch=1)
     assert isinstance(model, po.Model)
@@ -188,8 +188,8 @@ def test_a_profile_has_joined_operators_and_finds_them_again(tmp_path: Path) -> 
 @pytest.mark.parametrize("scope", ["forward", "full"])
 def test_the_optimum_is_never_above_that_of_single_operators(scope: str) -> None:
     """Random networks: what is proven with operators joined is at most what is proven without, in the same bytes."""
-    compared = 0
-    for seed in range(24):
+    compared, chosen = 0, some(range(24), 12)
+    for seed in chosen:
         rng = random.Random(seed)
         step = differentiate(random_network(rng), loss="mse")
         found = in_place(step, runtime)
@@ -205,7 +205,7 @@ def test_the_optimum_is_never_above_that_of_single_operators(scope: str) -> None
         assert second is not None
         assert second <= first * (1 + 1e-6) + 1e-12, seed
         compared += 1
-    assert compared >= 8
+    assert compared >= len(chosen) / 3
 
 
 def _overhead(problem: Any, options: Mapping[str, Any]) -> float | None:

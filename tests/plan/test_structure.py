@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,22 @@ def test_all_else_is_structure() -> None:
     assert partly.structure_hash != whole.structure_hash
 
 
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a network, its plan, and `further.onnx`, that network trained further."""
+    folder = tmp_path_factory.mktemp("solved")
+    onnx.save(residual(), folder / "net.onnx")
+    onnx.save(trained(residual()), folder / "further.onnx")
+    onnx.save(residual(3), folder / "other.onnx")
+    report = po.solve(po.load(folder / "net.onnx").differentiate(optimizer="sgd").cost("a72"), ram="85%")
+    report.save(folder / "plan.json")
+    return folder
+
+
 @pytest.fixture
-def plan(tmp_path: Path) -> Path:
+def plan(solved: Path, tmp_path: Path) -> Path:
     """A plan file of a network beside it, and `further.onnx`, that network trained further."""
-    onnx.save(residual(), tmp_path / "net.onnx")
-    onnx.save(trained(residual()), tmp_path / "further.onnx")
-    onnx.save(residual(3), tmp_path / "other.onnx")
-    report = po.solve(po.load(tmp_path / "net.onnx").differentiate(optimizer="sgd").cost("a72"), ram="85%")
-    report.save(tmp_path / "plan.json")
+    shutil.copytree(solved, tmp_path, dirs_exist_ok=True)
     return tmp_path / "plan.json"
 
 
