@@ -23,8 +23,9 @@ from poetopt.plan.layout import lay_out
 from poetopt.report.execution import execution_text, training_text
 from poetopt.step.descent import Momentum
 from poetopt.step.region import Region
-from tests.backends.support import problem, store_all
+from tests.backends.support import NETWORKS, problem, store_all
 from tests.problems import random_plan
+from tests.seeds import turns
 
 
 def graph_of(name: str) -> TrainingGraph:
@@ -38,8 +39,9 @@ def wasteful(name: str, seed: int = 0) -> Plan:
     return lay_out(random_plan(random.Random(seed), problem(name), length=60))
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "residual", "dropout"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("name", "momentum"), [(name, m) for place, name in enumerate(NETWORKS) for m in turns(place, (0.9, 0.0))]
+)
 def test_every_loss_is_that_of_training_without_a_schedule(name: str, momentum: float, tmp_path: Path) -> None:
     ended = train(wasteful(name), 6, 0.01, momentum=momentum, workdir=tmp_path, check=1)
     assert ended.ok, ended.message

@@ -99,15 +99,19 @@ class _Mark(NamedTuple):
 
 def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> _Mark:
     """The mark of a pass that begins now."""
-    start = low = resident.bytes() or 0
-    most = _Mark(0, 0, 0)
+    faulted = _fault_counter()
+    start = low = held = resident.bytes() or 0
+    most, faults = _Mark(0, 0, 0), faulted()
     for k, act in enumerate(acts):
-        if act is gives_back:
+        if act is not gives_back:
+            act()
+            continue
+        if held + faulted() - faults - low > most.held:
             most = max(most, _Mark((resident.bytes() or 0) - low, k, low - start))
         act()
-        if act is gives_back:
-            # What was there before the step may be given back in it.
-            low = min(low, resident.bytes() or 0)
+        # What was there before the step may be given back in it.
+        held = resident.bytes() or 0
+        low, faults = min(low, held), faulted()
     return max(most, _Mark((resident.bytes() or 0) - low, len(acts), low - start))
 
 
