@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from poetopt.cli import invoke
 from poetopt.formulations import options
 from tests.cli.support import Ended, chain, runner, write_problem
 
@@ -184,13 +185,25 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
         ("poetopt devices --show pi", "pico"),
     ],
 )
-def test_the_shell_completes(line: str, expected: str) -> None:
-    words = line.split(" ")
-    environment = {
-        **os.environ, "_POETOPT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
-    }  # fmt: skip
+def test_the_shell_completes(
+    line: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in completing(line).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        invoke([])
+    assert expected in capsys.readouterr().out.split()
+
+
+def completing(line: str) -> dict[str, str]:
+    """What bash sets to ask for the rest of a line."""
+    return {"_POETOPT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+
+
+def test_the_program_completes_as_a_shell_calls_it() -> None:
+    environment = {**os.environ, **completing("poetopt solve --flash")}
     run = subprocess.run([sys.executable, "-m", "poetopt"], env=environment, capture_output=True, text=True, check=True)
-    assert expected in run.stdout.split()
+    assert "--flash-wear" in run.stdout.split()
 
 
 def test_the_version_is_said_and_cited(capsys: pytest.CaptureFixture[str]) -> None:
