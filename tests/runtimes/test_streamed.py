@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import poetopt as po
+from benchmarks import kernels_streamed
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.operators.constants import constants_of
 from poetopt.runtimes import runtime
+from poetopt.runtimes.c.registry import kernels
 from poetopt.runtimes.c.tiles import choice, windows
 from poetopt.runtimes.c.tiles.tiling import Rows
 from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
@@ -86,6 +88,29 @@ def test_each_way_gives_the_plain_operators_bits_and_moves_what_it_says() -> Non
     trials = [drawn(network, operator) for network, operator in operators()]
     assert all(one.variants for one in trials)
     assert check_streamed(trials, "-O0", sanitize=False) >= 50
+
+
+SWEPT = (
+    "Concat",
+    "Split",
+    "Slice",
+    "Transpose",
+    "MatMul.grad_weight",
+    "ReduceSum",
+    "InstanceNormalization",
+    "Conv.grad_input",
+)
+"""Kernels of which networks have few shapes."""
+
+
+@needs_host
+def test_kernels_of_random_shapes_give_the_plain_ones_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "BLOCK_BYTES", kernels_streamed.BLOCK_BYTES)
+    found = [kernel for kernel in kernels().values() if kernel.op_type in SWEPT]
+    of = {kernel.op_type: list(kernels_streamed.trials(kernel, 2, 3, kernels_streamed.Tally())) for kernel in found}
+    assert set(of) == set(SWEPT)
+    assert all(of.values())
+    assert check_streamed([one for some in of.values() for one in some], "-O0", sanitize=False) >= 40
 
 
 @needs_host

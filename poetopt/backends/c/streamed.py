@@ -126,7 +126,10 @@ class _Moved:
         if self.writes and self.window:
             at = f"({FROM[self.taken.level]} + {count})"
             done, _ = _rows(self.taken, at, at)  # what the next chunk doesn't begin before
-            yield f"PO_TRY(po_window_out(&po_w{self.number}, (uint32_t){done} * {self.taken.unit_bytes}u));"
+            begin, end = self.span(count)
+            there = f"if ({begin} < {end}) " if self.taken.rows is not None else ""
+            line = f"PO_TRY(po_window_out(&po_w{self.number}, (uint32_t){done} * {self.taken.unit_bytes}u));"
+            yield f"{there}{{ {line} }}" if there else line
         elif self.writes:
             yield f"PO_TRY(po_pieces_out({self._pieces(count)}));"
 

@@ -23,7 +23,7 @@ typedef struct {
 /* `at`, or the nearest of 0 to `most`. */
 static inline int32_t po_within(int32_t at, int32_t most) { return at < 0 ? 0 : at < most ? at : most; }
 
-/* Moves on so that bytes `from` to `to` are in the window, or have room there where it is not read. */
+/* Moves on so that bytes `from` to `to`, if any, are in the window, or have room there where it is not read. */
 static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int reads)
 {
     const uint32_t first = from / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
@@ -33,6 +33,9 @@ static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int rea
     const uint32_t kept = first < w->start || w->end < first ? first : w->end;
     uint32_t k;
     int code = 0;
+    if (from == to) {
+        return 0;
+    }
     for (k = 0; code == 0 && k < w->pieces; ++k) {
         unsigned char *at = w->at + k * w->pitch;
         if (first > start && first < kept) {

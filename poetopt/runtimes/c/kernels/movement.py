@@ -10,7 +10,8 @@ import numpy as np
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
-from poetopt.runtimes.c.tiles.axes import aligned, along
+from poetopt.runtimes.c.tiles.axes import Code, aligned, along, leading
+from poetopt.runtimes.c.tiles.moves import apart, cut_out, together
 from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.tiles.transposes import transposed
 from poetopt.runtimes.c.write import c_float, c_number, read, written
@@ -88,6 +89,19 @@ def _slice(call: Call, arguments: Arguments) -> str:
     return copied(y.shape, x, arguments.inputs[0], tuple(strides), y, arguments.outputs[0], strides_of(y.shape), at=at)
 
 
+def _slice_tilings(call: Call) -> tuple[Tiling, ...]:
+    x, y = call.input(0), call.output()
+    if call.value(1) is None or call.value(2) is None or not y.size:
+        return ()
+    starts, ends, axes, steps = (_ints(call, k) for k in (1, 2, 3, 4))
+    axes = [axis % len(x.shape) for axis in axes or range(len(starts))]
+    first, step = [0] * len(x.shape), [1] * len(x.shape)
+    for k, axis in enumerate(axes):
+        step[axis] = steps[k] if steps else 1
+        first[axis] = slice(starts[k], ends[k], step[axis]).indices(x.shape[axis])[0]
+    return cut_out(call, first, step)
+
+
 def _filled(y: Tensor, target: str, value: str) -> str:
     return block(written("y", y, target), f"for (int32_t i = 0; i < {y.size}; ++i) {{\n    y[i] = {value};\n}}")
 
@@ -148,6 +162,26 @@ def _split(call: Call, arguments: Arguments) -> str:
         parts.append(copied(y.shape, x, arguments.inputs[0], own, y, target, strides_of(y.shape), at=place * own[axis]))
         place += y.shape[axis]
     return block(*parts)
+
+
+def _concat_tilings(call: Call) -> tuple[Tiling, ...]:
+    axis = call.integer("axis", 0) % len(call.output().shape)
+    return (*_along_first(_concat, call, call.output(), axis), *together(call, axis))
+
+
+def _split_tilings(call: Call) -> tuple[Tiling, ...]:
+    axis = call.integer("axis", 0) % len(call.input(0).shape)
+    return (*_along_first(_split, call, call.input(0), axis), *apart(call, axis))
+
+
+def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tiling, ...]:
+    """Chunks of an axis before the one that tensors follow one another along."""
+    first = leading(whole.shape, axis)
+    if first is None or any(t is None for t in (*call.inputs[:1], *call.outputs)):
+        return ()
+    many = len(call.inputs) if whole is call.output() else 1
+    inputs = [first if k < many else None for k in range(len(call.inputs))]
+    return along(code, call, inputs, [first] * len(call.outputs))
 
 
 def _gather(call: Call, arguments: Arguments) -> str:
@@ -308,11 +342,11 @@ KERNELS: tuple[Kernel, ...] = (
     *(Kernel(op_type, _same_bytes, refuses=_known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
     Kernel("Transpose", _transpose, refuses=_known_types, headers=(HEADER,), tilings=_transpose_tilings),
     Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,), tilings=_expand_tilings),
-    Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,)),
+    Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,), tilings=_slice_tilings),
     Kernel("ConstantOfShape", _constant_of_shape, refuses=_known_types, headers=(HEADER,)),
     Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,)),
-    Kernel("Concat", _concat, refuses=_known_types, headers=(HEADER,)),
-    Kernel("Split", _split, refuses=_known_types, headers=(HEADER,)),
+    Kernel("Concat", _concat, refuses=_known_types, headers=(HEADER,), tilings=_concat_tilings),
+    Kernel("Split", _split, refuses=_known_types, headers=(HEADER,), tilings=_split_tilings),
     Kernel("Gather", _gather, refuses=_known_types, headers=(HEADER,)),
     Kernel("Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,)),
     Kernel(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
-from poetopt.runtimes.c.tiles.axes import Code, along, leading
+from poetopt.runtimes.c.tiles.axes import Code, along, flat, leading
 from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types
 
@@ -201,10 +202,22 @@ def _by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[
     return tilings
 
 
+def _batch_norm_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of channels; of any length where there is one, and its statistics are given."""
+    if call.integer("training_mode", 0) or _channels(call.input(0))[1] > 1:
+        return _by_channel(_batch_norm, (0,))(call)
+
+    def one(call: Call, arguments: Arguments) -> str:
+        x = replace(call.input(0), shape=(1, 1, call.input(0).size))
+        return _batch_norm(replace(call, inputs=(x, *call.inputs[1:])), arguments)
+
+    return flat(one, call)
+
+
 KERNELS: tuple[Kernel, ...] = (
     Kernel(
         "BatchNormalization", _batch_norm, refuses=_batch_norm_refuses, in_place=(0,), headers=(HEADER,),
-        tilings=_by_channel(_batch_norm, (0,)),
+        tilings=_batch_norm_tilings,
     ),
     Kernel(
         "BatchNormalization.training", _batch_norm_training, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
@@ -218,7 +231,10 @@ KERNELS: tuple[Kernel, ...] = (
         "LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,),
         tilings=_by_row(_layer_norm, (0,), 3),
     ),
-    Kernel("InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel(
+        "InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,),
+        tilings=_by_channel(_group_norm, (0,)),
+    ),
     Kernel("GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
     Kernel(
         "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),

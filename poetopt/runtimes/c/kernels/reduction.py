@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
 
 
 def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks along the first axis of more than one: of what stays, or of what is reduced where all behind it stays."""
+    """Chunks along the first axis of more than one: of what stays, or of what is reduced where all else is behind."""
 
     def summed(call: Call, arguments: Arguments, begin: str, terms: int) -> str:
         """Rows join the part so far of each column, in the scratch; whole parts join the result."""
@@ -105,15 +106,17 @@ def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Calla
         reduced = _axes(call)
         axis = leading(shape, len(shape))
         if axis is not None and axis in reduced:
+            kept_axes = [a for a in range(axis, len(shape)) if shape[a] > 1 and a not in reduced]
+            axis = min(kept_axes, default=len(shape)) - 1
             if any(shape[a] > 1 and a in reduced for a in range(axis + 1, len(shape))) or not call.output().size:
                 return ()
-            terms, nbytes = shape[axis], call.output().nbytes
+            terms, nbytes = prod(shape[: axis + 1]), call.output().nbytes
 
             def begun(call: Call, arguments: Arguments, begin: str) -> str:
                 return summed(call, arguments, begin, terms)
 
             inputs = [axis, *(None for _ in call.inputs[1:])]
-            return along(code, call, inputs, [None], begun, nbytes)
+            return along(code, call, inputs, [None], begun, nbytes, merged=True)
         if axis is None:
             return ()
         kept = axis if call.integer("keepdims", 1) else sum(1 for a in range(axis) if a not in reduced)

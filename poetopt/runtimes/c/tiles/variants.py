@@ -155,8 +155,8 @@ class _OfForm:
         """Each set, with each pair of chunk sizes."""
         form, sets = self.form, self.sets()
         names = tuple(dict.fromkeys(chain(*sets)))
-        must = {n for n, taken in form.slices.items() if form.fixed and taken.pieces > 1} - set(self.temporaries)
-        must -= set(self.old)
+        must = {n for n, taken in form.slices.items() if form.fixed and taken.pieces > 1 and taken.rows is None}
+        must -= {*self.temporaries, *self.old}
         plain = placed(self.ran, self.tensors, self.alignment).total_bytes
         chosen = [streamed for streamed in sets if must <= set(streamed)]
         saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in chosen]

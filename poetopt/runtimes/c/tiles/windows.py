@@ -66,6 +66,8 @@ def _window(total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bo
     for number in range(min(passes, 2)):
         times = 1 if number == 0 else passes - 1  # all passes after the first begin where the first one ended
         for (begin, to), whole in zip(spans, done, strict=True):
+            if begin == to:  # nothing of it is in the chunk
+                continue
             first = begin // BLOCK_BYTES * BLOCK_BYTES
             if first < start:
                 start = end = first

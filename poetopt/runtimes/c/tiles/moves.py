@@ -1,0 +1,106 @@
+"""Tilings of what moves data, along the first axis: tensors put together, taken apart, and cut out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.runtimes.c.kernel import C_TYPES, Call
+from poetopt.runtimes.c.loops import block, strides_of
+from poetopt.runtimes.c.tiles.axes import leading
+from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Rows, Slice, Tiling
+
+
+def together(call: Call, axis: int) -> tuple[Tiling, ...]:
+    """y is the inputs one after the other along its first axis: chunks of y, with what each input has of them."""
+    y = call.output()
+    if leading(y.shape, axis) is not None or any(x is None or not x.size for x in call.inputs):
+        return ()
+    parts, unit = _parts(call.inputs, axis), _unit(y, axis)
+
+    def code(call: Call, chunk: Chunk) -> str:
+        whole = f"(unsigned char *){chunk.outputs[0].at}"
+        return block(
+            *(_run(chunk, rows, f"{whole} + %s", x.at, unit) for rows, x in zip(parts, chunk.inputs, strict=True))
+        )
+
+    inputs = tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
+    return (Tiling(Loop(y.shape[axis]), None, inputs, (Slice(OUTER, unit),), code),)
+
+
+def apart(call: Call, axis: int) -> tuple[Tiling, ...]:
+    """x is the outputs one after the other along its first axis: chunks of x."""
+    x = call.input(0)
+    if leading(x.shape, axis) is not None or any(y is None or not y.size for y in call.outputs):
+        return ()
+    parts, unit = _parts(call.outputs, axis), _unit(x, axis)
+
+    def code(call: Call, chunk: Chunk) -> str:
+        whole = f"(const unsigned char *){chunk.inputs[0].at}"
+        return block(
+            *(_run(chunk, rows, y.at, f"{whole} + %s", unit) for rows, y in zip(parts, chunk.outputs, strict=True))
+        )
+
+    inputs, outputs = (None for _ in call.inputs[1:]), tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
+    return (Tiling(Loop(x.shape[axis]), None, (Slice(OUTER, unit), *inputs), outputs, code),)
+
+
+def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Tiling, ...]:
+    """y is every `steps`-th element of x from `starts` on, of each axis: chunks of its first one."""
+    x, y = call.input(0), call.output()
+    axis = leading(y.shape, len(y.shape))
+    if axis is None or steps[axis] < 1 or leading(x.shape, axis) is not None:
+        return ()
+    first, step = starts[axis], steps[axis]
+    own = strides_of(x.shape)
+    at = sum(start * stride for k, (start, stride) in enumerate(zip(starts, own, strict=True)) if k != axis)
+    strides = [stride * by for stride, by in zip(own, steps, strict=True)]
+
+    def code(call: Call, chunk: Chunk) -> str:
+        lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
+        return _copied(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
+
+    taken = Slice(OUTER, _unit(x, axis), 1, Rows(x.shape[axis], step, 1, first, first - step + 1))
+    inputs = (None for _ in call.inputs[1:])
+    return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (Slice(OUTER, _unit(y, axis)),), code),)
+
+
+def _unit(tensor: Tensor, axis: int) -> int:
+    return prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
+
+
+def _parts(tensors: Sequence[Tensor | None], axis: int) -> list[Rows]:
+    """Which rows of each of tensors that follow one another a chunk of all of them takes."""
+    found: list[Rows] = []
+    place = 0
+    for tensor in tensors:
+        assert tensor is not None
+        found.append(Rows(tensor.shape[axis], 1, 1, -place, -place))
+        place += tensor.shape[axis]
+    return found
+
+
+def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
+    """Copies what a chunk has of a part; %s in an address is where that is in the chunk."""
+    begin, count = chunk.begin[OUTER], chunk.count[OUTER]
+    first, last = rows.in_c(begin, f"{begin} + {count}")
+    place = f"(first + {-rows.low} - {begin}) * {unit}"
+    to, at = (text.replace("%s", place) for text in (to, at))
+    return block(
+        f"const int32_t first = {first}, last = {last};", f"memcpy({to}, {at}, (uint32_t)(last - first) * {unit}u);"
+    )
+
+
+def _copied(
+    chunk: Chunk, y: Tensor, lengths: Sequence[str], x_at: tuple[str, Sequence[int]], y_at: tuple[str, Sequence[int]]
+) -> str:
+    """Copies elements by strides, from what is added to the begin of each chunk."""
+    axes = [axis for axis, length in enumerate(lengths) if length != "1"]
+    to, at = (" + ".join(f"i{axis} * {steps[axis]}" for axis in axes) or "0" for _, steps in (y_at, x_at))
+    body = f"y[{to}] = x[{at}];"
+    for axis in reversed(axes):
+        body = f"for (int32_t i{axis} = 0; i{axis} < {lengths[axis]}; ++i{axis}) {{\n    {body}\n}}"
+    kind = C_TYPES[y.dtype]
+    x, into = chunk.inputs[0].at, chunk.outputs[0].at
+    return block(f"const {kind} *x = (const {kind} *){x}{x_at[0]};", f"{kind} *y = ({kind} *){into}{y_at[0]};", body)
