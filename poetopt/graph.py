@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -51,6 +51,8 @@ class Role(StrEnum):
     """Written by a backward operator, and read by another."""
     PARAMETER_GRADIENT = "parameter_gradient"
     """The gradient of a parameter. Resident."""
+    GRADIENT_SUM = "gradient_sum"
+    """What the parts of a batch have given of a parameter's gradient so far. Resident."""
     STATE = "state"
     """A BatchNormalization statistic after the step. Resident."""
     OPTIMIZER_STATE = "optimizer_state"
@@ -82,6 +84,7 @@ _RESIDENCES: Mapping[Role, Residence] = {
     Role.ACTIVATION: Residence(Home.NOWHERE),
     Role.GRADIENT: Residence(Home.NOWHERE),
     Role.PARAMETER_GRADIENT: Residence(Home.NOWHERE, result=True),
+    Role.GRADIENT_SUM: Residence(Home.RAM, carried=True),
     Role.STATE: Residence(Home.NOWHERE, result=True),
     Role.OPTIMIZER_STATE: Residence(Home.RAM, carried=True),
     Role.HYPERPARAMETER: Residence(Home.RAM, carried=True),
@@ -255,6 +258,10 @@ class Graph:
         The tables of which it has the rows of a batch alone, by their parameter (`poetopt.passes.rows`).
     named
         Whether somebody named what is trained, so that a parameter without a gradient is an error.
+    parts
+        Of how many such parts a batch is: the graph is of one of them (`poetopt.frontends.parts`).
+    split
+        The inputs that are cut along their first axis for that; the others are the same for all parts.
     """
 
     name: str
@@ -272,6 +279,8 @@ class Graph:
     unread: Mapping[str, str] = field(default_factory=dict)
     named: bool = False
     rows: Mapping[str, TableRows] = field(default_factory=dict)
+    parts: int = 1
+    split: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         what = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"
@@ -330,6 +339,11 @@ class TrainingGraph(Graph):
     hyperparameters
         For each hyperparameter (`lr`, ...): the name of its scalar, which is given with each step; `values` has a
         default.
+    sums
+        Where a batch has several parts: for each trained parameter, the name of its gradient's sum over them.
+    closing
+        The operators that follow the last part, as a graph of the same tensors: updates by those sums. None where
+        nothing follows.
     """
 
     loss: str
@@ -340,6 +354,31 @@ class TrainingGraph(Graph):
     optimizer: str = "none"
     optimizer_states: tuple[str, ...] = ()
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    closing: TrainingGraph | None = None
+
+    @cached_property
+    def whole(self) -> TrainingGraph:
+        """The graph with inputs of the whole batch: as what data is read and looked at. Itself without parts."""
+        if self.parts == 1:
+            return self
+        cut = {name: self.tensors[name] for name in self.split}
+        whole = {n: replace(t, shape=(t.shape[0] * self.parts, *t.shape[1:])) for n, t in cut.items()}
+        return replace(self, tensors={**self.tensors, **whole})
+
+    @cached_property
+    def joint(self) -> TrainingGraph:
+        """All of a step's tensors and operators: a part's, and those that follow the last one. Itself without parts."""
+        last = self.closing
+        if last is None:
+            return self
+        return replace(
+            self,
+            tensors={**last.tensors, **self.tensors},
+            values={**last.values, **self.values},
+            operators=(*self.operators, *last.operators),
+            closing=None,
+        )
 
     @cached_property
     def updaters(self) -> Mapping[str, Operator]:
@@ -356,7 +395,8 @@ class TrainingGraph(Graph):
     def shown_results(self) -> Mapping[str, str]:
         """What an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
         shown = {self.loss: self.loss} | {f"{name}.grad": made for name, made in self.gradients.items()}
-        return shown | ({new: new for new in self.carried.values()} if self.updaters else {})
+        new = (made for old, made in self.carried.items() if old not in self.sums.values())
+        return shown | ({name: name for name in new} if self.updaters else {})
 
     @cached_property
     def results(self) -> tuple[str, ...]:

@@ -91,8 +91,11 @@ class Model:
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "maxima": maxima}
-        tables = with_rows(self.graph) is not self.graph
-        by_rows = partial(self.training_graph, **asked, rows=True) if tables else None  # type: ignore[arg-type]
+        if self.graph.parts > 1:  # their tables stay whole, and only what has no optimizer yet is made anew
+            by_rows = partial(self.training_graph, **asked) if optimizer == "none" else None  # type: ignore[arg-type]
+        else:
+            tables = with_rows(self.graph) is not self.graph
+            by_rows = partial(self.training_graph, **asked, rows=True) if tables else None  # type: ignore[arg-type]
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
     def training_graph(
@@ -121,7 +124,8 @@ class Model:
             with building():
                 graph = by_rows(self.graph) if rows else self.graph
                 step = differentiate(graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima)
-                return replace(with_updates(step, optimizer, fuse=fuse), rows=graph.rows)
+                made = with_updates(step, optimizer, fuse=fuse)
+                return made if made.parts > 1 else replace(made, rows=graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
@@ -137,6 +141,8 @@ def load(
     shapes: Mapping[str, str | Sequence[int | None]] | None = None,
     values: Mapping[str, object] | None = None,
     allow_symlinks: bool = False,
+    micro_batch: int | None = None,
+    micro_batch_statistics: bool = False,
 ) -> Model | TrainingFile:
     """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
 
@@ -153,6 +159,11 @@ def load(
         Inputs that become constants: `{"sr": 16000}`. A number fills an input of any size; lists and arrays are whole.
     allow_symlinks
         Whether weights in files of their own may lie outside of the model's folder, behind symbolic links.
+    micro_batch
+        Into how many parts of one size the batch is cut; the network is that of one part, and what is made of it sums
+        the gradients of all. Refused where that isn't what the whole batch gives.
+    micro_batch_statistics
+        Whether BatchNormalization in training mode may take statistics of each part.
 
     Raises ModelError (or UnsupportedOpError) naming file, node and operator; OptionError for sizes and values that
     aren't the model's, or contradict each other.
@@ -162,7 +173,14 @@ def load(
     return read(
         model,
         frontends.read_options(
-            batch=batch, train=train, dims=dims, shapes=shapes, values=values, allow_symlinks=allow_symlinks
+            batch=batch,
+            train=train,
+            dims=dims,
+            shapes=shapes,
+            values=values,
+            allow_symlinks=allow_symlinks,
+            micro_batch=micro_batch,
+            micro_batch_statistics=micro_batch_statistics,
         ),
     )
 

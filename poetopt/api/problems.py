@@ -27,12 +27,14 @@ class _Read(TypedDict, total=False):
     shapes: Mapping[str, str | Sequence[int | None]] | None
     values: Mapping[str, object] | None
     allow_symlinks: bool
+    micro_batch_statistics: bool
 
 
 class LoadOptions(_Read, total=False):
     """How a model's file is read: the options of `load`."""
 
     batch: int | None
+    micro_batch: int | None
 
 
 class _Derived(TypedDict, total=False):
@@ -49,9 +51,10 @@ class TrainingOptions(LoadOptions, _Derived, total=False):
 
 
 class SolveOptions(_Read, _Derived, total=False):
-    """The same for `solve`, which takes `max` for the largest batch that fits."""
+    """The same for `solve`, which takes `max` for the largest batch that fits, and `auto` for the parts of one."""
 
     batch: int | str | None
+    micro_batch: int | str | None
 
 
 READ = tuple(LoadOptions.__annotations__)

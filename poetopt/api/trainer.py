@@ -164,7 +164,7 @@ class Trainer(Closing):
         from poetopt.training.source import source_of
 
         learner = self._learner
-        return source_of(data, learner.graph, batch_order, self.seed, learner.workdir).epoch(epoch)
+        return source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir).epoch(epoch)
 
     def evaluate(self, data: Data) -> Evaluation:
         """Loss and accuracy on rows that nothing is learned from: a forward pass in the way of inference.
@@ -219,7 +219,7 @@ class Trainer(Closing):
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         asked = Asked(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
-        source = source_of(data, learner.graph, batch_order, self.seed, learner.workdir)
+        source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
         return Fit(learner, asked, source, held_out, after_epoch, noted).run()
 

@@ -44,7 +44,8 @@ class Training:
     derived
         The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
     by_rows
-        Makes `derived` with tables by the rows of a batch, for an `optimizer`; None where there is no table.
+        Makes `derived` anew for an `optimizer`, with tables by the rows of a batch; None where there is no table, and
+        where a batch in parts has updates already.
     """
 
     graph: TrainingGraph
@@ -83,7 +84,7 @@ class Training:
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         derived = self.by_rows(optimizer=optimizer) if self.by_rows is not None and optimizer in OPTIMIZERS else None
         plain = replace(self, by_rows=None)
-        if derived is None or not derived.rows:
+        if derived is None or (not derived.rows and derived.parts == 1):
             return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
         return plain._scheduled(derived, optimizer=optimizer)
 
@@ -126,19 +127,25 @@ class Training:
         ways = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():
             problem = cost(graph, found, parameters=parameters, stream=ways)
+            after = graph.closing
+            last = None if after is None else cost(after, found, parameters=parameters, stream=ways)
         recipe = {**self.recipe, **_of_file(device)}
         if parameters != "resident":
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
         if ways != STREAM[1]:
             recipe |= {STREAMS: ways}
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
-        if profile is None:
-            return problem
-        from poetopt.devices.profile import Profile, load_profile, with_profile
+        if profile is not None:
+            from poetopt.devices.profile import Profile, load_profile, with_profile
 
-        measured = profile if isinstance(profile, Profile) else load_profile(profile)
-        problem = replace(problem, recipe={**recipe, PROFILE: measured.content_hash})
-        return with_profile(problem, found, measured)
+            measured = profile if isinstance(profile, Profile) else load_profile(profile)
+            problem = replace(problem, recipe={**recipe, PROFILE: measured.content_hash})
+            problem = with_profile(problem, found, measured)
+        if graph.parts == 1:
+            return problem
+        from poetopt.devices.parts import of_all_parts
+
+        return of_all_parts(problem, last, graph, found, parameters)
 
     def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
         """Measure this machine with this step: operators on onnxruntime, storage by files, energy where it is counted.

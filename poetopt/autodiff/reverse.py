@@ -124,6 +124,8 @@ def _step(
         gradients={name: f"{name}.grad" for name in gradients},
         states=states,
         added_inputs=attached.inputs,
+        parts=graph.parts,
+        split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )
 
 
@@ -138,7 +140,7 @@ def _swept(
     forward, states = prepare(graph, builder)
     attached = attach(graph, forward, builder, loss, output)
     sweep = _Sweep(builder, (*forward, *attached.operators), graph.trained)
-    return builder, forward, states, attached, sweep.run(attached.loss)
+    return builder, forward, states, attached, sweep.run(attached.loss, 1 / graph.parts)
 
 
 def unsupported(graph: Graph, *, straight_through: bool = False) -> list[tuple[str, str]]:
@@ -168,9 +170,9 @@ class _Sweep:
         self.contributions: dict[str, list[Tensor]] = {}
         self.totals: dict[str, Tensor] = {}
 
-    def run(self, loss: Tensor) -> dict[str, Tensor]:
-        """The gradient of `loss` by every tensor that it reaches."""
-        self.contributions[loss.name] = [self.builder.constant(np.ones(loss.shape, loss.dtype))]
+    def run(self, loss: Tensor, share: float) -> dict[str, Tensor]:
+        """The gradient of `share` times `loss` by every tensor that it reaches."""
+        self.contributions[loss.name] = [self.builder.constant(np.full(loss.shape, share, loss.dtype))]
         for operator in reversed(self.operators):
             cotangents = [self.total(name) for name in _outputs(operator)]
             names = principal(operator).inputs

@@ -12,6 +12,8 @@ from poetopt.commands.options import (
     DimOption,
     JsonOption,
     LossOption,
+    MicroBatchOption,
+    MicroBatchStatisticsOption,
     ModelArgument,
     OptimizerOption,
     OutputOption,
@@ -21,6 +23,7 @@ from poetopt.commands.options import (
     StraightThroughOption,
     TrainOption,
     ValueOption,
+    micro_batches,
     reading,
 )
 from poetopt.console import check_outputs, say, write_json
@@ -67,6 +70,8 @@ def grad(
     model: ModelArgument,
     out: Annotated[str, typer.Option("-o", "--out", metavar="TRAIN.onnx", help="Write the training graph there.")],
     batch: BatchOption = None,
+    micro_batch: MicroBatchOption = None,
+    micro_batch_statistics: MicroBatchStatisticsOption = False,
     train: TrainOption = None,
     dims: DimOption = None,
     shapes: ShapeOption = None,
@@ -85,7 +90,10 @@ def grad(
     from poetopt.frontends.proto import save_model
     from poetopt.frontends.summary import summary
 
-    options = reading(batch, train, dims, shapes, values, allow_symlinks)
+    options = reading(
+        batch, train, dims, shapes, values, allow_symlinks,
+        micro_batch=micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
+    )  # fmt: skip
     check_outputs([model], {"-o": out, "--json": json})
     loaded = read(model, options)
     if not isinstance(loaded, po.Model):
@@ -95,26 +103,27 @@ def grad(
     graph = loaded.training_graph(
         loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=not separate_updates
     )
-    save_model(graph, out)
+    save_model(graph.joint, out)
     document = {"loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)}
+    joint = graph.joint
     if graph.optimizer != "none":
         document |= {
             "optimizer": graph.optimizer,
-            "hyperparameters": {n: graph.values[tensor].item() for n, tensor in graph.hyperparameters.items()},
-            "carried": dict(graph.carried),
+            "hyperparameters": {n: joint.values[tensor].item() for n, tensor in graph.hyperparameters.items()},
+            "carried": dict(joint.carried),
         }
-    write_json({**summary(graph), **document}, json)
+    write_json({**summary(joint), **document}, json)
     made = f"{len(graph.gradients)} gradients"
     if graph.optimizer != "none":
         made = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
     lines = [
-        f"{out}: {len(graph.operators)} operators; loss {graph.loss_kind}, {made}, "
+        f"{out}: {len(joint.operators)} operators; loss {graph.loss_kind}, {made}, "
         f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}"
     ]
     if graph.hyperparameters:
-        defaults = (f"{tensor} ({graph.values[tensor].item():g})" for tensor in graph.hyperparameters.values())
+        defaults = (f"{tensor} ({joint.values[tensor].item():g})" for tensor in graph.hyperparameters.values())
         lines.append(f"  each step   also takes {', '.join(defaults)}")
-        lines.append(f"  carried     {len(graph.carried)} tensors: feed each as `name` what came out as `name.new`")
+        lines.append(f"  carried     {len(joint.carried)} tensors: feed each as `name` what came out as `name.new`")
     elif graph.states:
         pairs = [f"{old} -> {new}" for old, new in graph.states.items()]
         shown = ", ".join(pairs[:2]) + (f", ... ({len(pairs)} in --json)" if len(pairs) > 2 else "")

@@ -47,6 +47,22 @@ BatchOrMaxOption = Annotated[
     str | None,
     typer.Option("--batch", metavar="N|max", help="Batch size; max: the largest that fits RAM and deadline."),
 ]
+MicroBatchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--micro-batch",
+        metavar="K|auto",
+        help="Cut the batch into K parts and sum their gradients; auto: the K of least energy that fits.",
+        autocompletion=choices("auto"),
+    ),
+]
+MicroBatchStatisticsOption = Annotated[
+    bool,
+    typer.Option(
+        "--micro-batch-statistics",
+        help="With --micro-batch: BatchNormalization in training mode takes each part's own statistics.",
+    ),
+]
 TrainOption = Annotated[
     list[str] | None,
     typer.Option("--train", metavar="PATTERN", help="Train only these parameters (fc.*); may be repeated."),
@@ -274,6 +290,15 @@ def batch_size(text: str | None) -> int | None:
     return int(text)
 
 
+def micro_batches(text: str | None) -> int | None:
+    """`--micro-batch`, where it isn't `auto`. Raises OptionError."""
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise OptionError(f"--micro-batch {text}: must be a whole number of parts from 1 on, or auto")
+    return int(text)
+
+
 def reading(
     batch: int | None,
     train: list[str] | None,
@@ -281,6 +306,9 @@ def reading(
     shapes: list[str] | None,
     values: list[str] | None,
     allow_symlinks: bool,
+    *,
+    micro_batch: int | None = None,
+    micro_batch_statistics: bool = False,
 ) -> ReadOptions:
     """The options that say how MODEL is read. Raises OptionError."""
     from poetopt.frontends.reading import read_options
@@ -292,6 +320,8 @@ def reading(
         shapes=_named("--shape", shapes, "input=1x3x160x160"),
         values=_named("--value", values, "sr=16000"),
         allow_symlinks=allow_symlinks,
+        micro_batch=micro_batch,
+        micro_batch_statistics=micro_batch_statistics,
     )
 
 

@@ -25,6 +25,8 @@ from poetopt.commands.options import (
     JsonOption,
     LogOption,
     LossOption,
+    MicroBatchOption,
+    MicroBatchStatisticsOption,
     ModelArgument,
     NoPagingOption,
     NoRematOption,
@@ -50,6 +52,7 @@ from poetopt.commands.options import (
     WithOption,
     asked_blocks,
     batch_size,
+    micro_batches,
     pairs,
     reading,
 )
@@ -82,6 +85,8 @@ def solve(
     battery: BatteryOption = None,
     deadline_model: DeadlineModelOption = "makespan",
     batch: BatchOrMaxOption = None,
+    micro_batch: MicroBatchOption = None,
+    micro_batch_statistics: MicroBatchStatisticsOption = False,
     train: TrainOption = None,
     dims: DimOption = None,
     shapes: ShapeOption = None,
@@ -140,7 +145,12 @@ def solve(
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
     largest = batch is not None and batch.strip() == "max"
-    options = reading(None if largest else batch_size(batch), train, dims, shapes, values, allow_symlinks)
+    if largest and micro_batch is not None:
+        raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
+    options = reading(
+        None if largest else batch_size(batch), train, dims, shapes, values, allow_symlinks,
+        micro_batch=micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
+    )  # fmt: skip
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
     if largest and (sensitivity or sensitivity_plot is not None):

@@ -16,7 +16,7 @@ from poetopt.operators.resident import resident_storages
 
 PARAMETERS = ("resident", "paged")
 """What a problem may be made with: parameters in RAM for good, or scheduled like everything else."""
-SCHEDULED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
+SCHEDULED = frozenset({Role.PARAMETER, Role.GRADIENT_SUM, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles whose tensors may have their home on storage."""
 SMALL_BYTES = 64
 """What takes less stays in RAM: a place of its own on storage is worth nothing there."""

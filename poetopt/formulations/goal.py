@@ -114,8 +114,7 @@ def _nothing(problem: Problem, baseline_j: float) -> float:
 
 
 def _written_bytes(trial: Trial) -> float:
-    tensors = trial.plan.problem.tensors
-    return float(sum(tensors[i].nbytes for i in trial.written) + trial.simulation.bytes_streamed_out)
+    return float(trial.simulation.bytes_written)
 
 
 ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j, timed=False)

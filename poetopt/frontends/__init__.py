@@ -24,6 +24,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -32,7 +33,7 @@ from poetopt import plugins
 from poetopt.closest import closest
 from poetopt.errors import ModelError, OptionError, PoetError
 from poetopt.frontends.reading import ReadOptions, read_options
-from poetopt.inputs import STREAM_BYTES, open_regular, read_bytes
+from poetopt.inputs import STREAM_BYTES, is_special, open_regular, read_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -73,6 +74,12 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
     Raises `ModelError` for an unknown name (with the closest ones) and for whatever is wrong with a file, `OptionError`
     for options that don't fit it.
     """
+    if options.micro_batches > 1:
+        from poetopt.frontends.parts import in_parts
+
+        if isinstance(model, (str, os.PathLike)) and is_special(os.fspath(model)):
+            raise ModelError(f"{os.fspath(model)}: --micro-batch reads the model twice; give a file")
+        return in_parts(partial(load_model, model), options)
     if not isinstance(model, (str, os.PathLike)):
         from poetopt.frontends.onnx_file import load_onnx
 

@@ -5,6 +5,7 @@
     --shape input=1x3x160x160        the whole shape of an input; `?` where the file, --batch or --dim says it
     --value sr=16000                 an input that becomes a constant
     --train 'fc.*'                   the parameters to train
+    --micro-batch 4                  one of so many parts of the batch
     --allow-symlinks                 weights may lie outside of the model's folder, behind symbolic links
 
 A plan file keeps them (`to_recipe`), so that its model is read in the same way again; but for the links, which whoever
@@ -46,6 +47,10 @@ class ReadOptions:
         Of inputs that become constants: a number for all elements, or nested tuples.
     allow_symlinks
         Whether external data may lie outside of the model's folder, behind symbolic links.
+    micro_batches
+        Into how many parts the batch is cut; the network is read as one of them.
+    micro_batch_statistics
+        Whether each part may be normalized with statistics of its own.
     """
 
     batch: int | None = None
@@ -54,6 +59,8 @@ class ReadOptions:
     shapes: tuple[tuple[str, Sizes], ...] = ()
     values: tuple[tuple[str, Value], ...] = ()
     allow_symlinks: bool = False
+    micro_batches: int = 1
+    micro_batch_statistics: bool = False
 
     def to_recipe(self) -> dict[str, object]:
         """As plain JSON values; what isn't asked for is left out, but for `batch` and `train`."""
@@ -65,6 +72,10 @@ class ReadOptions:
             found["shapes"] = {name: list(sizes) for name, sizes in self.shapes}
         if self.values:
             found["values"] = {name: _listed(value) for name, value in self.values}
+        if self.micro_batches > 1:
+            found["micro_batches"] = self.micro_batches
+        if self.micro_batch_statistics:
+            found["micro_batch_statistics"] = True
         return found
 
     def named(self) -> dict[str, object]:
@@ -75,6 +86,7 @@ class ReadOptions:
             "shapes": dict(self.shapes),
             "values": dict(self.values),
             "allow_symlinks": self.allow_symlinks,
+            "micro_batch_statistics": self.micro_batch_statistics,
         }
 
     @property
@@ -92,6 +104,8 @@ def read_options(
     shapes: Mapping[str, str | Sequence[int | None]] | None = None,
     values: Mapping[str, object] | None = None,
     allow_symlinks: bool = False,
+    micro_batch: int | None = None,
+    micro_batch_statistics: bool = False,
 ) -> ReadOptions:
     """Check what is said of a model file. Sizes, shapes and values may be texts, as on the command line.
 
@@ -101,6 +115,8 @@ def read_options(
         raise ModelError(
             f"the batch must be a whole number from 1 to {LARGEST_SIZE:,}, not {batch}; give another --batch"
         )
+    if micro_batch is not None and (not _whole(micro_batch) or not 1 <= micro_batch <= LARGEST_SIZE):
+        raise OptionError(f"--micro-batch {micro_batch}: must be a whole number of parts from 1 on, or auto")
     return ReadOptions(
         batch,
         train if train is None or isinstance(train, str) else tuple(train),
@@ -108,6 +124,8 @@ def read_options(
         tuple((name, _sizes(name, shape)) for name, shape in (shapes or {}).items()),
         tuple((name, _value(name, value)) for name, value in (values or {}).items()),
         allow_symlinks,
+        1 if micro_batch is None else micro_batch,
+        micro_batch_statistics,
     )
 
 
@@ -122,6 +140,8 @@ def from_recipe(recipe: Mapping[str, object], *, allow_symlinks: bool = False) -
         shapes={name: sizes if isinstance(sizes, (list, str)) else str(sizes) for name, sizes in shapes.items()},
         values=values,
         allow_symlinks=allow_symlinks,
+        micro_batch=parts if isinstance(parts := recipe.get("micro_batches"), int) else None,
+        micro_batch_statistics=recipe.get("micro_batch_statistics") is True,
     )
 
 

@@ -14,6 +14,7 @@ from poetopt.problem import Home
 PARTS: Mapping[Role, str] = {
     Role.PARAMETER: "parameters",
     Role.PARAMETER_GRADIENT: "gradients",
+    Role.GRADIENT_SUM: "gradients",
     Role.CONSTANT: "constants",
     Role.STATE: "states",
     Role.LOSS: "loss",

@@ -42,36 +42,44 @@ def with_updates(
     """
     if optimizer not in NAMES:
         raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
+    if graph.parts > 1:
+        from poetopt.optimizers.sums import with_sums
+
+        return with_sums(graph, optimizer, fuse=fuse)
     if optimizer == "none":
         return graph
-    return _Attachment(graph, optimizer, keep_gradients=keep_gradients).graph(fuse=fuse and not keep_gradients)
+    return Attachment(graph, optimizer, keep_gradients=keep_gradients).graph(fuse=fuse and not keep_gradients)
 
 
-class _Attachment:
+class Attachment:
     """The graph that grows."""
 
     def __init__(self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool) -> None:
         self.source = graph
         self.optimizer = optimizer
-        self.rule: Optimizer = OPTIMIZERS[optimizer]
         self.keep_gradients = keep_gradients
         self.builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
         self.states: list[str] = []
         self.gradients = dict(graph.gradients)
 
+    @property
+    def rule(self) -> Optimizer:
+        """What the optimizer computes."""
+        return OPTIMIZERS[self.optimizer]
+
     def graph(self, *, fuse: bool) -> TrainingGraph:
         """See `with_updates`."""
         builder, graph = self.builder, self.source
-        statistics = {old: self._carried(graph.tensors[old], made) for old, made in graph.states.items()}
+        statistics = {old: self.carried(graph.tensors[old], made) for old, made in graph.states.items()}
         operators = list(updated_in_place(graph, statistics))
         if not self.keep_gradients:
-            operators = self._transient(operators)
-        given = self._hyperparameters()
-        scalars, first = self._scalars(given)
+            operators = self.transient(operators)
+        given = self.hyperparameters()
+        scalars, first = self.scalars(given)
         updates: dict[str, list[Operator]] = {}
         for name in graph.trained:
-            updates.setdefault(self.gradients[name], []).append(self._update(name, scalars))
-        operators = _behind(operators, first, updates)
+            updates.setdefault(self.gradients[name], []).append(self.update(name, scalars))
+        operators = behind(operators, [first], updates)
         outputs = {graph.states[old]: new for old, new in statistics.items()}
         used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
         used.update(graph.values, graph.inputs, given.values())
@@ -90,7 +98,7 @@ class _Attachment:
         made = fused(made, self.gradients) if fuse else made
         return replace(made, operators=low_memory_order(made.operators, made.tensors))
 
-    def _carried(self, old: Tensor, made: str) -> str:
+    def carried(self, old: Tensor, made: str) -> str:
         """The name of what follows `old`, whose bytes and role it takes over: so far it is called `made`."""
         name = f"{old.name}.new"
         if name != made and self.builder.unique(name) != name:
@@ -98,7 +106,7 @@ class _Attachment:
         del self.builder.tensors[made]
         return self.builder.tensor(name, old.shape, old.dtype, old.role).name
 
-    def _transient(self, operators: list[Operator]) -> list[Operator]:
+    def transient(self, operators: list[Operator]) -> list[Operator]:
         """Gradients as tensors that nobody wants after the step: no copies of them, none added to in place."""
         kept: list[Operator] = []
         once: set[str] = set()
@@ -116,7 +124,8 @@ class _Attachment:
                 tensors[name] = replace(tensor, role=Role.GRADIENT)
         return [replace(o, recomputable=True) if once.intersection((o.name, *o.outputs)) else o for o in kept]
 
-    def _hyperparameters(self) -> Mapping[str, str]:
+    def hyperparameters(self) -> Mapping[str, str]:
+        """A scalar for each hyperparameter, with its default as its value."""
         found: dict[str, str] = {}
         for name, default in self.rule.hyperparameters.items():
             dtype = "int64" if name == "step" else "float64"
@@ -127,7 +136,7 @@ class _Attachment:
             self.builder.values[found[name]] = value
         return found
 
-    def _scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
+    def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
         """What updates read of the hyperparameters, for each type that they compute in, and the operator for it."""
         builder = self.builder
         kind = f"{self.optimizer}.scalars"
@@ -139,7 +148,7 @@ class _Attachment:
         written = dict.fromkeys(t.name for by in scalars.values() for t in by.values() if t.name in inner)
         return scalars, finish(draft, tuple(written), {})
 
-    def _update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
+    def update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
         """The operator that writes parameter `name` and its states anew."""
         builder = self.builder
         p, g = builder.tensors[name], builder.tensors[self.gradients[name]]
@@ -150,7 +159,7 @@ class _Attachment:
         made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], read[1], read[2:], scalars[dtype])]
         if p.dtype == dtype:
             draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values()], made)
-        pairs = [(old.name, self._carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
+        pairs = [(old.name, self.carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
         rename = {tensor.name: new for tensor, (_, new) in zip(made, pairs, strict=True)}
         return replace(finish(draft, [tensor.name for tensor in made], rename), updates=tuple(pairs))
 
@@ -170,8 +179,8 @@ def _computing(tensor: Tensor) -> str:
     return "float32" if tensor.dtype in HALF else tensor.dtype
 
 
-def _behind(operators: list[Operator], first: Operator, updates: Mapping[str, list[Operator]]) -> list[Operator]:
-    """`operators` with the scalars before all backward ones, and each update behind what its gradient comes of."""
+def behind(operators: list[Operator], first: list[Operator], updates: Mapping[str, list[Operator]]) -> list[Operator]:
+    """`operators` with `first` before all backward ones, and each update behind what its gradient comes of."""
     waiting = dict(updates)
     written = {name for operator in operators for name in operator.outputs}
     early = [o for gradient in list(waiting) if gradient not in written for o in waiting.pop(gradient)]
@@ -179,7 +188,7 @@ def _behind(operators: list[Operator], first: Operator, updates: Mapping[str, li
     start = next(k for k, operator in enumerate(operators) if operator.backward)
     for k, operator in enumerate(operators):
         if k == start:
-            found += [first, *early]
+            found += [*first, *early]
         found.append(operator)
         found += [update for name in operator.outputs for update in waiting.pop(name, ())]
     return found

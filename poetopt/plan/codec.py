@@ -15,6 +15,7 @@ A plan file has, in this order:
     operators           name, kind, count, inputs, outputs, workspace_bytes, time_s, energy_j, and flags; variants
                         where there are any
     inputs_at           byte offset of each graph input
+    closing             tensors and operators of what follows the last part of a batch, where something does
     instructions        ["compute", operator, offset of each new output ..., offset of the workspace],
                         ["stream", operator, number of the variant, offsets as of compute],
                         ["page_out", tensor], ["page_in", tensor, offset], ["free", tensor]
@@ -73,6 +74,8 @@ MOST_INSTRUCTIONS = 1_000_000
 """Of a plan file: networks of 10,000 operators have plans of some 60,000, and these take some seconds."""
 STREAM = "stream"
 """What a compute by a variant is called, so that a program that knows none takes it for nothing else."""
+CLOSING: Mapping[str, Any] = {"parts": 1, "resident_bytes": 0, "flash_bytes": 0, "stack_bytes": 0, "notes": ()}
+"""What a problem is told of what follows the last part, which else has the problem's own fields."""
 _ACTIONS = {str(action): action for action in Action}
 _NOWHERE: list[int] = []
 """The offsets of an instruction that allocates nothing."""
@@ -113,13 +116,20 @@ def to_json(
         "model": BLOCKS["model"].row(problem),
         "budget": {"ram_bytes": ram_bytes, "deadline_s": deadline_s},
         "device": BLOCKS["device"].row(problem),
-        "tensors": [table(ProblemTensor).row(tensor) for tensor in problem.tensors],
-        "operators": [table(ProblemOperator).row(operator) for operator in problem.operators],
+        **_tables(problem),
+        **({} if problem.closing is None else {"closing": _tables(problem.closing)}),
         "inputs_at": places[0] if places else None,
         "instructions": [
             [*_named(step), *(places[index + 1] if places else ())] for index, step in enumerate(plan.instructions)
         ],
         "report": dict(report or {}),
+    }
+
+
+def _tables(problem: Problem) -> dict[str, object]:
+    return {
+        "tensors": [table(ProblemTensor).row(tensor) for tensor in problem.tensors],
+        "operators": [table(ProblemOperator).row(operator) for operator in problem.operators],
     }
 
 
@@ -245,7 +255,10 @@ def _schema() -> type[BaseModel]:
         "instructions": list[Any],
         "report": dict[str, Any],
     }
+    both: dict[str, Any] = {key: (parts[key], ...) for key in ("tensors", "operators")}
+    closing = create_model("Closing", __config__=strict, **both)
     definitions: dict[str, Any] = {key: (kind, ...) for key, kind in parts.items()}
+    definitions["closing"] = (closing | None, None)
     return create_model("PlanTable", __config__=strict, **definitions)
 
 
@@ -263,16 +276,25 @@ def _structure(problem: Problem) -> tuple[object, ...]:
     return (
         [(operator.name, operator.inputs, operator.outputs) for operator in problem.operators],
         [(tensor.name, tensor.nbytes, tensor.producer) for tensor in problem.tensors],
+        problem.parts,
+        None if problem.closing is None else _structure(problem.closing),
     )
 
 
 def _problem(top: Any) -> Problem:
     tensors, operators = table(ProblemTensor), table(ProblemOperator)
     own = {key: value for name, block in BLOCKS.items() for key, value in block.given(getattr(top, name)).items()}
-    try:
+
+    def made(rows: Any, **more: Any) -> Problem:
         return Problem(
-            tensors=tuple(map(tensors.value, top.tensors)), operators=tuple(map(operators.value, top.operators)), **own
+            tensors=tuple(map(tensors.value, rows.tensors)),
+            operators=tuple(map(operators.value, rows.operators)),
+            **{**own, **more},
         )
+
+    try:
+        last = None if top.closing is None else made(top.closing, **CLOSING)
+        return made(top, closing=last)
     except ProblemError as error:
         raise PlanError(f"{error}; the file is damaged") from error
 

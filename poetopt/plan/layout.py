@@ -15,6 +15,7 @@ from math import inf
 
 from poetopt.arena import pack
 from poetopt.errors import PlanError
+from poetopt.plan.closing import closing_plan
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Home
@@ -101,8 +102,10 @@ def taken_bytes(plan: Plan, peak_bytes: int) -> int:
 
 
 def arena_bytes(plan: Plan) -> int:
-    """Size of the arena of a plan that has been laid out: the largest offset + size."""
-    return max((buffer.offset + buffer.nbytes for buffer in buffers(plan)), default=0)
+    """Size of the arena of a plan that has been laid out: the largest offset + size, of what follows it too."""
+    own = max((buffer.offset + buffer.nbytes for buffer in buffers(plan)), default=0)
+    closing = closing_plan(plan)
+    return own if closing is None else max(own, arena_bytes(closing))
 
 
 def check_layout(plan: Plan, ram_bytes: int | None = None) -> None:

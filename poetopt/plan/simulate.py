@@ -11,10 +11,11 @@ raise the peak.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from poetopt.errors import PlanError
 from poetopt.plan.clock import Clock
+from poetopt.plan.closing import Closing, closing_of
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
@@ -29,7 +30,10 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What a plan does, exactly. All tuples have one entry an instruction.
+    """What a plan does in a step, exactly. All tuples have one entry an instruction.
+
+    Of a batch in parts, all figures are those of the whole step: each part by the plan's instructions, and the updates
+    that follow; the tuples are of the instructions, with the seconds of all parts.
 
     peak_bytes
         The highest sum of live bytes, the graph inputs before the first instruction included.
@@ -51,6 +55,8 @@ class Simulation:
         How many computes stream an operand or an output.
     bytes_streamed, bytes_streamed_out
         Bytes of all their chunks, and of those that they write.
+    bytes_written
+        Bytes that page-outs and streamed computes write to storage.
     stored_bytes
         What all tensors written out take on storage, in whole blocks.
     live_bytes
@@ -74,6 +80,7 @@ class Simulation:
     streamed_runs: int
     bytes_streamed: int
     bytes_streamed_out: int
+    bytes_written: int
     stored_bytes: int
     live_bytes: tuple[int, ...] = field(repr=False)
     start_s: tuple[float, ...] = field(repr=False)
@@ -131,18 +138,58 @@ def simulate(
         machine.finish()
     except PlanError as error:
         raise PlanError(f"the plan ends after {len(live)} instructions {error}") from None
-    return _timed(machine, done, live, initial_bytes, deadline_s)
+    closing = closing_of(problem, steps)
+    if closing is not None and ram_bytes is not None and closing.peak_bytes > ram_bytes:
+        raise PlanError(
+            f"the updates behind the last part take {closing.peak_bytes} bytes, more than the RAM budget of "
+            f"{ram_bytes} bytes; give more RAM, or leave out --micro-batch"
+        )
+    found = _timed(machine, done, live, initial_bytes)
+    if problem.parts > 1:
+        found = _of_all_parts(found, problem, closing)
+    if deadline_s is not None and found.makespan_s > deadline_s * (1 + RELATIVE_TOLERANCE):
+        raise PlanError(
+            f"the plan takes {found.makespan_s:.9g} s, {found.makespan_s - deadline_s:.3g} s more than "
+            f"the deadline of {deadline_s:.9g} s"
+        )
+    return found
 
 
-def _timed(
-    machine: Machine, done: Sequence[Effect], live: Sequence[int], initial_bytes: int, deadline_s: float | None
-) -> Simulation:
+COUNTED = (
+    "recomputes", "page_ins", "page_outs", "wakes", "bytes_paged", "streamed_runs", "bytes_streamed",
+    "bytes_streamed_out", "bytes_written",
+)  # fmt: skip
+"""What each part does anew."""
+
+
+def _of_all_parts(part: Simulation, problem: Problem, closing: Closing | None) -> Simulation:
+    """The whole step, where `part` has the seconds and joules of all parts, and the rest of one."""
+    counts = {name: problem.parts * getattr(part, name) for name in COUNTED}
+    if closing is None:
+        return replace(part, **counts)
+    last = closing.simulation
+    summed = ("overhead_j", "compute_s", "transfer_s", "waits_s", "makespan_s")
+    known = {held.name for held in problem.tensors}
+    theirs = closing.problem
+    more = sum(theirs.blocks(i) for i in theirs.stored_at_start if theirs.tensors[i].name not in known)
+    return replace(
+        part,
+        **{name: count + getattr(last, name) for name, count in counts.items()},
+        **{name: getattr(part, name) + getattr(last, name) for name in summed},
+        energy_j=part.energy_j + last.overhead_j,
+        peak_bytes=max(part.peak_bytes, closing.peak_bytes),
+        stored_bytes=part.stored_bytes + more * problem.storage_block_bytes,
+    )
+
+
+def _timed(machine: Machine, done: Sequence[Effect], live: Sequence[int], initial_bytes: int) -> Simulation:
     """Seconds and joules of instructions that the machine has passed."""
     problem, clock = machine.problem, Clock(machine.problem)
     starts: list[float] = []
     ends: list[float] = []
     waits = compute_s = transfer_s = overhead_j = 0.0
-    ahead = recomputes = page_ins = page_outs = wakes = moved = streamed_runs = streamed = streamed_out = 0
+    ahead = recomputes = page_ins = page_outs = wakes = moved = written = 0
+    streamed_runs = streamed = streamed_out = 0
     for effect in done:
         cpu = clock.cpu
         start = clock.advance(effect)
@@ -157,6 +204,7 @@ def _timed(
             page_ins += len(effect.fetches)
             page_outs += len(effect.stores)
             moved += problem.nbytes(effect.fetches or effect.stores)
+            written += problem.nbytes(effect.stores)
             continue
         waits += start - cpu
         compute_s += effect.seconds
@@ -173,12 +221,6 @@ def _timed(
                 streamed_runs += 1
                 streamed += variant.read_bytes + variant.written_bytes
                 streamed_out += variant.written_bytes
-    makespan = clock.makespan_s
-    if deadline_s is not None and makespan > deadline_s * (1 + RELATIVE_TOLERANCE):
-        raise PlanError(
-            f"the plan takes {makespan:.9g} s, {makespan - deadline_s:.3g} s more than "
-            f"the deadline of {deadline_s:.9g} s"
-        )
     return Simulation(
         peak_bytes=max(max(live, default=0), initial_bytes),
         energy_j=problem.baseline_energy_j + overhead_j,
@@ -186,7 +228,7 @@ def _timed(
         compute_s=compute_s,
         transfer_s=transfer_s,
         waits_s=waits,
-        makespan_s=makespan,
+        makespan_s=clock.makespan_s,
         recomputes=recomputes,
         page_ins=page_ins,
         page_outs=page_outs,
@@ -195,6 +237,7 @@ def _timed(
         streamed_runs=streamed_runs,
         bytes_streamed=streamed,
         bytes_streamed_out=streamed_out,
+        bytes_written=written + streamed_out,
         stored_bytes=machine.blocks * problem.storage_block_bytes,
         live_bytes=tuple(live),
         start_s=tuple(starts),

@@ -171,10 +171,11 @@ _DEVICE = {
     "stack_bytes": "stack_bytes",
     "runtime": "runtime",
     "runtime_version": "runtime_version",
+    "parts": "parts",
 }
 BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
-    "device": Table(Problem, _DEVICE, _DEVICE),
+    "device": Table(Problem, _DEVICE, [name for name in _DEVICE if name != "parts"]),
 }
 """The problem's own fields: an object of the file for each kind of them."""
 

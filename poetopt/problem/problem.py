@@ -52,6 +52,12 @@ class Problem:
     runtime, runtime_version
         What runs the operators (`poetopt.runtimes`), and the version of its kernels: workspaces and the reserve are of
         those. "" where it is not known.
+    parts
+        Of how many parts a batch is: a step runs the operators, which are one part's, so many times. Seconds and joules
+        of operators and transfers are those of all runs together.
+    closing
+        The operators that follow the last part, once a step: updates by summed gradients. Its tensors are those of the
+        same names. None where nothing follows.
     graph
         The training graph behind it, or None (a problem file): then the plan can't be executed.
     model_ref, model_hash, structure_hash
@@ -79,6 +85,8 @@ class Problem:
     device_ram_bytes: int | None = None
     runtime: str = ""
     runtime_version: str = ""
+    parts: int = 1
+    closing: Problem | None = None
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
     model_ref: str = ""
     model_hash: str = ""
@@ -269,13 +277,15 @@ class Problem:
 
     @cached_property
     def baseline_energy_j(self) -> float:
-        """Joules of one compute of each operator."""
-        return sum(operator.energy_j for operator in self.operators)
+        """Joules of one compute of each operator, in each part."""
+        own = sum(operator.energy_j for operator in self.operators)
+        return own + (self.closing.baseline_energy_j if self.closing is not None else 0.0)
 
     @cached_property
     def baseline_time_s(self) -> float:
-        """Seconds of one compute of each operator: what `1.5x` multiplies."""
-        return sum(operator.time_s for operator in self.operators)
+        """Seconds of one compute of each operator, in each part: what `1.5x` multiplies."""
+        own = sum(operator.time_s for operator in self.operators)
+        return own + (self.closing.baseline_time_s if self.closing is not None else 0.0)
 
     def nbytes(self, tensors: Sequence[int]) -> int:
         """Sum of the sizes of `tensors`."""
@@ -317,7 +327,8 @@ class Problem:
     def least_ram_bytes(self) -> int:
         """A lower bound on the RAM of any schedule: the largest working set or all that is there first, the reserve."""
         sets = (self.least_working_set_bytes(i) + self.reserve_bytes for i in range(len(self.operators)))
-        return max(max(sets, default=0), self.start_bytes)
+        own = max(max(sets, default=0), self.start_bytes)
+        return own if self.closing is None else max(own, self.closing.least_ram_bytes)
 
 
 def check_problem(given: object) -> None:

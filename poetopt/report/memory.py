@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from poetopt.graph import Role
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.units import show_bytes
 
@@ -27,7 +28,7 @@ def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) 
         "bytes_written": None if plan is None else written_bytes(plan),
         "flash_bytes": problem.flash_bytes,
         "optimizer": str(problem.recipe.get("optimizer", "none")),
-        "micro_batches": 1,
+        "micro_batches": problem.parts,
         "runtime": problem.runtime or None,
     }
 
@@ -70,6 +71,19 @@ def excess_words(problem: Problem, taken: int) -> str | None:
     )
 
 
+def parts_rows(problem: Problem) -> list[tuple[str, str]]:
+    """What to say of a batch in parts: label and text; nothing of one without."""
+    if problem.parts == 1:
+        return []
+    graph = problem.graph
+    shape = graph.tensors[graph.split[0]].shape if graph is not None and graph.split else ()
+    size = f" of {shape[0]:,}" if shape else ""
+    then = f", then the updates of {len(problem.closing.operators) - 1} parameters" if problem.closing else ""
+    return [
+        ("batch", f"in {problem.parts:,} parts{size}, each by this schedule{then}; all figures are of the whole step")
+    ]
+
+
 def _resident(problem: Problem) -> int | None:
     """Bytes of parameters and states in the resident region; None without a network."""
     graph = problem.graph
@@ -81,7 +95,4 @@ def _resident(problem: Problem) -> int | None:
 
 def written_bytes(plan: Plan) -> int:
     """Bytes that a step writes to storage."""
-    problem = plan.problem
-    outs = [step.target for step in plan.instructions if step.action is Action.PAGE_OUT]
-    ways = (problem.operators[step.target].variant(step.variant) for step in plan.instructions if step.variant)
-    return problem.nbytes(outs) + sum(way.written_bytes for way in ways)
+    return simulate(plan).bytes_written

@@ -20,7 +20,7 @@ from poetopt.problem import Problem
 from poetopt.process import peak_bytes
 from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
-from poetopt.report.memory import excess_words, memory_fields, memory_words, taken_bytes
+from poetopt.report.memory import excess_words, memory_fields, memory_words, parts_rows, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.training_run import TrainingRun, run_fields, run_rows
@@ -271,6 +271,7 @@ class Report:
         rows = [("WARNING", self.warning)] if self.warning else []
         rows += [("loss", loss)] if loss else []
         rows += batch_rows(self.largest)
+        rows += parts_rows(self.problem)
         rows.append(("RAM", self._ram()))
         if self.plan is not None and self.taken_bytes is not None:
             rows.append(("memory", memory_words(self.problem, self.plan, self.taken_bytes)))

@@ -66,7 +66,7 @@ def training_run(
 def batch_of(problem: Problem) -> int | None:
     """Samples of a step: the size of the first input's first axis; None without a network, or without such an axis."""
     graph = problem.graph
-    shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
+    shape = graph.whole.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
     return shape[0] if shape else None
 
 

@@ -63,6 +63,11 @@ def streams(operator: str, who: str) -> PlanError:
     )
 
 
+def in_parts(name: str, what: str) -> PlanError:
+    """What is wrong with a plan whose batch comes in parts, for what has none."""
+    return PlanError(f"{name}: the plan's batch comes in parts, and {what} has none; solve it without --micro-batch")
+
+
 def _elsewhere(problem: Problem) -> str:
     """Where a plan of this runtime can be run."""
     return ", or run it in C (po.execute_on, --on host)" if problem.runtime == "c" else ""

@@ -118,6 +118,13 @@ class Program:
             np.copyto(array, copy)
 
     @property
+    def transfers(self) -> frozenset[int]:
+        """The places of the acts that move a tensor from or to storage."""
+        moves = (Action.PAGE_IN, Action.PAGE_OUT)
+        steps = self.plan.instructions
+        return frozenset(k for k, call in enumerate(self.calls) if steps[call.number].action in moves)
+
+    @property
     def acts(self) -> list[Act]:
         """The step, act by act."""
         return [call.act for call in self.calls]
@@ -137,6 +144,10 @@ class Program:
         self.arena.bytes.fill(POISON)
         self.region.block.bytes.fill(POISON)
         self.load(batch)
+        self.poisoning()
+
+    def poisoning(self) -> None:
+        """Run what is loaded, and poison what is freed."""
         done = 0
         try:
             for done, call in enumerate(self.calls):

@@ -16,7 +16,7 @@ from poetopt.graph import Operator, Tensor, TrainingGraph
 from poetopt.passes.joining import kept_tensors
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import Home
-from poetopt.step.belongs import graph_of
+from poetopt.step.belongs import graph_of, in_parts
 
 AGAIN = ".again"
 """What the names of a recompute, and of what it writes, end with."""
@@ -52,6 +52,8 @@ def single_assignment(plan: Plan, graph: TrainingGraph | None = None) -> SingleA
     Raises PlanError for a plan without a network, and for one that reads the rows of a table from storage.
     """
     graph = graph_of(plan, graph)
+    if graph.parts > 1:
+        raise in_parts(plan.problem.name, "a schedule as one ONNX graph")
     if graph.rows:
         raise PlanError(
             f"{plan.problem.name}: the plan reads rows of {', '.join(graph.rows)} from storage, which no ONNX graph "

@@ -79,7 +79,7 @@ class Fit:
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
             asked.order, asked.lr_schedule, asked.seed, learner.accumulate, learner.clip_norm,
-            batch_size(learner.graph), source.rows, data, asked.epochs, judged,
+            batch_size(learner.graph.whole), source.rows, data, asked.epochs, judged,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
         self.position = Position()
@@ -229,7 +229,7 @@ class Fit:
         return Trained(
             epochs=position.epoch,
             steps=position.step,
-            batch=batch_size(learner.graph),
+            batch=batch_size(learner.graph.whole),
             resumed_at=resumed_at,
             left_out=self.source.left_out,
             losses=tuple(position.losses),

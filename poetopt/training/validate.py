@@ -11,6 +11,7 @@ import numpy as np
 
 from poetopt.errors import ModelError
 from poetopt.graph import TrainingGraph
+from poetopt.step.parted import cut
 from poetopt.telling import Told, silent
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
@@ -24,7 +25,7 @@ def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None)
     """What is evaluated, opened. Raises ModelError."""
     if isinstance(data, (str, os.PathLike, Mapping)):
         return open_data(data, graph, workdir)
-    return source_of(data, graph, "sequential", 0, workdir)
+    return source_of(data, graph.whole, "sequential", 0, workdir)
 
 
 def evaluate(
@@ -47,7 +48,8 @@ def evaluate(
             told(f"validating: batch {k + 1:,}")
             if between is not None:
                 between()
-            evaluator.add(sums, evaluator.checked(batch), size)
+            for part in cut(graph, batch):
+                evaluator.add(sums, evaluator.checked(part), size)
         return sums.result()
     for start in range(0, data.rows, size):
         told(f"validating: row {start:,} of {data.rows:,}")

@@ -128,7 +128,9 @@ def test_a_field_that_is_added_needs_no_word_elsewhere() -> None:
 
 def test_every_field_of_a_problem_stands_in_a_file() -> None:
     blocks = {name for block in BLOCKS.values() for name in block.keys}
-    assert blocks | {"tensors", "operators", "graph"} == {field.name for field in dataclasses.fields(Problem)}
+    assert blocks | {"tensors", "operators", "closing", "graph"} == {
+        field.name for field in dataclasses.fields(Problem)
+    }
 
 
 def test_what_a_problem_says_of_tensors_is_read_back_before_the_simulator_refuses_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.runtimes.c import runtime as c_runtime
 from poetopt.runtimes.c.steps import layout
-from poetopt.step.belongs import check_belongs
+from poetopt.step.belongs import check_belongs, in_parts
 from poetopt.step.places import Place, Places, input_offsets
 
 RUNTIME = "c"
@@ -96,6 +96,8 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     shown = problem.model_ref or problem.name
     c = c_runtime
     check_planned_for_c(plan)
+    if graph.parts > 1:
+        raise in_parts(shown, "the step in C")
     check_belongs(graph, problem, c, shown)
     simulate(plan)
     check_layout(plan)

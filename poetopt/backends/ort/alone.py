@@ -62,7 +62,7 @@ def run_alone(
     """
     simulation = simulate(made.plan, ram_bytes=made.ram_bytes)
     base = resident_bytes()
-    batch = batch_of(made.graph, made.fed if data is None else data, seed)
+    batch = batch_of(made.graph.whole, made.fed if data is None else data, seed)
     with Clock() as clock, ScheduledStep(made, ram_bytes=made.ram_bytes, workdir=workdir, told=told) as step:
         told("the schedule alone")
         loss, seconds = clock.call(partial(step.run, batch))

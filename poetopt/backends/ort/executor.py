@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -21,17 +22,17 @@ from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.compare import Comparison, compare
 from poetopt.backends.ort.execution import Execution
 from poetopt.backends.ort.measure import alternate, held_bytes, high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.reference import Fused, NodeByNode
+from poetopt.backends.ort.reference import as_one_session, node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
 from poetopt.errors import ExecutionError, OptionError
 from poetopt.graph import TrainingGraph
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out, taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.step.belongs import check_belongs, graph_of
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
+from poetopt.step.parted import Parted, all_slots, program_of, scheduled_names
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
@@ -82,18 +83,19 @@ def execute(
     check_belongs(chosen, problem, Sessions.runtime, problem.name)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-    batch = batch_of(chosen, data, seed)
-    names = chosen.results
+    batch = batch_of(chosen.whole, data, seed)
+    joint = chosen.joint
+    names = joint.results
 
     with ExitStack() as stack:
-        pages = stack.enter_context(PageFile(slots(plan), None if workdir is None else Path(workdir)))
+        pages = stack.enter_context(PageFile(all_slots(plan, chosen), None if workdir is None else Path(workdir)))
         arena = Block(arena_bytes(plan))
-        region = Region.of(chosen, {tensor.name for tensor in problem.tensors})
+        region = Region.of(joint, scheduled_names(plan))
         sessions = Sessions(chosen, threads)
-        program = Program(plan, chosen, arena, region, sessions, pages, told=paced(told))
+        program = program_of(plan, chosen, arena, region, sessions.of, pages, told=paced(told))
         fed, batch = batch, program.carried.take(batch)
         told("ordinary training, to compare with")
-        reference = NodeByNode(chosen, sessions, program.begun, names)
+        reference = reference_of(chosen, partial(node_by_node, sessions), program.begun, names)
 
         def results() -> Mapping[str, Array]:
             return {name: program.result(name) for name in names}
@@ -120,7 +122,7 @@ def execute(
         high_water = high_water_bytes(program.acts, lambda: program.load(batch))
         kernels = _beside(program, batch, paced(told))
     return _execution(
-        chosen, plan, fed, mine, comparison, times, waited, threads,
+        joint, plan, fed, mine, comparison, times, waited, threads,
         fused_bit_identical=fused_same,
         budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
         kernels=kernels,
@@ -137,20 +139,22 @@ def _checksum(region: Region) -> tuple[int, ...]:
     return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in read)
 
 
-def store_all_program(program: Program) -> Program:
+def store_all_program(program: Program | Parted) -> Program | Parted:
     """The step that computes each operator once and moves nothing, in an arena of its own.
 
     It is what the schedule's time is to be compared with: the same kernels and bindings, and all that differs is the
     schedule. (Node by node in memory of the runtime's, a step takes a fifth to a half longer.)
     """
     plan = lay_out(store_all(program.plan.problem))
-    made = Program(plan, program.graph, Block(arena_bytes(plan)), program.region, program.kernels, program.pages)
+    arena, kernels = Block(arena_bytes(plan)), program.kernels
+    assert isinstance(kernels, Sessions)
+    made = program_of(plan, program.graph, arena, program.region, kernels.of, program.pages)
     made.carried.used = program.carried.used
     return made
 
 
 def _race(
-    program: Program,
+    program: Program | Parted,
     sessions: Sessions,
     batch: Batch,
     names: tuple[str, ...],
@@ -162,7 +166,7 @@ def _race(
     rounds = count(1)
     pace = paced(told)
 
-    def prepared(one: Program) -> Callable[[], Callable[[], object]]:
+    def prepared(one: Program | Parted) -> Callable[[], Callable[[], object]]:
         def prepare() -> Callable[[], object]:
             pace(f"timing steps: run {next(rounds)}")
             one.load(batch)
@@ -171,7 +175,7 @@ def _race(
         return prepare
 
     told("the step as one session")
-    fused = Fused(program.graph, sessions, program.begun, names)
+    fused = reference_of(program.graph, partial(as_one_session, sessions), program.begun, names)
     same = compare(mine, fused.run(batch), names).identical
 
     def whole() -> Callable[[], object]:
@@ -183,13 +187,9 @@ def _race(
         return alternate(steps, clock=clock), clock.share, same
 
 
-def transfer_seconds(program: Program, batch: Batch, clock: Clock) -> float:
+def transfer_seconds(program: Program | Parted, batch: Batch, clock: Clock) -> float:
     """Median seconds that all transfers of one step take together, over up to nine steps."""
-    paged = {
-        k
-        for k, call in enumerate(program.calls)
-        if program.plan.instructions[call.number].action in (Action.PAGE_IN, Action.PAGE_OUT)
-    }
+    paged = program.transfers
     found: list[float] = []
     start = time.perf_counter()
     while paged and len(found) < TRANSFER_STEPS and (not found or time.perf_counter() - start < TRANSFER_S):
@@ -203,7 +203,7 @@ def transfer_seconds(program: Program, batch: Batch, clock: Clock) -> float:
     return median(found) if found else 0.0
 
 
-def _beside(program: Program, batch: Batch, told: Told) -> int | None:
+def _beside(program: Program | Parted, batch: Batch, told: Told) -> int | None:
     """What kernels allocate beside the arena, at most."""
     gc.collect()
     program.load(batch)
@@ -243,7 +243,7 @@ def _execution(
         different=comparison.different,
         gradients=len(graph.gradients),
         statistics=len(graph.states),
-        updated=len(graph.carried) - len(graph.states),
+        updated=len(graph.carried) - len(graph.states) - len(graph.sums),
         max_abs_diff=comparison.max_abs_diff,
         budget_bytes=budget_bytes,
         arena_bytes=arena,

@@ -19,7 +19,7 @@ import numpy as np
 from poetopt.backends.ort.batch import Batch
 from poetopt.backends.ort.clock import Clock
 from poetopt.backends.ort.prepared import Mapped, Prepared
-from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.reference import InParts, node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.passes.rows import taken
 from poetopt.step.descent import Momentum
@@ -93,8 +93,8 @@ class Ordinary:
     """
 
     def __init__(self, made: Prepared, hyperparameters: Mapping[str, float]) -> None:
-        graph, first = made.graph, made.first
-        self.graph = graph
+        graph, first = made.graph.joint, made.first
+        self.graph = made.graph
         self.changing = {name: writable_copy(first[name]) for name in (*graph.gradients, *graph.carried)}
         self.tables = {name: self.changing[name] for name in graph.rows}
         self.changing |= {name: np.zeros(graph.tensors[name].shape, self.tables[name].dtype) for name in graph.rows}
@@ -106,19 +106,31 @@ class Ordinary:
         given |= {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
         trained = {name: self.changing[name] for name in graph.gradients}
         self.momentum = Momentum(trained, hyperparameters.get("lr", 0.0), hyperparameters.get("momentum", 0.0))
-        sessions = Sessions(graph, 1, made.models)
-        self.nodes = NodeByNode(graph, sessions, {**given, **self.changing}, graph.results)
+        sessions = Sessions(made.graph, 1, made.models)
+        self.nodes = reference_of(
+            made.graph, partial(node_by_node, sessions), {**given, **self.changing}, graph.results
+        )
+        self.number = 0
+        if isinstance(self.nodes, InParts):
+            self.nodes.each(self._drawing)
 
     @property
     def values(self) -> Mapping[str, Array]:
         """All that goes on to the next step, by name; of tables, all rows."""
-        return {**self.changing, **self.tables, **{n + VELOCITY: v for n, v in self.momentum.velocity.items()}}
+        lasting = {n: array for n, array in self.changing.items() if n not in self.graph.sums.values()}
+        return {**lasting, **self.tables, **{n + VELOCITY: v for n, v in self.momentum.velocity.items()}}
 
     def load(self, values: Mapping[str, Array], steps: int) -> None:
         """Go on from these values, behind so many steps."""
         for name, array in self.values.items():
             np.copyto(array, values[name])
-        self.nodes.redraw(steps)
+        self.nodes.redraw(steps * self.graph.parts)
+
+    def _drawing(self, part: int) -> None:
+        """Let random nodes begin a new window, where they have drawn for one."""
+        runs = self.number * self.graph.parts + part
+        if runs and runs % WINDOW == 0:
+            self.nodes.redraw(runs)
 
     def step(
         self, number: int, batch: Batch, call: Callable[[Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
@@ -130,12 +142,14 @@ class Ordinary:
             self.changing[name][: len(rows)] = self.tables[name][rows]
         if "step" in self.said:
             self.said["step"][...] = number + 1
-        if number and number % WINDOW == 0:
-            self.nodes.redraw(number)
+        self.number = number
+        if self.graph.parts == 1:
+            self._drawing(0)
         found = call(partial(self.nodes.run, read))
         self.momentum.step({name: found[made] for name, made in self.graph.gradients.items()})
-        for old, new in self.graph.carried.items():
-            np.copyto(self.changing[old], found[new])
+        for old, new in self.graph.joint.carried.items():
+            if old not in self.graph.sums.values():
+                np.copyto(self.changing[old], found[new])
         for name, rows in used.items():
             self.tables[name][rows] = self.changing[name][: len(rows)]
         return float(found[self.graph.loss].reshape(-1)[0])

@@ -7,7 +7,7 @@ else, pickled. It is for the processes of one run, on one machine: nobody else c
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,20 +104,16 @@ class Prepared:
         """
         bare = _bare(graph)
         alone = replace(plan, problem=replace(plan.problem, graph=bare))
-        first = {**graph.values, **{name: table.values for name, table in graph.rows.items()}}
-        models = Sessions(graph).written() if written else {}
+        first = {**graph.joint.values, **{name: table.values for name, table in graph.rows.items()}}
+        models = Sessions(graph.joint).written() if written else {}
         return cls(alone, bare, first, models, ram_bytes, fed)
 
     def save(self, folder: Path) -> None:
         """Write it for another process. Raises OSError where that can't be done."""
         mapped = Mapped.write(folder / VALUES, self.first)
         fed = None if self.fed is None else Mapped.write(folder / FED, self.fed).places
-        sessions = Sessions(self.graph)
-        small = {name: np.array(array) for name, array in self.graph.values.items() if sessions.embeds(name)}
         whole = {name: table.values.shape for name, table in self.graph.rows.items()}
-        rows = {name: replace(table, values=np.empty(0)) for name, table in self.graph.rows.items()}
-        graph = replace(self.graph, values=small, rows=rows)
-        names = tuple(self.graph.values)
+        graph, names = _small(self.graph), tuple(self.graph.joint.values)
         with (folder / STEP).open("wb") as file:
             plan = replace(self.plan, problem=replace(self.plan.problem, graph=None))
             held = (plan, self.ram_bytes, graph, names, whole, mapped.places, fed, self.models)
@@ -128,13 +124,9 @@ class Prepared:
         """Read what `save` wrote."""
         with (folder / STEP).open("rb") as file:
             plan, ram_bytes, graph, names, whole, places, given, models = pickle.load(file)
-        dtypes = {name: numpy_dtype(graph.tensors[name].dtype) for name in (*names, *graph.rows)}
-        values = {
-            name: graph.values[name] if name in graph.values else _shape(graph.tensors[name].shape, dtypes[name])
-            for name in names
-        }
+        dtypes = {name: numpy_dtype(graph.tensors[name].dtype) for name in graph.rows}
         rows = {name: replace(table, values=_shape(whole[name], dtypes[name])) for name, table in graph.rows.items()}
-        first, graph = Mapped(folder / VALUES, places), replace(graph, values=values, rows=rows)
+        first, graph = Mapped(folder / VALUES, places), replace(_shaped(graph, names), rows=rows)
         plan = replace(plan, problem=replace(plan.problem, graph=graph))
         fed = None if given is None else Mapped(folder / FED, given)
         return cls(plan, graph, first, models, ram_bytes, fed, folder)
@@ -151,7 +143,27 @@ def _bare(graph: TrainingGraph) -> TrainingGraph:
         name: replace(table, values=_shape(table.values.shape, table.values.dtype))
         for name, table in graph.rows.items()
     }
-    return replace(graph, values=values, rows=rows)
+    closing = None if graph.closing is None else _bare(graph.closing)
+    return replace(graph, values=values, rows=rows, closing=closing)
+
+
+def _small(graph: TrainingGraph) -> TrainingGraph:
+    """`graph` with the values alone that sessions read."""
+    sessions = Sessions(graph)
+    small = {name: np.array(array) for name, array in graph.values.items() if sessions.embeds(name)}
+    rows = {name: replace(table, values=np.empty(0)) for name, table in graph.rows.items()}
+    closing = None if graph.closing is None else _small(graph.closing)
+    return replace(graph, values=small, rows=rows, closing=closing)
+
+
+def _shaped(graph: TrainingGraph, names: Iterable[str]) -> TrainingGraph:
+    """`graph`, as `_small` left it, with arrays that have shape and type alone for all other values."""
+    there = (name for name in names if name in graph.tensors)
+    values = {
+        n: graph.values.get(n, _shape(graph.tensors[n].shape, numpy_dtype(graph.tensors[n].dtype))) for n in there
+    }
+    closing = None if graph.closing is None else _shaped(graph.closing, names)
+    return replace(graph, values=values, closing=closing)
 
 
 def _shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -7,7 +7,7 @@ memory that onnxruntime allocates and that goes when nobody holds it; and the wh
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from poetopt.errors import ExecutionError
 from poetopt.graph import VIEW_OPS, Node, TrainingGraph
 from poetopt.step.drawing import WINDOW, reseeded
 from poetopt.step.memory import numpy_dtype
+from poetopt.step.parted import cut, mean_loss
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -146,7 +147,7 @@ class Fused:
             ),
         )
 
-    def redraw(self) -> None:
+    def redraw(self, steps: int = 0) -> None:
         """Let random nodes draw from the beginning again."""
         if self._random:
             self._session = self._create()
@@ -156,3 +157,74 @@ class Fused:
         feeds = {**self.given, **batch}
         made = explained("the step as one session failed", lambda: self._session.run(self.outputs, feeds))
         return {name: np.asarray(value) for name, value in zip(self.outputs, made, strict=True)}
+
+
+Reference = NodeByNode | Fused
+MakeReference = Callable[[TrainingGraph, Mapping[str, "Array"], Sequence[str]], Reference]
+
+
+def node_by_node(
+    sessions: Sessions, graph: TrainingGraph, given: Mapping[str, Array], kept: Sequence[str]
+) -> NodeByNode:
+    """`graph` one node after another, with `sessions` for those that are alike."""
+    return NodeByNode(graph, sessions.of(graph), given, kept)
+
+
+def as_one_session(sessions: Sessions, graph: TrainingGraph, given: Mapping[str, Array], kept: Sequence[str]) -> Fused:
+    """`graph` as one session."""
+    return Fused(graph, sessions.of(graph), {n: a for n, a in given.items() if n in graph.tensors}, kept)
+
+
+def reference_of(
+    graph: TrainingGraph, make: MakeReference, given: Mapping[str, Array], kept: Sequence[str]
+) -> Reference | InParts:
+    """Ordinary training of a step, in one of the two ways; of a batch in parts, part after part.
+
+    make
+        Makes what runs a graph.
+    """
+    return make(graph, given, kept) if graph.parts == 1 else InParts(graph, make, given, kept)
+
+
+class InParts:
+    """The parts of a batch one after another, each with the sums that those before it left, and what follows them."""
+
+    def __init__(
+        self, graph: TrainingGraph, make: MakeReference, given: Mapping[str, Array], kept: Sequence[str]
+    ) -> None:
+        self.graph, self.kept = graph, tuple(kept)
+        self._first = given
+        self.values = dict(given)
+        self._part = make(graph, self.values, graph.results)
+        last = graph.closing
+        self._closing = None if last is None else make(last, self.values, tuple(last.carried.values()))
+        self._between: Callable[[int], object] = lambda part: None
+
+    def each(self, between: Callable[[int], object]) -> None:
+        """Call `between` with the number of each part before it runs."""
+        self._between = between
+
+    def redraw(self, steps: int = 0) -> None:
+        """See `NodeByNode.redraw`; counts runs of a part."""
+        self._part.redraw(steps)
+
+    def run(self, batch: Batch) -> Results:
+        """One step from the given values; the tensors to keep, by name. Raises `ExecutionError`."""
+        self._go_on(self._first)
+        losses: list[Array] = []
+        made: dict[str, Array] = {}
+        for number, part in enumerate(cut(self.graph, batch)):
+            self._between(number)
+            found = self._part.run(part)
+            losses.append(found[self.graph.loss])
+            made.update(found)
+            self._go_on({old: found[new] for old, new in self.graph.carried.items()})
+        if self._closing is not None:
+            made.update(self._closing.run({}))
+        made[self.graph.loss] = mean_loss(losses)
+        return {name: made[name] for name in self.kept}
+
+    def _go_on(self, values: Mapping[str, Array]) -> None:
+        for given in (self.values, *(one.given for one in (self._part, self._closing) if one is not None)):
+            if isinstance(given, dict):
+                given.update({name: array for name, array in values.items() if name in given})

@@ -26,9 +26,10 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.step.belongs import check_belongs, graph_of
-from poetopt.step.carried import slots
+from poetopt.step.carried import Carried
 from poetopt.step.drawing import WINDOW
 from poetopt.step.memory import Block, aligned_copy, copy_mapped, pack_apart
+from poetopt.step.parted import Parted, all_slots, program_of, scheduled_names
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
@@ -89,19 +90,25 @@ class ScheduledStep(Closing):
         check_belongs(self.graph, problem, Sessions.runtime, problem.name)
         simulate(self.plan, ram_bytes=ram_bytes)
         check_layout(self.plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-        self.names = tuple(dict.fromkeys((*self.graph.gradients, *self.graph.carried)))
+        self.joint = self.graph.joint
+        changing = dict.fromkeys((*self.joint.gradients, *self.joint.carried))
+        self.names = tuple(name for name in changing if name not in self.joint.sums.values())
         self.taken = 0
         with ExitStack() as stack:
-            sizes = slots(self.plan, self.graph)
+            sizes = all_slots(self.plan, self.graph)
             pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
-            region = _region(self.graph, {tensor.name for tensor in problem.tensors}, made.first)
+            region = _region(self.joint, scheduled_names(self.plan), made.first)
             self._given = region.given
             self.sessions, arena = Sessions(self.graph, threads, made.models), Block(arena_bytes(self.plan))
-            self.program = Program(
-                self.plan, self.graph, arena, region, self.sessions, pages, paced(told), watched=outputs
+            self.program = program_of(
+                self.plan, self.graph, arena, region, self.sessions.of, pages, paced(told), watched=outputs
             )  # fmt: skip
             self.outputs: Mapping[str, Array] = self.program.watched.copies
-            for name in self.program.carried.first:
+            closing = self.program.closing if isinstance(self.program, Parted) else None
+            self._carried = [one.carried for one in (self.program, closing) if one is not None]
+            if isinstance(self.program, Parted):
+                self.program.each(self._drawing)
+            for name in dict.fromkeys(name for carried in self._carried for name in carried.first):
                 self._put(name, made.first[name])
             self._stack = stack.pop_all()
 
@@ -116,10 +123,10 @@ class ScheduledStep(Closing):
         Raises ModelError for a batch that doesn't fit, OptionError for a hyperparameter that the step has not,
         ExecutionError where a kernel or the storage fails.
         """
-        checked = check_batch(self.graph, batch)
+        checked = check_batch(self.graph.whole, batch)
         self._say(hyperparameters or {})
-        if self.taken and self.taken % WINDOW == 0:
-            self.program.redraw(self.taken)
+        if isinstance(self.program, Program):
+            self._drawing(0)
         self.program.load(self.program.carried.take(checked), anew=False)
         self.program.run()
         for old, new in self.graph.states.items():
@@ -127,6 +134,17 @@ class ScheduledStep(Closing):
                 np.copyto(self._given[old], self.program.result(new))
         self.taken += 1
         return float(self.program.result(self.graph.loss).reshape(-1)[0])
+
+    def _drawing(self, part: int) -> None:
+        """Let random nodes begin a new window, where they have drawn for one."""
+        runs = self.taken * self.graph.parts + part
+        if runs and runs % WINDOW == 0:
+            self._runs.redraw(runs)
+
+    @property
+    def _runs(self) -> Program:
+        """What runs for each part, or once a step."""
+        return self.program if isinstance(self.program, Program) else self.program.part
 
     @property
     def gradients(self) -> Mapping[str, Array]:
@@ -140,7 +158,7 @@ class ScheduledStep(Closing):
 
     def results(self) -> Mapping[str, Array]:
         """What the last step gave, by the names of `Execution.results`: loss, gradients or updated values."""
-        return {shown: self.program.result(name) for shown, name in self.graph.shown_results.items()}
+        return {shown: self.program.result(name) for shown, name in self.joint.shown_results.items()}
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
@@ -157,7 +175,8 @@ class ScheduledStep(Closing):
 
     def given(self) -> Mapping[str, Array]:
         """All that a step reads beside its batch, constants too, fetched as in `values`."""
-        return _Values(self, tuple(dict.fromkeys((*self._given, *self.program.carried.first))))
+        scheduled = (name for carried in self._carried for name in carried.first)
+        return _Values(self, tuple(dict.fromkeys((*self._given, *scheduled))))
 
     def load(self, values: Mapping[str, Array], taken: int | None = None) -> None:
         """Go on from these values; what is not in them stays as it is.
@@ -181,7 +200,7 @@ class ScheduledStep(Closing):
 
     def rest(self) -> None:
         """Let the system have the arena's memory until the next step, unless something in it has to last."""
-        if not self.program.carried.in_ram:
+        if not any(carried.in_ram for carried in self._carried):
             self.program.arena.give_back()
 
     def close(self) -> None:
@@ -197,25 +216,30 @@ class ScheduledStep(Closing):
                 has = f"it has {', '.join(said)}" if said else "the plan has no optimizer: its step ends with gradients"
                 raise OptionError(f"hyperparameter {name!r}: the step has none of that name; {has}")
 
+    def _holder(self, name: str) -> Carried | None:
+        """What has the scheduled tensor `name`; None for what is resident."""
+        return next((carried for carried in self._carried if name in carried.first), None)
+
     def _value(self, name: str) -> Array:
-        carried = self.program.carried
         if name in self.graph.rows:
-            return carried.table(name)
-        found = carried.value(name) if name in carried.first else self._given[name]
+            return self.program.carried.table(name)
+        carried = self._holder(name)
+        found = carried.value(name) if carried is not None else self._given[name]
         shown = found.view()
         shown.flags.writeable = False
         return shown
 
     def _put(self, name: str, array: Array) -> None:
-        carried, rows = self.program.carried, self.graph.rows
-        like = rows[name].values if name in rows else carried.first.get(name, self._given.get(name))
+        carried, rows = self._holder(name), self.graph.rows
+        like = self._given.get(name) if carried is None else carried.first[name]
+        like = rows[name].values if name in rows else like
         assert like is not None
         if array.shape != like.shape or array.dtype != like.dtype:
             raise ModelError(
                 f"{name!r} is {array.dtype} of shape {list(array.shape)}; the step of {self.graph.name!r} has it as "
                 f"{like.dtype} of shape {list(like.shape)}"
             )
-        if name in carried.first:
+        if carried is not None:
             carried.put(name, array)
         else:
             np.copyto(self._given[name], array)

@@ -239,7 +239,7 @@ def train(
             kernels = peak_beside_bytes(program.acts, again, expected=made.plan.problem.reserve_bytes)
         step.close()
         verdict = _verified(made, data, seed, hyperparameters, witnesses, told) if witnesses else None
-    states = sum(made.graph.tensors[name].nbytes for name in made.graph.optimizer_states)
+    states = sum(made.graph.joint.tensors[name].nbytes for name in made.graph.optimizer_states)
     return TrainingRun(
         steps=steps,
         lr=lr,
@@ -305,7 +305,7 @@ def _verified(
 def _batches(
     made: Prepared, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int
 ) -> Callable[[int], Batch]:
-    return batches_of(made.graph, made.fed if data is None else data, seed).get
+    return batches_of(made.graph.whole, made.fed if data is None else data, seed).get
 
 
 def losses_beside(values: Collection[str]) -> str:

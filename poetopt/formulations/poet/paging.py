@@ -102,7 +102,7 @@ def _moves(block: PyomoBlock) -> None:
         if not space.unwritten(t, i)
     ]
     block.page_outs = Decisions(block.M_out, *np.array(out, dtype=np.int64).reshape(-1, 3).T)
-    block.written_bytes = Terms(M_out, [float(t.nbytes) for t in tensors])
+    block.written_bytes = Terms(M_out, [float(space.problem.parts * t.nbytes) for t in tensors])
 
 
 def _capacity(block: PyomoBlock, space: PoetSpace, S_aux: list[Any], M_out: list[Any]) -> None:

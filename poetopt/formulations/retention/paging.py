@@ -105,7 +105,7 @@ def _build(block: PyomoBlock) -> None:
         terms(block.o, np.array([tensors[i].page_out_s for i in candidates])),
     )
     block.page_ins = Decisions(block.p, np.arange(len(paged)), space.point_stage[space.page_point], paged)
-    block.written_bytes = terms(block.o, np.array([float(tensors[i].nbytes) for i in candidates]))
+    block.written_bytes = terms(block.o, np.array([float(space.problem.parts * tensors[i].nbytes) for i in candidates]))
 
 
 def _sum(first: Terms, second: Terms) -> Terms:

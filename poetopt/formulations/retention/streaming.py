@@ -97,7 +97,8 @@ def _build(block: PyomoBlock) -> None:
     more_s = np.array([way.time_s - own.time_s for way, own in zip(ways, plain, strict=True)])
     block.energy_j = terms(block.y, more_j)
     block.compute_s = terms(block.y, more_s)
-    block.written_bytes = terms(block.y, np.array([float(way.written_bytes) for way in ways]))
+    parts = space.problem.parts
+    block.written_bytes = terms(block.y, np.array([float(parts * way.written_bytes) for way in ways]))
     block.tight = None
 
 

@@ -1,0 +1,109 @@
+"""What follows the last part of a batch: each update with what it reads of storage around it.
+
+A plan says how a part runs. The updates behind the last one follow from it: what is in RAM from one part to the next
+lies where it was, all else is read for its update, and written back after it; so is what the parts keep in RAM and read
+from storage all the same, where they let it go in between. An operator has nothing in RAM that
+another one needs, so that there is nothing to decide but whether it streams, where it doesn't fit otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetopt.plan.instructions import Action, Instruction, Plan
+
+if TYPE_CHECKING:
+    from poetopt.plan.simulate import Simulation
+    from poetopt.problem import Problem
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The updates behind the last part, as a plan without offsets.
+
+    problem
+        What they are of; what the parts keep in RAM is in RAM as it begins and as it ends.
+    beside_bytes
+        What the parts keep in RAM and no update reads.
+    simulation
+        What they take.
+    """
+
+    problem: Problem
+    instructions: tuple[Instruction, ...]
+    beside_bytes: int
+    simulation: Simulation
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest sum of live bytes, with what the parts keep in RAM."""
+        return self.simulation.peak_bytes + self.beside_bytes
+
+
+def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> Closing | None:
+    """The updates that follow the parts of a plan of `problem`; None where nothing follows."""
+    from poetopt.plan.simulate import simulate
+
+    if problem.closing is None:
+        return None
+    kept = {problem.tensors[i].name: i for i in problem.lasting}
+    read = {step.target for step in instructions if step.action is Action.PAGE_IN}
+    again = frozenset(name for name, i in kept.items() if i in read and problem.tensors[i].backed)
+    known: dict[frozenset[str], Closing] = vars(problem).setdefault("_closing", {})
+    if again not in known:
+        here = [i for i, held in enumerate(problem.closing.tensors) if held.name in kept and held.may_stay]
+        closing = problem.closing.keeping(here)
+        steps = tuple(_steps(closing, again))
+        beside = problem.nbytes(problem.lasting) - problem.closing.nbytes(here)
+        known[again] = Closing(closing, steps, beside, simulate(closing, steps))
+    return known[again]
+
+
+def closing_plan(plan: Plan) -> Plan | None:
+    """The updates that follow the parts of `plan`, which has offsets, in the same arena; None where nothing follows."""
+    from poetopt.plan.layout import buffers
+
+    found = closing_of(plan.problem, plan.instructions)
+    if found is None:
+        return None
+    tensors = plan.problem.tensors
+    lasting = set(plan.problem.lasting)
+    places = {b.index: b.offset for b in buffers(plan) if b.first < 0 and not b.workspace and b.index in lasting}
+    at = {tensors[i].name: offset for i, offset in places.items()}
+    taken = [(offset, offset + tensors[i].nbytes) for i, offset in places.items()]
+    made = Plan(found.problem, found.instructions)
+    offsets: list[int] = []
+    live: list[tuple[int, tuple[int, int]]] = []
+    for buffer in buffers(made):
+        if buffer.first < 0:
+            offsets.append(at[found.problem.tensors[buffer.index].name])
+            continue
+        live = [(last, span) for last, span in live if last >= buffer.first]
+        offset = _gap([*taken, *(span for _, span in live)], buffer.nbytes, plan.problem.alignment)
+        live.append((buffer.last, (offset, offset + buffer.nbytes)))
+        offsets.append(offset)
+    return replace(made, offsets=tuple(offsets))
+
+
+def _steps(problem: Problem, again: Set[str]) -> Iterator[Instruction]:
+    """Each operator in its order, with its transfers around it; those named in `again` are written back, too."""
+    there = set(problem.lasting)
+    for k, operator in enumerate(problem.operators):
+        moved = [i for i in operator.inputs if i not in there]
+        written = [i for i in operator.inputs if i not in there or problem.tensors[i].name in again]
+        yield from (Instruction(Action.PAGE_IN, i) for i in moved)
+        yield Instruction(Action.COMPUTE, k)
+        yield from (Instruction(Action.PAGE_OUT, i) for i in written if problem.tensors[i].updated_by == k)
+        yield from (Instruction(Action.FREE, i) for i in (*moved, *operator.outputs))
+
+
+def _gap(taken: Sequence[tuple[int, int]], nbytes: int, alignment: int) -> int:
+    """The first place for so many bytes beside what is taken."""
+    at = 0
+    for begin, end in sorted(taken):
+        if at + nbytes <= begin:
+            break
+        at = max(at, -(-end // alignment) * alignment)
+    return at

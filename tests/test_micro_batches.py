@@ -1,0 +1,247 @@
+"""A batch in parts: the whole batch's gradients and steps, to rounding; the unscheduled accumulation, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import poetopt as po
+from poetopt.api.batches import known_schedule
+from poetopt.api.options import asked
+from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.ort.stepping import ScheduledStep
+from poetopt.errors import InfeasibleError, ModelError, OptionError
+from poetopt.plan import codec
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.storeall import store_all
+from tests.frontends.support import floats, model_of, text_model
+
+TOLERANCE = 2e-6
+"""Of each tensor's largest element."""
+
+
+def network(seed: int) -> onnx.ModelProto:
+    """Random layers of random sizes, on an open batch."""
+    rng = np.random.default_rng(seed)
+    channels, size, classes = (int(rng.integers(low, high)) for low, high in ((2, 5), (6, 10), (3, 6)))
+    nodes = [helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["a"], pads=[1, 1, 1, 1])]
+    nodes += [helper.make_node(str(rng.choice(["Relu", "Tanh", "Sigmoid"])), ["a"], ["b"])]
+    nodes += [helper.make_node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2])]
+    nodes += [helper.make_node("Flatten", ["c"], ["d"]), helper.make_node("Gemm", ["d", "fc1.weight"], ["e"])]
+    nodes += [helper.make_node("Relu", ["e"], ["f"]), helper.make_node("Gemm", ["f", "fc2.weight"], ["y"])]
+    weights = {"conv.weight": floats(channels, 2, 3, 3), "conv.bias": floats(channels)}
+    weights |= {"fc1.weight": 0.2 * floats(channels * (size // 2) ** 2, 12), "fc2.weight": 0.4 * floats(12, classes)}
+    return model_of(nodes, {"x": ["batch", 2, size, size]}, ["y"], weights)
+
+
+def step(model: Any, parts: int, optimizer: str = "none", **more: Any) -> po.Problem:
+    loaded = po.load(model, batch=8, micro_batch=parts)
+    return loaded.differentiate(optimizer=optimizer).cost("a72", runtime="onnxruntime", **more)
+
+
+def executed(problem: po.Problem, batch: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Loss and gradients of ordinary training's order, and the batch that they are of."""
+    assert problem.graph is not None
+    batch = random_batch(problem.graph.whole, 3) if batch is None else batch
+    with ScheduledStep(lay_out(store_all(problem))) as ran:
+        loss = ran.run(batch)
+        return {"loss": np.array(loss), **{name: np.array(g) for name, g in ran.gradients.items()}}, batch
+
+
+def tight(problem: po.Problem, spare: int) -> Plan:
+    """A schedule in little more than the least RAM, as heuristics find it."""
+    found = known_schedule(problem, asked(problem, ram=problem.least_ram_bytes + spare))
+    assert found is not None
+    return found.plan
+
+
+def close(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE * np.abs(value).max(), err_msg=name)
+
+
+@pytest.mark.parametrize(("name", "parts"), [("lenet", 4), (0, 2), (1, 8)])
+def test_gradients_and_loss_of_the_parts_are_those_of_the_whole_batch(name: str | int, parts: int) -> None:
+    model = name if isinstance(name, str) else network(name)
+    split, batch = executed(step(model, parts))
+    whole, _ = executed(step(model, 1), batch)
+    close(split, whole)
+    assert len(whole) > 4
+
+
+def test_a_part_alone_does_not_have_the_gradients_of_the_batch() -> None:
+    """The negative control of the tolerance: half of the batch is another batch."""
+    split, batch = executed(step(network(0), 2))
+    half = {name: np.concatenate([array[:4], array[:4]]) for name, array in batch.items()}
+    other, _ = executed(step(network(0), 1), half)
+    with pytest.raises(AssertionError):
+        close(split, other)
+
+
+@pytest.mark.parametrize(("optimizer", "parameters"), [("none", "resident"), ("momentum", "paged"), ("adam", "paged")])
+def test_steps_are_those_of_the_unscheduled_accumulation_and_of_the_whole_batch(
+    optimizer: str, parameters: str
+) -> None:
+    model = network(1)
+    problem = step(model, 4, optimizer, parameters=parameters)
+    if parameters == "paged":
+        plan = tight(problem, 6000)
+        assert plan.problem.lasting
+        assert po.simulate(plan).page_ins
+    else:
+        plan = lay_out(store_all(problem))
+    size = problem.graph.tensors["x"].shape if problem.graph else ()
+    data = {"x": floats(24, *size[1:]), "labels": np.random.default_rng(0).integers(0, 3, 24)}
+    mine = po.train(plan, 4, 0.05, data=data, check=1)
+    assert mine.bit_identical, mine.message
+    whole = po.train(lay_out(store_all(step(model, 1, optimizer))), 4, 0.05, data=data)
+    np.testing.assert_allclose(mine.losses, whole.losses, rtol=1e-5)
+    assert set(mine.values) == set(whole.values)
+    value: Any
+    for name, value in whole.values.items():
+        found: Any = mine.values[name]
+        np.testing.assert_allclose(found, value, rtol=0, atol=2e-5 * np.abs(value).max(), err_msg=name)
+
+
+def test_energy_and_time_are_those_of_all_parts_and_the_updates() -> None:
+    """Counted again from the instructions, with the costs of a problem whose batch is a part."""
+    problem = step(network(0), 4, "sgd", parameters="paged")
+    plan = tight(problem, 6000)
+    loaded = po.load(network(0), batch=2, micro_batch=1).differentiate(optimizer="sgd")
+    one = {held.name: held for held in loaded.cost("a72", parameters="paged").tensors}
+    kept = {problem.tensors[i].name for i in plan.problem.lasting}
+    wanted = 0.0
+    for action, target in ((given.action, given.target) for given in plan.instructions):
+        held = problem.tensors[target]
+        like = one.get(held.name.removesuffix(".grad.sum"), held)
+        if action in ("page_in", "page_out"):
+            assert getattr(held, f"{action}_j") == pytest.approx(4 * getattr(like, f"{action}_j") or 0.0)
+            wanted += 4 * getattr(like, f"{action}_j")
+        elif action == "compute":
+            wanted += problem.operators[target].energy_j
+    assert problem.closing is not None
+    read = {given.target for given in plan.instructions if given.action == "page_in"}
+    again = {problem.tensors[i].name for i in plan.problem.lasting if i in read and problem.tensors[i].updated_by < 0}
+    for held in problem.closing.tensors:
+        wanted += 0.0 if held.name in kept else held.page_in_j
+        wanted += 0.0 if held.name in kept - again else held.page_out_j
+    wanted += problem.closing.baseline_energy_j
+    assert po.simulate(plan).energy_j == pytest.approx(wanted)
+
+
+def test_a_plan_file_holds_the_parts_and_what_follows_them(tmp_path: Any) -> None:
+    onnx.save(network(0), tmp_path / "net.onnx")
+    problem = step(tmp_path / "net.onnx", 4, "adam", parameters="paged")
+    plan = tight(problem, 600)
+    codec.save(plan, tmp_path / "plan.json")
+    again = po.load_plan(tmp_path / "plan.json")
+    bare = codec.load(tmp_path / "plan.json").plan
+    assert again.plan.problem == bare.problem == plan.problem
+    assert plan.problem.parts == 4
+    assert po.simulate(again.plan) == po.simulate(plan) == po.simulate(bare)
+    assert arena_bytes(again.plan) <= problem.least_ram_bytes + 600 - problem.reserve_bytes
+
+
+def test_updates_that_do_not_fit_are_refused() -> None:
+    problem = step(network(0), 8, "adam", parameters="paged")
+    assert problem.closing is not None
+    assert problem.closing.least_ram_bytes > replace(problem, closing=None).least_ram_bytes
+    with pytest.raises(InfeasibleError, match="needs"):
+        po.solve(problem, ram=problem.closing.least_ram_bytes - 1)
+
+
+def test_statistics_of_a_batch_are_refused_unless_each_part_may_have_its_own() -> None:
+    with pytest.raises(ModelError, match=r"'bn1' .* statistics of the whole batch; --micro-batch-statistics"):
+        po.load("resnet18-cifar", batch=4, micro_batch=2)
+    model = normalized()
+    with pytest.raises(ModelError, match="statistics of the whole batch"):
+        po.load(model, batch=8, micro_batch=2)
+    loaded = po.load(model, batch=8, micro_batch=2, micro_batch_statistics=True)
+    problem = loaded.differentiate(optimizer="sgd").cost("a72", runtime="onnxruntime")
+    ran = po.train(lay_out(store_all(problem)), 3, 0.1, check=1)
+    assert ran.bit_identical, ran.message
+    assert not np.array_equal(ran.values["bn.mean"], np.zeros(3))
+
+
+def normalized() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Conv", ["x", "conv.weight"], ["a"]),
+        helper.make_node(
+            "BatchNormalization", ["a", "bn.weight", "bn.bias", "bn.mean", "bn.var"], ["b", "m", "v"], training_mode=1
+        ),
+        helper.make_node("Flatten", ["b"], ["c"]),
+        helper.make_node("Gemm", ["c", "fc.weight"], ["y"]),
+    ]
+    weights = {"conv.weight": floats(3, 2, 3, 3), "bn.weight": np.ones(3, np.float32), "fc.weight": floats(48, 4)}
+    weights |= {"bn.bias": floats(3), "bn.mean": np.zeros(3, np.float32), "bn.var": np.ones(3, np.float32)}
+    return model_of(nodes, {"x": ["batch", 2, 6, 6]}, ["y"], weights)
+
+
+HEAD = "float[batch, 4] x, int64[batch] t"
+WEIGHTS = "<float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}>"
+MIXED = {
+    "ignored labels weigh": (
+        f"g ({HEAD}) => (float l) {WEIGHTS} {{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss<ignore_index=2>(a, t) }}",
+        "no plain mean",
+    ),
+    "classes weigh": (
+        f"g ({HEAD}) => (float l) <float[4, 3] w = {{1,2,3, 4,5,6, 7,8,9, 1,3,5}}, float[3] c = {{1,2,3}}> "
+        "{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss(a, t, c) }",
+        "no plain mean",
+    ),
+    "a sum": (
+        "g (float[batch, 4] x) => (float l) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
+        "{ a = MatMul(x, w)\n b = Mul(a, a)\n l = ReduceSum<keepdims=0>(b) }",
+        "no plain mean",
+    ),
+    "a root of a mean": (
+        "g (float[batch, 4] x) => (float l) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
+        "{ a = MatMul(x, w)\n b = Mul(a, a)\n c = ReduceMean<keepdims=0>(b)\n l = Sqrt(c) }",
+        "none itself",
+    ),
+    "each with each": (
+        "g (float[batch, 4] x) => (float[batch, batch] y) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
+        "{ a = MatMul(x, w)\n b = Transpose(a)\n y = MatMul(a, b) }",
+        "has shape",
+    ),
+    "shares of a batch": (
+        "g (float[batch, 4] x) => (float[batch, 3] y) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
+        "{ a = MatMul(x, w)\n y = Softmax<axis=0>(a) }",
+        "looks along axis 0",
+    ),
+    "centred": (
+        "g (float[batch, 4] x) => (float[batch, 3] y) "
+        "<float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}, int64[1] z = {0}> "
+        "{ a = MatMul(x, w)\n m = ReduceMean<keepdims=1>(a, z)\n y = Sub(a, m) }",
+        "none itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_samples_that_are_not_alone_are_refused_with_the_node(case: str) -> None:
+    body, why = MIXED[case]
+    with pytest.raises(ModelError, match=why):
+        po.load(text_model(body), batch=8, micro_batch=2)
+
+
+def test_a_mean_that_the_model_computes_is_one_over_its_parts() -> None:
+    body = f"g ({HEAD}) => (float l) {WEIGHTS} {{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss(a, t) }}"
+    split, batch = executed(step(text_model(body), 4))
+    whole, _ = executed(step(text_model(body), 1), batch)
+    close(split, whole)
+
+
+def test_a_number_of_parts_that_does_not_divide_the_batch_is_refused_with_those_that_do() -> None:
+    with pytest.raises(OptionError, match="a batch of 8 has no 3 parts of one size; take one of 1, 2, 4, 8"):
+        po.load("lenet", batch=8, micro_batch=3)
+    with pytest.raises(OptionError, match="--micro-batch 0: must be"):
+        po.load("lenet", batch=8, micro_batch=0)
