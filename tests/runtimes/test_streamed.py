@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -16,6 +16,7 @@ from poetopt.operators.constants import constants_of
 from poetopt.runtimes import runtime
 from poetopt.runtimes.c.registry import kernels
 from poetopt.runtimes.c.tiles import choice, windows
+from poetopt.runtimes.c.tiles.alike import outline
 from poetopt.runtimes.c.tiles.tiling import Rows
 from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
 from poetopt.runtimes.contract import RuntimeVariant
@@ -204,3 +205,24 @@ def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int)
     assert all(
         nbytes % windows.BLOCK_BYTES in (0, total % windows.BLOCK_BYTES) for nbytes in (*once.reads, *once.writes)
     )
+
+
+def test_layers_that_are_alike_stream_in_the_same_ways() -> None:
+    found = graph("bert-tiny")
+    movables = {o.name: (*o.inputs, *o.outputs) for o in found.operators}
+    by_outline: dict[Hashable, list[Operator]] = {}
+    for operator in found.operators:
+        key = outline(operator, found.tensors, constants_of(found), movables[operator.name])
+        by_outline.setdefault(key, []).append(operator)
+    repeated = [some for some in by_outline.values() if len(some) > 1 and not some[0].view]
+    assert len(repeated) > 20
+    for first, second, *_ in repeated[::4]:
+        figures = [
+            [(v.workspace.temporaries_bytes, v.reads, v.writes) for v in runtime("c").variants(
+                operator, found.tensors, movable=movables[operator.name], values=constants_of(found)
+            )]
+            for operator in (first, second)
+        ]  # fmt: skip
+        assert figures[0] == figures[1]
+        kept = outline(first, found.tensors, constants_of(found), movables[first.name][1:])
+        assert kept != outline(first, found.tensors, constants_of(found), movables[first.name])

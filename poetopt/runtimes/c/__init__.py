@@ -6,15 +6,17 @@ It answers from shapes alone and compiles nothing. `poetopt.runtimes.c.kernel` i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.runtimes.c.registry import kernel_for, reason, version
 from poetopt.runtimes.c.steps import as_run, call_of, layout
+from poetopt.runtimes.c.tiles import windows
+from poetopt.runtimes.c.tiles.alike import names_of, outline
 from poetopt.runtimes.c.tiles.choice import worth
-from poetopt.runtimes.c.tiles.variants import Ways
+from poetopt.runtimes.c.tiles.variants import Candidate, Ways
 from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ VERSION = "1"
 
 STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles of what begins on storage, where it isn't in RAM for good."""
+
+
+_chosen: dict[Hashable, tuple[Candidate, ...]] = {}
+"""The ways that are kept of operators that are alike, with their tensors by number."""
+
+
+def _renamed(way: Candidate, names: Mapping[str, str]) -> Candidate:
+    return way._replace(streamed=tuple(names[name] for name in way.streamed))
 
 
 class CRuntime:
@@ -70,9 +80,16 @@ class CRuntime:
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable:
             ways = Ways(operator, tensors, alignment, movable=movable, values=values)
-            sizes = {name: tensors[name].nbytes for name in movable}
-            stored = [name for name in movable if tensors[name].role in STORED]
-            yield from map(ways.variant, worth(ways.candidates(), sizes, stored))
+            names = names_of(operator)
+            numbers = {name: f"{k:04}" for k, name in enumerate(names)}
+            key = windows.BLOCK_BYTES, alignment, ways.kernels, outline(operator, tensors, values, movable)
+            if key not in _chosen:
+                sizes = {numbers[name]: tensors[name].nbytes for name in movable}
+                stored = [numbers[name] for name in movable if tensors[name].role in STORED]
+                numbered = (_renamed(way, numbers) for way in ways.candidates())
+                _chosen[key] = tuple(worth(numbered, sizes, stored))
+            named = dict(zip(numbers.values(), names, strict=True))
+            yield from (ways.variant(_renamed(way, named)) for way in _chosen[key])
 
     def reserve_bytes(self, kernels: int) -> int:
         """Nothing but what kernels allocate, and they don't."""

@@ -102,6 +102,7 @@ class Ways:
                 run = steps(operator, tensors, values, alignment)
             except UnsupportedOpError:
                 run = ()
+        self.kernels = tuple(step.kernel for step in run)
         self.forms = [_OfForm(operator, tensors, alignment, run, form, movable) for form in forms(operator, run)]
 
     def candidates(self) -> Iterator[Candidate]:
