@@ -37,7 +37,10 @@ PO_INLINE int32_t po_last_tap(int32_t at, int32_t tap, int32_t taps, int32_t siz
     return po_larger(po_smaller(last, taps), 0);
 }
 
-/* Four outputs and four columns. `inside`: no tap leaves the row. */
+/* Whether four elements of a row, `step` apart, all lie in it. */
+PO_INLINE int32_t po_whole(int32_t at, int32_t step, int32_t width) { return at >= 0 && at + 3 * step < width; }
+
+/* Four outputs and four columns. `inside`: no tap leaves the row; else each tap is looked at. */
 PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
                            int32_t began, int32_t goes_on, int32_t y_plane, int32_t y_col, int32_t plane, int32_t width, int32_t low,
                            int32_t high, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
@@ -55,10 +58,11 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
             const float *v = w + c * w_in + r * w_row;
             int32_t at = column;
             for (s = 0; s < kw; ++s) {
-                const float x0 = inside ? line[at] : po_padded(line, at, width);
-                const float x1 = inside ? line[at + col_step] : po_padded(line, at + col_step, width);
-                const float x2 = inside ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width);
-                const float x3 = inside ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width);
+                const int32_t whole = inside || po_whole(at, col_step, width);
+                const float x0 = whole ? line[at] : po_padded(line, at, width);
+                const float x1 = whole ? line[at + col_step] : po_padded(line, at + col_step, width);
+                const float x2 = whole ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width);
+                const float x3 = whole ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width);
                 PO_TILE_ADD(0, v[0], x0, x1, x2, x3);
                 PO_TILE_ADD(1, v[w_out], x0, x1, x2, x3);
                 PO_TILE_ADD(2, v[2 * w_out], x0, x1, x2, x3);
@@ -95,10 +99,17 @@ PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float
             int32_t at = column;
             for (s = 0; s < kw; ++s) {
                 const float u = v[s * w_col];
-                t0 += u * (inside ? line[at] : po_padded(line, at, width));
-                t1 += u * (inside ? line[at + col_step] : po_padded(line, at + col_step, width));
-                t2 += u * (inside ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width));
-                t3 += u * (inside ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width));
+                if (inside || po_whole(at, col_step, width)) {
+                    t0 += u * line[at];
+                    t1 += u * line[at + col_step];
+                    t2 += u * line[at + 2 * col_step];
+                    t3 += u * line[at + 3 * col_step];
+                } else {
+                    t0 += u * po_padded(line, at, width);
+                    t1 += u * po_padded(line, at + col_step, width);
+                    t2 += u * po_padded(line, at + 2 * col_step, width);
+                    t3 += u * po_padded(line, at + 3 * col_step, width);
+                }
                 at += col_tap;
             }
         }
@@ -155,15 +166,17 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                 const int32_t start = wide ? po_smaller(j, columns - 4) : j, column = first_col + start * col_step;
                 const int32_t inside = padless || (column + back >= 0 && column + 3 * col_step + ahead < width);
                 float *at = y + o * y_plane + i * y_row + start * y_col;
-                if ((began || goes_on) && start < j) { /* nothing may be added twice */
+                /* nothing may be added twice; and one column alone is less than four */
+                if (start < j && (began || goes_on || (columns - j == 1 && !many))) {
                     const int32_t rest = columns - j, singles = many ? 4 : 1;
                     int32_t k;
                     for (k = 0; k < singles * rest; ++k) {
                         const int32_t m = k / rest, n = j + k % rest;
                         for (c = 0; c < ins; c += part) {
-                            po_conv_1x1(y + (o + m) * y_plane + i * y_row + n * y_col, x, v + m * w_out, NULL, c,
-                                        po_smaller(ins, c + part), began, goes_on, plane, width, low, high, kw, w_in, w_row,
-                                        w_col, row, row_tap, first_col + n * col_step, col_tap);
+                            po_conv_1x1(y + (o + m) * y_plane + i * y_row + n * y_col, x, v + m * w_out,
+                                        b == NULL ? NULL : b + m, c, po_smaller(ins, c + part), began, goes_on, plane,
+                                        width, low, high, kw, w_in, w_row, w_col, row, row_tap,
+                                        first_col + n * col_step, col_tap);
                         }
                     }
                     break;
