@@ -22,7 +22,7 @@ from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Operator, TrainingGraph, residence
 from poetopt.operators.constants import constants_of
-from poetopt.operators.movable import movable
+from poetopt.operators.movable import listed, movable
 from poetopt.operators.work import work
 from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.runtimes import runtime as runtime_of
@@ -109,9 +109,11 @@ def cost(
     kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        given: Mapping[str, Any] = {}
+        given: dict[str, Any] = {}
         if streams:
             given = {"movable": movable(operator, graph, index), "values": constants}
+            if rows := listed(operator, graph, index):
+                given["listed"] = rows
         plain, *others = takes.variants(operator, graph.tensors, **given)
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))

@@ -13,8 +13,16 @@ def movable(operator: Operator, graph: TrainingGraph, scheduled: Container[str])
 
     What is updated is there once, under its old name.
     """
+    return [name for name in _once(operator, graph, scheduled) if graph.root(name) not in graph.rows]
+
+
+def listed(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
+    """The same of tables by rows alone."""
+    return [name for name in _once(operator, graph, scheduled) if graph.root(name) in graph.rows]
+
+
+def _once(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
     new = {new for _, new in operator.updates}
     names = [name for name in (*operator.inputs, *operator.outputs) if name not in new]
     operands = Counter(map(graph.root, names))
-    once = (name for name in names if operands[graph.root(name)] == 1)
-    return [name for name in once if graph.root(name) in scheduled and graph.root(name) not in graph.rows]
+    return [name for name in names if operands[graph.root(name)] == 1 and graph.root(name) in scheduled]

@@ -139,12 +139,15 @@ class Runtime(Protocol):
         alignment: int | None = None,
         *,
         movable: Collection[str] = (),
+        listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> Iterable[RuntimeVariant]:
         """The ways to run an operator; the first is plain: it streams nothing, and its workspace is `workspace`.
 
         movable
             What may be on storage, by the operator's names: nothing else is streamed.
+        listed
+            Tables by rows, which may be, too; their rows lie here and there, and each is a transfer of its own.
         values
             Constants by name, where they are known.
 

@@ -77,6 +77,7 @@ typedef struct {
 typedef struct {
     int count, inputs;
     const uint32_t *sizes;
+    const uint32_t *rows; /* of tables by rows: on the storage the last row comes first; 0 for others */
     po_run plain;
     uint32_t work;
     int ways;
@@ -96,6 +97,16 @@ static void *po_new(size_t size, int byte)
     }
     memset(made, byte, size);
     return made;
+}
+
+/* Between a tensor and the storage, which has a table's rows the other way round. */
+static void po_copy(unsigned char *to, const unsigned char *from, uint32_t size, uint32_t rows)
+{
+    const uint32_t count = rows == 0 ? 1 : rows, bytes = size / count;
+    uint32_t k;
+    for (k = 0; k < count; ++k) {
+        memcpy(to + (count - 1u - k) * bytes, from + k * bytes, bytes);
+    }
 }
 
 static void po_one(int number, const po_trial *trial, int w, void **given, void **plain)
@@ -125,7 +136,7 @@ static void po_one(int number, const po_trial *trial, int w, void **given, void 
         }
         ++streamed;
         if (k < trial->inputs) {
-            memcpy(po_storage + at, given[k], trial->sizes[k]);
+            po_copy(po_storage + at, given[k], trial->sizes[k], trial->rows[k]);
             memset(po_known + at, 1, trial->sizes[k]);
         }
     }
@@ -146,10 +157,13 @@ static void po_one(int number, const po_trial *trial, int w, void **given, void 
                way->writes);
     }
     for (k = 0; k < trial->count; ++k) {
-        const unsigned char *mine = t[k] != NULL ? t[k] : po_storage + (size_t)place[k] * PO_BLOCK_BYTES;
+        unsigned char *stored = po_new(trial->sizes[k], POISON);
+        const unsigned char *mine = t[k] != NULL ? t[k] : stored;
+        po_copy(stored, po_storage + (size_t)place[k] * PO_BLOCK_BYTES, trial->sizes[k], trial->rows[k]);
         if (memcmp(mine, plain[k], trial->sizes[k]) != 0) {
             printf("%d %d tensor %d has other bits\n", number, w, k);
         }
+        free(stored);
         free(t[k]);
     }
     free(work);

@@ -35,13 +35,18 @@ TEMPLATE = "streamed.c"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An operator to run: its graph's tensors and constants, its inputs' values, and by which variants."""
+    """An operator to run: its graph's tensors and constants, its inputs' values, and by which variants.
+
+    listed
+        Which of its operands are tables by rows: on the storage the last row comes first.
+    """
 
     operator: Operator
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Array]
     given: Mapping[str, Array]
     variants: tuple[RuntimeVariant, ...]
+    listed: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,13 +61,15 @@ def trial(
     values: Mapping[str, Array],
     given: Mapping[str, Array],
     ways: Sequence[RuntimeVariant] | None = None,
+    listed: Sequence[str] = (),
 ) -> Trial:
-    """A trial of all variants of an operator, or of `ways`."""
+    """A trial of all variants of an operator, or of `ways`; `listed` are tables by rows."""
     found = ways
     if found is None:
-        made = Ways(operator, tensors, movable=(*operator.inputs, *operator.outputs), values=values)
+        names = [n for n in (*operator.inputs, *operator.outputs) if n not in listed]
+        made = Ways(operator, tensors, movable=names, listed=listed, values=values)
         found = [made.variant(way) for way in made.candidates()]
-    return Trial(operator, tensors, values, given, tuple(found))
+    return Trial(operator, tensors, values, given, tuple(found), tuple(listed))
 
 
 def check_streamed(trials: Sequence[Trial], optimize: str = "-O1", *, sanitize: bool = True) -> int:
@@ -148,11 +155,18 @@ def _program(trials: Sequence[Trial]) -> str:
         sizes = ", ".join(f"{one.tensors[n].nbytes}u" for n in one.names)
         inputs = sum(1 for n in one.names if n in one.operator.inputs)
         functions.append(f"static const uint32_t po_sizes_{number}[] = {{{sizes}}};")
+        lists = {n: f"po_list_{number}_{one.names.index(n)}" for n in one.listed}
+        for name, named in lists.items():
+            rows = one.tensors[name].shape[0]
+            told = ", ".join(f"{row}u" for row in (rows, *reversed(range(rows))))
+            functions.append(f"static const uint32_t {named}[] = {{{told}}};")
+        counts_of = ", ".join(f"{one.tensors[n].shape[0] if n in lists else 0}u" for n in one.names)
+        functions.append(f"static const uint32_t po_rows_{number}[] = {{{counts_of}}};")
         ways: list[str] = []
         for way, variant in enumerate(one.variants):
             detail = variant.detail
             assert isinstance(detail, Streamed)
-            made = Function(one.operator, one.tensors, _Pointers(one, detail.layout), detail, run)
+            made = Function(one.operator, one.tensors, _Pointers(one, detail.layout), detail, run, lists)
             functions.append(_function(f"po_way_{number}_{way}", list(made.lines()), len(detail.streamed)))
             streamed = [one.names.index(n) for n in detail.streamed]
             mask = sum(1 << place for place in streamed)
@@ -165,8 +179,8 @@ def _program(trials: Sequence[Trial]) -> str:
             ways.append(f"{{po_way_{number}_{way}, {mask}u, {{{order}}}, {shown}}}")
         functions.append(f"static const po_way po_ways_{number}[] = {{{', '.join(ways)}}};")
         table.append(
-            f"{{{len(one.names)}, {inputs}, po_sizes_{number}, po_plain_{number}, {inner.temporaries_bytes}u, "
-            f"{len(ways)}, po_ways_{number}}}"
+            f"{{{len(one.names)}, {inputs}, po_sizes_{number}, po_rows_{number}, po_plain_{number}, "
+            f"{inner.temporaries_bytes}u, {len(ways)}, po_ways_{number}}}"
         )
     template = files("poetopt.testing").joinpath(TEMPLATE).read_text(encoding="ascii")
     return (

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 import poetopt as po
 from benchmarks import kernels_streamed
-from poetopt.graph import Operator, TrainingGraph
+from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.operators.constants import constants_of
 from poetopt.runtimes import runtime
 from poetopt.runtimes.c.registry import kernels
@@ -23,6 +24,9 @@ from poetopt.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.streamed import Trial, check_streamed, trial
 from tests.backends.c.support import needs_host
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 OPERATORS = {
     "resnet8": (
@@ -112,6 +116,35 @@ def test_kernels_of_random_shapes_give_the_plain_ones_bits(monkeypatch: pytest.M
     assert set(of) == set(SWEPT)
     assert all(of.values())
     assert check_streamed([one for some in of.values() for one in some], "-O0", sanitize=False) >= 40
+
+
+@needs_host
+def test_rows_of_tables_are_picked_and_updated_by_the_plain_kernels_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers come twice or from the end; the table lies on the storage in order, or its rows here and there."""
+    monkeypatch.setattr(windows, "BLOCK_BYTES", 32)
+    random = np.random.default_rng(7)
+    trials: list[Trial] = []
+    for dtype in ("int64", "int32", "int64"):
+        rows, inner, count = (int(random.integers(*range_)) for range_ in ((2, 7), (1, 4), (1, 10)))
+        shapes = {"table": (rows, 8 * inner), "picked": (1, count, 8 * inner), "dy": (1, count, 8 * inner)}
+        shapes |= {"gradient": (rows, 8 * inner), "new": (rows, 8 * inner), "rate": (), "kept": ()}
+        tensors = {name: Tensor(name, shape, "float32", Role.ACTIVATION) for name, shape in shapes.items()}
+        tensors["ids"] = Tensor("ids", (1, count), dtype, Role.INPUT)
+        given: dict[str, Array] = {name: random.standard_normal(shape) for name, shape in shapes.items()}
+        given["ids"] = random.integers(-rows, rows, (1, count))
+        for op, inputs, output in (
+            ("Gather", ("table", "ids"), "picked"),
+            ("Gather.grad_input", ("dy", "ids"), "gradient"),
+            ("Gather.grad_input+sgd.update", ("dy", "ids", "table", "rate", "kept"), "new"),
+        ):
+            updates = (("table", "new"),) if output == "new" else ()
+            node = Node(op, inputs, (output,), {}, OWN_DOMAIN if "." in op else "")
+            operator = Operator(op, op, (node,), inputs, (output,), updates=updates)
+            tables = [(), ("table",)] if "table" in inputs else [()]
+            trials += [trial(operator, tensors, {}, given, None, listed) for listed in tables]
+    streamed = {frozenset(variant.streamed_in) for one in trials for variant in one.variants}
+    assert streamed >= {frozenset({"dy"}), frozenset({"table"}), frozenset({"dy", "table"})}
+    assert check_streamed(trials, "-O0", sanitize=True) > 100
 
 
 @needs_host

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from poetopt.backends.c.names import comment, identifier
 from poetopt.backends.c.operators import WORKSPACE, OperatorCode, Still, Writer, shown
+from poetopt.backends.c.tables import list_of
 from poetopt.errors import PlanError
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
 from poetopt.operators.constants import constants_of
-from poetopt.operators.movable import movable
+from poetopt.operators.movable import listed, movable
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.runtimes.c.steps import Step, steps
@@ -37,7 +38,7 @@ def streamed_code(
     assert isinstance(detail, Streamed)
     writer = Writer(operator, graph, places, still, detail.layout)
     run = steps(operator, graph.tensors, constants_of(graph), problem.alignment)
-    made = Function(operator, graph.tensors, writer, detail, run)
+    made = Function(operator, graph.tensors, writer, detail, run, _lists(detail, graph, places))
     lines = list(made.lines())
     function = f"po_op_{index}_v{number}_{identifier(operator.name)}"
     blocks = tuple(places.index[graph.root(name)] for name in detail.streamed)
@@ -63,9 +64,9 @@ def variant_of(
     index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, operator: Operator
 ) -> RuntimeVariant:
     """The runtime's own variant that is the problem's. Raises `PlanError` where there is none."""
-    names = movable(operator, graph, places.index)
+    names, rows = (find(operator, graph, places.index) for find in (movable, listed))
     _, *found = places.runtime.variants(
-        operator, graph.tensors, problem.alignment, movable=names, values=constants_of(graph)
+        operator, graph.tensors, problem.alignment, movable=names, listed=rows, values=constants_of(graph)
     )
     planned = problem.operators[index].variants[number - 1]
     if number <= len(found) and found[number - 1].workspace.temporaries_bytes == planned.workspace_bytes:
@@ -76,12 +77,19 @@ def variant_of(
     )
 
 
+def _lists(detail: Streamed, graph: TrainingGraph, places: Places) -> dict[str, str]:
+    """In C, the list of rows of each streamed table by rows."""
+    return {n: list_of(places.index[graph.root(n)]) for n in detail.streamed if graph.root(n) in graph.rows}
+
+
 @dataclass(frozen=True, slots=True)
 class _Moved:
     """A streamed tensor: its number among the streamed, where its buffer is, and what is done with it.
 
     pitch
         From the window of one of its pieces to the next one's; 0 where there are none.
+    rows, row_bytes
+        In C, the list of its rows, where it is a table by rows, and their size; "" and 0 for others.
     """
 
     number: int
@@ -93,10 +101,14 @@ class _Moved:
     pitch: int
     reads: bool
     writes: bool
+    rows: str = ""
+    row_bytes: int = 0
 
     @property
     def window(self) -> bool:
         """Whether it goes through a window: chunks are runs of bytes, or each piece has its own."""
+        if self.rows or self.taken.picks:
+            return False
         return self.taken.pieces == 1 or self.taken.rows is not None
 
     def declared(self) -> str:
@@ -118,7 +130,9 @@ class _Moved:
         begin, end = self.span(count)
         if self.window:
             yield f"PO_TRY(po_window_to(&po_w{self.number}, {begin}, {end}, {int(self.reads)}));"
-        elif self.reads:
+        elif self.rows and self.reads and not self.taken.picks:
+            yield f"PO_TRY(po_listed_in({self._listed(count)}));"
+        elif self.reads and not self.taken.picks:
             yield f"PO_TRY(po_pieces_in({self._pieces(count)}));"
 
     def leave(self, count: str) -> Iterator[str]:
@@ -130,8 +144,22 @@ class _Moved:
             there = f"if ({begin} < {end}) " if self.taken.rows is not None else ""
             line = f"PO_TRY(po_window_out(&po_w{self.number}, (uint32_t){done} * {self.taken.unit_bytes}u));"
             yield f"{there}{{ {line} }}" if there else line
+        elif self.writes and self.rows:
+            yield f"PO_TRY(po_listed_out({self._listed(count)}));"
         elif self.writes:
             yield f"PO_TRY(po_pieces_out({self._pieces(count)}));"
+
+    def picks(self) -> str:
+        """The statement that reads its step `@`; "" where chunks are read."""
+        if not self.taken.picks:
+            return ""
+        unit, number = self.taken.unit_bytes, f"{self.rows}[1 + (@)]" if self.rows else "(uint32_t)(@)"
+        block = f"b{self.number} + {number} * {unit // windows.BLOCK_BYTES}u"
+        return f"PO_TRY(po_read({block}, {self.at}, {unit}u));"
+
+    def _listed(self, count: str) -> str:
+        at, steps = FROM[self.taken.level], self.row_bytes // self.taken.unit_bytes
+        return f"{self.rows}, b{self.number}, {self.at}, {self.row_bytes}u, {at} / {steps}, ({at} + {count}) / {steps}"
 
     def _pieces(self, count: str) -> str:
         unit = self.taken.unit_bytes
@@ -171,6 +199,7 @@ class Function:
         writer: Pointers,
         detail: Streamed,
         run: Sequence[Step],
+        lists: Mapping[str, str] | None = None,
     ) -> None:
         self.operator, self.tensors, self.writer, self.detail, self.run = operator, tensors, writer, detail, run
         self.same = inner_storage(operator)
@@ -184,7 +213,10 @@ class Function:
             writes = made or name in self.old.values()
             extent = form.loop(taken.level).extent
             pitch = detail.pitches[k]
-            self.moved[name] = _Moved(k, name, taken, extent, tensors[name].nbytes, offset, pitch, not made, writes)
+            rows = (lists or {}).get(name, "")
+            nbytes = tensors[name].nbytes
+            of_rows = rows, nbytes // tensors[name].shape[0] if rows else 0
+            self.moved[name] = _Moved(k, name, taken, extent, nbytes, offset, pitch, not made, writes, *of_rows)
 
     def lines(self) -> Iterator[str]:
         """All of them."""
@@ -274,7 +306,7 @@ class Function:
         name = layout.storage.get(name, name)
         moved = self.moved.get(self.old.get(name, name))
         if moved is not None:
-            return Part(moved.at, str(moved.pitch // width) if moved.pitch else side_by_side)
+            return Part(moved.at, str(moved.pitch // width) if moved.pitch else side_by_side, moved.picks())
         extent = self.detail.form.loop(taken.level).extent if taken.rows is None else taken.rows.extent
         first, _ = _rows(taken, FROM[taken.level], "0")
         at = f"PO_AT({self.writer.of(name)}, (uint32_t){first} * {taken.unit_bytes}u)"

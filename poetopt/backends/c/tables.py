@@ -48,7 +48,12 @@ class Table:
 
     def identifier(self, index: int) -> str:
         """What C calls the list."""
-        return f"po_rows_{index}"
+        return list_of(index)
+
+
+def list_of(index: int) -> str:
+    """What C calls the list of rows of the tensor `index`."""
+    return f"po_rows_{index}"
 
 
 def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Table]:

@@ -73,19 +73,20 @@ class CRuntime:
         alignment: int | None = None,
         *,
         movable: Collection[str] = (),
+        listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> Iterator[RuntimeVariant]:
         """See `Runtime.variants`: the plain one, then those of `poetopt.runtimes.c.tiles`."""
         alignment = ALIGNMENT if alignment is None else alignment
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
-        if movable:
-            ways = Ways(operator, tensors, alignment, movable=movable, values=values)
+        if movable or listed:
+            ways = Ways(operator, tensors, alignment, movable=movable, listed=listed, values=values)
             names = names_of(operator)
             numbers = {name: f"{k:04}" for k, name in enumerate(names)}
-            key = windows.BLOCK_BYTES, alignment, ways.kernels, outline(operator, tensors, values, movable)
+            key = windows.BLOCK_BYTES, alignment, ways.kernels, outline(operator, tensors, values, movable, listed)
             if key not in _chosen:
-                sizes = {numbers[name]: tensors[name].nbytes for name in movable}
-                stored = [numbers[name] for name in movable if tensors[name].role in STORED]
+                sizes = {numbers[name]: tensors[name].nbytes for name in (*movable, *listed)}
+                stored = [numbers[name] for name in (*movable, *listed) if tensors[name].role in STORED]
                 numbered = (_renamed(way, numbers) for way in ways.candidates())
                 _chosen[key] = tuple(worth(numbered, sizes, stored))
             named = dict(zip(numbers.values(), names, strict=True))

@@ -49,6 +49,7 @@ class OnnxRuntime:
         alignment: int | None = None,
         *,
         movable: Collection[str] = (),
+        listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> tuple[RuntimeVariant, ...]:
         """One: a kernel reads and writes whole tensors."""

@@ -87,4 +87,27 @@ static inline int po_pieces_out(uint32_t block, uint32_t apart, const unsigned c
     return code;
 }
 
+/* Rows of a table that a list numbers, which has its length first: those from place `from` on, before `to`. */
+static inline int po_listed_in(const uint32_t *rows, uint32_t block, unsigned char *at, uint32_t bytes, int32_t from,
+                               int32_t to)
+{
+    int32_t k;
+    int code = 0;
+    for (k = from; code == 0 && k < to && k < (int32_t)rows[0]; ++k) {
+        code = po_read(block + rows[1 + k] * (bytes / PO_BLOCK_BYTES), at + (uint32_t)(k - from) * bytes, bytes);
+    }
+    return code;
+}
+
+static inline int po_listed_out(const uint32_t *rows, uint32_t block, const unsigned char *at, uint32_t bytes,
+                                int32_t from, int32_t to)
+{
+    int32_t k;
+    int code = 0;
+    for (k = from; code == 0 && k < to && k < (int32_t)rows[0]; ++k) {
+        code = po_write(block + rows[1 + k] * (bytes / PO_BLOCK_BYTES), at + (uint32_t)(k - from) * bytes, bytes);
+    }
+    return code;
+}
+
 #endif

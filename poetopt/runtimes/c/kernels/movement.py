@@ -11,7 +11,9 @@ from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
 from poetopt.runtimes.c.tiles.axes import Code, aligned, along, leading
+from poetopt.runtimes.c.tiles.gathers import gathered, gradient_tilings, update_tilings
 from poetopt.runtimes.c.tiles.moves import apart, cut_out, together
+from poetopt.runtimes.c.tiles.pads import padded
 from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.tiles.transposes import transposed
 from poetopt.runtimes.c.write import c_float, c_number, read, written
@@ -112,26 +114,37 @@ def _constant_of_shape(call: Call, arguments: Arguments) -> str:
     return _filled(call.output(), arguments.outputs[0], c_number(number, call.output().dtype))
 
 
+def _pads(call: Call) -> tuple[list[int], list[int]]:
+    """How much is padded before and after, axis by axis; nothing where that isn't known."""
+    rank, given = len(call.input(0).shape), _ints(call, 1)
+    axes = _ints(call, 3) or list(range(rank))
+    before, after = [0] * rank, [0] * rank
+    for k, axis in enumerate(axes if given else ()):
+        before[axis], after[axis] = given[k], given[len(axes) + k]
+    return before, after
+
+
+def _pad_value(call: Call) -> str:
+    known, dtype = call.value(2), call.output().dtype
+    if known is not None:
+        return c_number(np.asarray(known).reshape(-1)[0], dtype)
+    return "0.0f" if dtype == "float32" and not call.has(2) else "0"
+
+
 def _pad(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
-    given = _ints(call, 1)
-    axes = _ints(call, 3) or list(range(len(x.shape)))
-    before, after = [0] * len(x.shape), [0] * len(x.shape)
-    for k, axis in enumerate(axes):
-        before[axis], after[axis] = given[k], given[len(axes) + k]
+    before, after = _pads(call)
     own, target = strides_of(x.shape), strides_of(y.shape)
     shape = [d + min(b, 0) + min(a, 0) for d, b, a in zip(x.shape, before, after, strict=True)]
     at = sum(max(-b, 0) * s for b, s in zip(before, own, strict=True))
     to = sum(max(b, 0) * s for b, s in zip(before, target, strict=True))
-    value = "0"
-    if call.has(2):
-        known = call.value(2)
-        value = c_number(np.asarray(known).reshape(-1)[0], y.dtype) if known is not None else "0"
-    elif y.dtype == "float32":
-        value = "0.0f"
-    fill = [_filled(y, arguments.outputs[0], value)] if y.size != prod(shape) else []
+    fill = [_filled(y, arguments.outputs[0], _pad_value(call))] if y.size != prod(shape) else []
     moved = copied(shape, x, arguments.inputs[0], own, y, arguments.outputs[0], target, at=at, to=to)
     return block(*fill, moved)
+
+
+def _pad_tilings(call: Call) -> tuple[Tiling, ...]:
+    return padded(call, *_pads(call), _pad_value(call))
 
 
 def _pad_refuses(call: Call) -> str | None:
@@ -344,13 +357,26 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,), tilings=_expand_tilings),
     Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,), tilings=_slice_tilings),
     Kernel("ConstantOfShape", _constant_of_shape, refuses=_known_types, headers=(HEADER,)),
-    Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,)),
+    Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,), tilings=_pad_tilings),
     Kernel("Concat", _concat, refuses=_known_types, headers=(HEADER,), tilings=_concat_tilings),
     Kernel("Split", _split, refuses=_known_types, headers=(HEADER,), tilings=_split_tilings),
-    Kernel("Gather", _gather, refuses=_known_types, headers=(HEADER,)),
-    Kernel("Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,)),
+    Kernel("Gather", _gather, refuses=_known_types, headers=(HEADER,), tilings=gathered),
     Kernel(
-        "Gather.grad_input+sgd.update", _gather_update, OWN_DOMAIN, _gather_refuses, in_place=(2,), headers=(HEADER,)
+        "Gather.grad_input",
+        _gather_gradient,
+        OWN_DOMAIN,
+        _gather_refuses,
+        headers=(HEADER,),
+        tilings=gradient_tilings,
+    ),
+    Kernel(
+        "Gather.grad_input+sgd.update",
+        _gather_update,
+        OWN_DOMAIN,
+        _gather_refuses,
+        in_place=(2,),
+        headers=(HEADER,),
+        tilings=update_tilings,
     ),
     Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),

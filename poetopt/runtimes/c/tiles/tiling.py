@@ -84,20 +84,33 @@ class Slice:
         How many runs of bytes that is, as far apart as the whole loop's bytes.
     rows
         Which rows it takes. Then pieces move on as windows do: chunks need not be whole blocks, a piece must be.
+    picks
+        How many of its steps all chunks together read, one by one, in an order that another operand says; 0 where
+        chunks take steps in a row. RAM holds one, and the tiling's code reads it (`Part.read`): it is always streamed.
     """
 
     level: int
     unit_bytes: int
     pieces: int = 1
     rows: Rows | None = None
+    picks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a chunk of an operand begins, in C, and how many elements lie between the begins of its pieces."""
+    """Where a chunk of an operand begins, in C, and how many elements lie between the begins of its pieces.
+
+    picks
+        Where its steps are read one by one: the statement that reads step `@` to `at`.
+    """
 
     at: str
     apart: str
+    picks: str = ""
+
+    def read(self, step: str) -> str:
+        """What has a step in RAM, by its number in C; nothing where the operand is."""
+        return self.picks.replace("@", step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from poetopt.runtimes.c.kernel import ALIGNMENT
 from poetopt.runtimes.c.steps import Step, as_run, placed, steps
 from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.forms import Form, forms
-from poetopt.runtimes.c.tiles.tiling import INNER
+from poetopt.runtimes.c.tiles.tiling import INNER, OUTER
 from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class Ways:
 
     movable
         What may lie on storage, by name.
+    listed
+        Tables by rows that may, too: each row is a transfer.
     values
         Constants, as far as they are known.
     """
@@ -94,16 +96,18 @@ class Ways:
         alignment: int = ALIGNMENT,
         *,
         movable: Collection[str],
+        listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> None:
         run: Sequence[Step] = ()
-        if movable and not operator.view:
+        if (movable or listed) and not operator.view:
             try:
                 run = steps(operator, tensors, values, alignment)
             except UnsupportedOpError:
                 run = ()
         self.kernels = tuple(step.kernel for step in run)
-        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable) for form in forms(operator, run)]
+        found = forms(operator, run)
+        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed) for form in found]
 
     def candidates(self) -> Iterator[Candidate]:
         """Each with what it takes."""
@@ -126,10 +130,11 @@ class _OfForm:
         run: Sequence[Step],
         form: Form,
         movable: Collection[str],
+        listed: Collection[str],
     ) -> None:
         self.operator, self.tensors, self.alignment, self.form, self.run = operator, tensors, alignment, form, run
         self.ran = as_run(operator, tensors)
-        self.movable = movable
+        self.movable, self.listed = movable, listed
         self.old = {new: old for old, new in operator.updates}
         inside = {n for step in run for n in (*step.call.node.inputs, *step.call.node.outputs)}
         outside = {*operator.inputs, *operator.outputs}
@@ -140,13 +145,16 @@ class _OfForm:
         """What can be streamed together: of what is updated first the states, which are used once a step, then all."""
 
         def may(name: str) -> bool:
-            return name in self.form.slices and self.tensors[name].nbytes > windows.BLOCK_BYTES and name in self.movable
+            if name not in self.form.slices or self.tensors[name].nbytes <= windows.BLOCK_BYTES:
+                return False
+            return name in self.movable or (name in self.listed and self.by_rows(name))
 
         olds = [old for old, _ in reversed(self.operator.updates) if may(old)]
         olds.sort(key=lambda old: self.tensors[old].role is not Role.OPTIMIZER_STATE)
         inputs = [n for n in self.operator.inputs if may(n) and n not in olds]
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
-        outputs = [n for n in self.operator.outputs if may(n) and n not in self.old and n not in later]
+        outputs = [n for n in self.operator.outputs if may(n) and n not in self.old]
+        inputs, outputs = ([n for n in names if n not in later] for names in (inputs, outputs))
         others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:MOST_OTHERS]
         others = [n for n in (*inputs, *outputs) if n in others]
         chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
@@ -156,7 +164,8 @@ class _OfForm:
         """Each set, with each pair of chunk sizes."""
         form, sets = self.form, self.sets()
         names = tuple(dict.fromkeys(chain(*sets)))
-        must = {n for n, taken in form.slices.items() if form.fixed and taken.pieces > 1 and taken.rows is None}
+        cut = form.fixed
+        must = {n for n, s in form.slices.items() if s.picks or (cut and s.pieces > 1 and s.rows is None)}
         must -= {*self.temporaries, *self.old}
         plain = placed(self.ran, self.tensors, self.alignment).total_bytes
         chosen = [streamed for streamed in sets if must <= set(streamed)]
@@ -174,8 +183,9 @@ class _OfForm:
                         yield Candidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Sizes of chunks: more than one in all."""
+        """Sizes of chunks: more than one in all, but where steps are read one by one in any case."""
         form = self.form
+        picks = any(taken.picks for taken in form.slices.values())
         sizes: list[list[int]] = []
         for level, loop in enumerate((form.outer, form.inner)):
             if loop is None:
@@ -184,6 +194,8 @@ class _OfForm:
             multiples = {loop.multiple}
             for name in names:
                 taken = form.slices[name]
+                if name in self.listed and not taken.picks:
+                    multiples.add(lcm(loop.multiple, loop.extent // self.tensors[name].shape[0]))
                 if taken.level == level and taken.pieces > 1 and taken.rows is None:
                     multiples.add(lcm(loop.multiple, windows.piece_multiple(loop.extent, taken.unit_bytes) or 1))
             counts = COUNTS if form.outer is None or form.inner is None else BOTH
@@ -192,7 +204,7 @@ class _OfForm:
             for inner in sizes[1]:
                 whole_outer = form.outer is None or outer >= form.outer.extent
                 whole_inner = form.inner is None or inner >= form.inner.extent
-                if not (whole_outer and whole_inner):
+                if picks or not (whole_outer and whole_inner):
                     yield outer, inner
 
     def layout(self, outer: int) -> InnerLayout:
@@ -217,6 +229,13 @@ class _OfForm:
             passes = -(-form.outer.extent // outer)
         made = name in self.operator.outputs and name not in self.operator.inputs
         does = not made, made or name in self.old.values()
+        if taken.picks:
+            return windows.steps(taken.unit_bytes, taken.picks, 1, *does)
+        if name in self.listed:
+            rows = self.tensors[name].shape[0]
+            steps = extent // rows
+            whole = chunk % steps == 0
+            return windows.steps(taken.unit_bytes * steps, rows, chunk // steps, *does) if whole else None
         if taken.rows is not None:
             return windows.rows(taken.rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
         if taken.pieces == 1:
@@ -225,6 +244,14 @@ class _OfForm:
         if not multiple or (chunk % multiple and chunk < extent):
             return None
         return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
+
+    def by_rows(self, name: str) -> bool:
+        """Whether chunks can be rows of a table, or its rows are read one by one."""
+        taken, tensor = self.form.slices[name], self.tensors[name]
+        if taken.picks:
+            return taken.unit_bytes * tensor.shape[0] == tensor.nbytes
+        extent = self.form.loop(taken.level).extent
+        return taken.level == OUTER and taken.pieces == 1 and taken.rows is None and extent % tensor.shape[0] == 0
 
     def variant(self, found: Candidate) -> RuntimeVariant:
         """A way with its figures."""

@@ -52,6 +52,14 @@ def rows(
     return Traffic(one.buffer_bytes if count == 1 else count * pitch(one.buffer_bytes), reading, writing)
 
 
+def steps(unit: int, count: int, chunk: int, reads: bool, writes: bool) -> Traffic | None:
+    """`count` steps of `unit` bytes, each a transfer, `chunk` of them in RAM; None where a step is no whole blocks."""
+    if unit % BLOCK_BYTES:
+        return None
+    moved = {unit: count}
+    return Traffic(min(chunk, count) * unit, moved if reads else {}, moved if writes else {})
+
+
 def pitch(buffer_bytes: int) -> int:
     """How far apart the windows of pieces lie, each of so many bytes."""
     return -(-buffer_bytes // ALIGNMENT) * ALIGNMENT
