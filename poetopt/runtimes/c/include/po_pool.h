@@ -97,10 +97,13 @@ PO_INLINE void po_average_pool(float *y, const float *x, int32_t planes, int32_t
     }
 }
 
-PO_INLINE void po_average_pool_gradient(float *dx, const float *dy, int32_t planes, int32_t rows, int32_t columns,
-                                        int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
-                                        int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above,
-                                        int32_t left, int32_t below, int32_t right, int32_t padded)
+/* `height` rows of dx, from row `from` of `whole` on, which have `before` rows of pads before them; `above` is counted
+ * from dy's first row and dx's first one. */
+PO_INLINE void po_average_pool_gradient_rows(float *dx, const float *dy, int32_t planes, int32_t rows, int32_t columns,
+                                             int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
+                                             int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above,
+                                             int32_t left, int32_t below, int32_t right, int32_t padded, int32_t from,
+                                             int32_t whole, int32_t before)
 {
     int32_t p, i, j, r, s;
     for (i = 0; i < planes * height * width; ++i) {
@@ -114,7 +117,7 @@ PO_INLINE void po_average_pool_gradient(float *dx, const float *dy, int32_t plan
                 const int32_t side = j * col_step - left;
                 const int32_t near = po_first_tap(side, col_tap, kw, width);
                 const int32_t far = po_last_tap(side, col_tap, kw, width);
-                const int32_t count = po_window_count(top, row_tap, kh, height, above, below, padded)
+                const int32_t count = po_window_count(top + from, row_tap, kh, whole, before, below, padded)
                                       * po_window_count(side, col_tap, kw, width, left, right, padded);
                 const float share = dy[(p * rows + i) * columns + j] / (float)po_larger(count, 1);
                 for (r = low; r < high; ++r) {
@@ -125,6 +128,15 @@ PO_INLINE void po_average_pool_gradient(float *dx, const float *dy, int32_t plan
             }
         }
     }
+}
+
+PO_INLINE void po_average_pool_gradient(float *dx, const float *dy, int32_t planes, int32_t rows, int32_t columns,
+                                        int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
+                                        int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above,
+                                        int32_t left, int32_t below, int32_t right, int32_t padded)
+{
+    po_average_pool_gradient_rows(dx, dy, planes, rows, columns, height, width, kh, kw, row_step, col_step, row_tap,
+                                  col_tap, above, left, below, right, padded, 0, height, above);
 }
 
 #endif
