@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from poetopt import interrupts
-from poetopt.errors import ExecutionError, OptionError, PlanError, PoetError
+from poetopt.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
 from poetopt.process import peak_bytes
 from poetopt.telling import paced
 from poetopt.training import checkpoint
@@ -21,7 +21,7 @@ from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.rates import Schedule
 from poetopt.training.result import Position, Trained
-from poetopt.training.source import Source, batch_size
+from poetopt.training.source import USED_UP, Source, batch_size
 from poetopt.units import show_seconds
 
 
@@ -73,6 +73,9 @@ class Fit:
         noted: Noted | None = None,
     ) -> None:
         asked.check(source)
+        for what, given in (("training", source), ("validation", validation)):
+            if asked.epochs > 1 and getattr(given, "once", False):
+                raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
         self.learner, self.asked, self.source, self.validation, self.after = learner, asked, source, validation, after
         self.noted = noted
         data = source.check(learner.told)

@@ -28,6 +28,11 @@ for each epoch's, from 0."""
 Data = Mapping[str, object] | str | os.PathLike[str] | DataSet | Batches
 
 
+USED_UP = (
+    "the data is an iterator, which gives its batches once; give a list, a loader, or a function that takes the epoch"
+)
+
+
 class Source(Protocol):
     """What is trained on.
 
@@ -113,7 +118,9 @@ class _Own:
     def __init__(self, batches: Batches, graph: TrainingGraph) -> None:
         self._given, self.graph = batches, graph
         self.shown, self.left_out, self.rows = "the data", 0, None
-        self._first: int | None = None
+        # Told by its kind: `iter` of a loader would start its workers, and draw from its generator.
+        self.once = isinstance(batches, Iterator)
+        self._begun = False
         self.batches = len(batches) if isinstance(batches, Sized) else None
 
     def check(self, told: Told) -> None:
@@ -122,13 +129,9 @@ class _Own:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """See `Source`."""
         given = self._given(epoch) if callable(self._given) else self._given
-        if not callable(self._given) and iter(given) is given:  # an iterator, which is used up after one epoch
-            if self._first not in (None, epoch):
-                raise ModelError(
-                    f"epoch {epoch + 1}: the data is an iterator, which gives its batches once; give a list, a loader, "
-                    "or a function that takes the epoch"
-                )
-            self._first = epoch
+        if self.once and self._begun:
+            raise ModelError(f"epoch {epoch + 1}: {USED_UP}")
+        self._begun = True
         count = start
         for count, batch in enumerate(itertools.islice(given, start, None), start + 1):
             yield self._checked(batch, f"batch {count - 1} of epoch {epoch + 1}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,15 @@ def test_batches_of_ones_own() -> None:
     assert len(list(once.epoch(0))) == 3
     with pytest.raises(ModelError, match="epoch 2: the data is an iterator, which gives its batches once"):
         next(once.epoch(1))
+    begun = []
+
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            begun.append(1)
+            return iter(pairs)
+
+    assert len(list(source_of(Loader(), GRAPH, "shuffle", 0).epoch(0))) == 3
+    assert len(begun) == 1
     wrong: list[tuple[Any, str]] = [
         (3, "batch 0 of epoch 1: it must be arrays by name, or one for each of 'input', 'labels'"),
         ({"input": data["input"]}, "batch 0 of epoch 1: it lacks the input 'labels'"),

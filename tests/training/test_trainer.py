@@ -339,6 +339,9 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
             trainer.fit(data, resume=True)
         with pytest.raises(OptionError, match="--lr-schedule cosine: how many batches there are decides it"):
             po.Trainer(plan, lr_schedule="cosine").fit(lambda epoch: iter([]))
+        with pytest.raises(ModelError, match="validation for 2 epochs: the data is an iterator"):
+            trainer.fit(data, epochs=2, validate=iter([rows(plan, 4)]))
+        assert trainer.taken == 3, "no step was taken for what is refused"
         with pytest.raises(PlanError, match="there is no checkpoint in it"):
             trainer.load(tmp_path / "none")
     for name, optimizer, message in (
