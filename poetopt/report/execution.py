@@ -65,13 +65,18 @@ def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[st
     graph = plan.problem.graph
     if graph is not None and graph.loss != "loss":
         rows.append(("note", f"'loss' is called {graph.loss!r} here: the model has a tensor of that name"))
-    if execution.bytes_paged:
-        text = (
-            f"{show_bytes(execution.bytes_paged)} to and from a file in {show_seconds(execution.transfer_s)} of a step"
-        )
+    if moved := moved_words(execution.bytes_paged, execution.bytes_streamed):
+        text = f"{moved} to and from a file in {show_seconds(execution.transfer_s)} of a step"
         rows.append(("paged", text if costed is None else f"{text}; {show_seconds(costed.transfer_s)} by the profile"))
     name = plan.problem.model_ref or plan.problem.name
     return f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows
+
+
+def moved_words(paged: int, streamed: int) -> str:
+    """What goes to and from storage in a step; empty where nothing does."""
+    parts = [f"{show_bytes(paged)}{' in whole tensors' if streamed else ''}"] if paged else []
+    parts += [f"{show_bytes(streamed)} in chunks inside operators"] if streamed else []
+    return " and ".join(parts)
 
 
 def process_words(total_bytes: int, base_bytes: int | None, peak_bytes: int | None) -> str:
@@ -104,6 +109,7 @@ def alone_document(alone: Alone) -> dict[str, object]:
         "loss",
         "arena_bytes",
         "bytes_paged",
+        "bytes_streamed",
         "alone_step_s",
         "total_ram_bytes",
         "process_base_bytes",

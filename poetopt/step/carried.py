@@ -15,7 +15,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.passes.rows import taken
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import Home
-from poetopt.step.memory import Block
+from poetopt.step.memory import Block, bytes_of, copy_mapped
 from poetopt.step.places import input_offsets
 from poetopt.step.storage import PageFile
 
@@ -61,11 +61,11 @@ class Carried:
     def put(self, name: str, array: Array) -> None:
         """Put a value where a step finds it: of a table, all rows. Raises ExecutionError where the storage fails."""
         if name in self._graph.rows:
-            self._whole(name)
+            self._pages.choose_all(name)
         elif name in self.in_ram:
-            np.copyto(self.in_ram[name], array)
+            copy_mapped(self.in_ram[name], array)
         if name in self._stored:
-            self._pages.write(name, _bytes(array))
+            self._pages.write(name, bytes_of(array))
 
     def take(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
         """A batch as the graph reads it; the rows that it uses of tables are those of their tensors from now on."""
@@ -91,7 +91,7 @@ class Carried:
         """All rows of a table, as the last step left it."""
         found = np.array(self._graph.rows[name].values, order="C")
         self._whole(name)
-        self._pages.read(name, _bytes(found))
+        self._pages.read(name, bytes_of(found))
         self.choose()
         return found
 
@@ -105,7 +105,7 @@ class Carried:
             return self.in_ram[name]
         found = np.array(self.first[name], order="C")
         if name in self._stored:
-            self._pages.read(name, _bytes(found))
+            self._pages.read(name, bytes_of(found))
         return found
 
 
@@ -113,14 +113,12 @@ def slots(plan: Plan, graph: TrainingGraph | None = None) -> Mapping[str, int]:
     """Bytes of each tensor that needs a slot on storage, by name; of tables, all rows."""
     tensors = plan.problem.tensors
     moved = {step.target for step in plan.instructions if step.action is Action.PAGE_OUT}
+    for step in plan.instructions:
+        if step.variant:
+            moved.update(plan.problem.operators[step.target].variant(step.variant).streamed_out)
     graph = plan.problem.graph if graph is None else graph
     rows = graph.rows if graph is not None else {}
     return {
         tensors[i].name: rows[tensors[i].name].values.nbytes if tensors[i].name in rows else tensors[i].nbytes
         for i in sorted(moved.union(plan.problem.stored_at_start))
     }
-
-
-def _bytes(array: Array) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """The bytes of an array that lies in one piece, without a copy of them where it does."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

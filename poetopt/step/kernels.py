@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from poetopt.graph import Node
+from poetopt.graph import Node, Tensor
 from poetopt.runtimes.contract import Runtime
 
 Act = Callable[[], object]
@@ -20,8 +20,11 @@ class Kernels(Protocol):
         """What they take of RAM."""
         ...
 
-    def bound(self, node: Node, addresses: Mapping[str, int]) -> Act:
+    def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
         """Running `node` with every tensor that it names at its address.
+
+        shapes
+            The tensors as the node sees them, where they are not those of the graph: of a slice.
 
         Raises `ExecutionError` where there is no kernel for it.
         """

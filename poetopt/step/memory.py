@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -76,18 +76,32 @@ def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], Block]:
 
 def copy_mapped(target: Array, source: Array) -> None:
     """`np.copyto` that keeps no more than a piece of a file in memory where `source` is mapped from one."""
-    base: object = source
-    while isinstance(base, np.ndarray):
-        base = base.base
-    mapped = isinstance(base, mmap.mmap) and hasattr(base, "madvise")
-    if not mapped or source.nbytes <= PIECE or not (source.flags.c_contiguous and target.flags.c_contiguous):
+    if not (source.flags.c_contiguous and target.flags.c_contiguous):
         np.copyto(target, source)
         return
-    to, of = target.reshape(-1), source.reshape(-1)
-    count = PIECE // source.itemsize
-    for start in range(0, of.size, count):
-        to[start : start + count] = of[start : start + count]
-        base.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+    to, at = target.reshape(-1).view(np.uint8), 0
+    for piece in pieces(source.reshape(-1).view(np.uint8)):
+        to[at : at + piece.size] = piece
+        at += piece.size
+
+
+def pieces(source: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """All bytes of `source` in order; where it is mapped from a file, piece by piece, so that one is there at once."""
+    base: object = source
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    mapping = base.base if isinstance(base, np.memmap) else None
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
+        yield source
+        return
+    for start in range(0, source.size, PIECE):
+        yield source[start : start + PIECE]
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def bytes_of(array: Array) -> NDArray[np.uint8]:
+    """The bytes of an array that lies in one piece, without a copy of them where it does."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def aligned_copy(array: Array) -> Array:

@@ -13,8 +13,8 @@ from poetopt.graph import Node, Operator
 from poetopt.operators.nodes import is_inner_view
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import ProblemTensor
-from poetopt.step.belongs import streams
 from poetopt.step.places import Moment, Place, Places, moments
+from poetopt.step.slices import MoveSlice, RunSlice, slice_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GiveBack:
     """Return what kernels have freed to the system: the next kernel could take new pages beside that."""
 
 
-Part = RunNode | Transfer | GiveBack
+Part = RunNode | Transfer | GiveBack | RunSlice | MoveSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,28 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
             )
             continue
         operator = places.operators[problem.operators[target].name]
-        if moment.instruction.variant:
-            raise streams(operator.name, "onnxruntime")
         parts: list[Part] = []
-        for node, kernel in zip(operator.nodes, places.inner(operator).kernel_bytes, strict=True):
+        for kernel, part in _run(operator, moment, places):
             if taken and taken + kernel > room:
                 parts.append(GiveBack())
                 taken = 0
             taken += kernel
-            if not is_inner_view(node, places.inner(operator).storage):
-                parts.append(_run(node, operator, moment, places))
+            if part is not None:
+                parts.append(part)
         workspaces = tuple((buffer.offset, buffer.nbytes) for buffer in moment.made if buffer.workspace)
         yield Instructed(moment.number, tuple(parts), workspaces)
 
 
-def _run(node: Node, operator: Operator, moment: Moment, places: Places) -> RunNode:
-    names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name)
-    return RunNode(node, operator, {name: places.of(name, operator, moment) for name in names})
+def _run(operator: Operator, moment: Moment, places: Places) -> Iterator[tuple[int, Part | None]]:
+    """What a COMPUTE comes to, each with what its kernel allocates."""
+    if moment.instruction.variant:
+        for part in slice_parts(operator, moment, places):
+            yield part.kernel_bytes if isinstance(part, RunSlice) else 0, part
+        return
+    inner = places.inner(operator)
+    for node, kernel in zip(operator.nodes, inner.kernel_bytes, strict=True):
+        if is_inner_view(node, inner.storage):
+            yield kernel, None
+        else:
+            names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name)
+            yield kernel, RunNode(node, operator, {name: places.of(name, operator, moment) for name in names})

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from poetopt.errors import PlanError
 from poetopt.graph import Operator, TrainingGraph
+from poetopt.operators.constants import constants_of
+from poetopt.operators.movable import movable
 from poetopt.operators.resident import resident_storages
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
 from poetopt.problem import Problem
-from poetopt.runtimes.contract import InnerLayout, Runtime
+from poetopt.runtimes.contract import InnerLayout, Runtime, RuntimeVariant
+from poetopt.runtimes.sliced import Sliced
+from poetopt.step.belongs import streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class Places:
         self.resident = {root: role for root, role in resident_storages(graph).items() if root not in self.index}
         self.operators = {operator.name: operator for operator in graph.operators}
         self._inner: dict[str, InnerLayout] = {}
+        self._variants: dict[str, tuple[RuntimeVariant, ...]] = {}
 
     def inner(self, operator: Operator) -> InnerLayout:
         """Which tensors of an operator share storage, the offsets of its temporaries, and what its kernels take."""
@@ -93,5 +99,33 @@ class Places:
         inner = self.inner(operator)
         if name in inner.offsets:
             return Place(moment.workspace + inner.offsets[name])
-        root = self.graph.root(inner.storage.get(name, name))
+        return self.root(self.graph.root(inner.storage.get(name, name)), moment)
+
+    def root(self, root: str, moment: Moment) -> Place:
+        """Where a storage lies at `moment`."""
         return Place(0, root) if root in self.resident else Place(moment.at[self.index[root]])
+
+    def variant(self, operator: Operator, instruction: Instruction) -> RuntimeVariant:
+        """The runtime's own variant by which a plan runs `operator`. Raises PlanError where it has none that is so."""
+        if operator.name not in self._variants:
+            names, values = movable(operator, self.graph, self.index), constants_of(self.graph)
+            self._variants[operator.name] = tuple(
+                self.runtime.variants(
+                    operator, self.graph.tensors, self.problem.alignment, movable=names, values=values
+                )
+            )
+        found, number = self._variants[operator.name], instruction.variant
+        planned = self.problem.operators[instruction.target].variants[number - 1]
+        if number < len(found) and found[number].workspace.temporaries_bytes == planned.workspace_bytes:
+            return found[number]
+        raise PlanError(
+            f"the plan runs {operator.name!r} by its variant {number} with {planned.workspace_bytes} B of workspace, "
+            "and the runtime has no such variant; solve the model again"
+        )
+
+    def sliced(self, operator: Operator, instruction: Instruction) -> Sliced:
+        """The loop by which a plan runs `operator`. Raises PlanError where the runtime has none."""
+        found = self.variant(operator, instruction).detail
+        if not isinstance(found, Sliced):
+            raise streams(operator.name, self.runtime.name)
+        return found

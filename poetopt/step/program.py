@@ -20,11 +20,12 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.step.carried import Carried
 from poetopt.step.drawing import WINDOW, reseeded
 from poetopt.step.kernels import Act, Kernels
-from poetopt.step.memory import POISON, Block, copy_mapped
+from poetopt.step.memory import POISON, Block, bytes_of, copy_mapped
 from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
 from poetopt.step.places import Place, Places, input_offsets
 from poetopt.step.region import Region
-from poetopt.step.storage import PageFile
+from poetopt.step.slices import MoveSlice, RunSlice
+from poetopt.step.storage import Bytes, PageFile, pieces_of
 from poetopt.step.watched import Watched
 from poetopt.telling import Told, silent
 
@@ -43,11 +44,14 @@ class Call:
         For error messages.
     number
         The plan's instruction that it belongs to.
+    moves
+        Whether it moves something from or to storage.
     """
 
     what: str
     number: int
     act: Act
+    moves: bool = False
 
 
 class Program:
@@ -85,6 +89,7 @@ class Program:
         for found in instructed(plan, self.places):
             told(f"preparing kernels: instruction {found.number:,} of {len(plan.instructions):,}")
             self._prepare(found)
+        self._fed = {held.name for held in plan.problem.tensors if held.of_batch and held.name in graph.inputs}
         self._inputs = {name: self._input(name) for name in graph.inputs}
         self.carried = Carried(plan, graph, arena, pages)
 
@@ -102,6 +107,8 @@ class Program:
         for name, array in self._inputs.items():
             if array is not None:
                 copy_mapped(array, batch[name])
+            elif name in self._fed:
+                self.pages.write(name, bytes_of(batch[name]))
 
     def redraw(self, steps: int = 0) -> None:
         """Let random nodes draw as they do in the step behind so many (`poetopt.step.drawing`); for between steps."""
@@ -119,10 +126,8 @@ class Program:
 
     @property
     def transfers(self) -> frozenset[int]:
-        """The places of the acts that move a tensor from or to storage."""
-        moves = (Action.PAGE_IN, Action.PAGE_OUT)
-        steps = self.plan.instructions
-        return frozenset(k for k, call in enumerate(self.calls) if steps[call.number].action in moves)
+        """The places of the acts that move a tensor, or a slice of one, from or to storage."""
+        return frozenset(k for k, call in enumerate(self.calls) if call.moves)
 
     @property
     def acts(self) -> list[Act]:
@@ -173,12 +178,12 @@ class Program:
         return {**self.region.begun, **self.carried.begun}
 
     def _input(self, name: str) -> Array | None:
-        """Where a graph input lies at the start; None where the plan has it nowhere (nothing reads it)."""
+        """Where a graph input lies at the start; None where nothing reads it, or where it begins on storage."""
         tensor = self.graph.tensors[name]
         if name in self.region.written:
             return self.region.written[name]
         index = self.places.index.get(name)
-        return None if index is None else self.arena.view(input_offsets(self.plan)[index], tensor)
+        return None if index is None or name in self._fed else self.arena.view(input_offsets(self.plan)[index], tensor)
 
     def _prepare(self, found: Instructed) -> None:
         """Bind the parts of one instruction."""
@@ -197,7 +202,11 @@ class Program:
                     move = self.pages.write if action is Action.PAGE_OUT else self.pages.read
                     what = f"{action.replace('_', ' ')} of {tensor.name!r}"
                     act = partial(move, tensor.name, self.arena.span(offset, tensor.nbytes))
-                    self.calls.append(Call(what, found.number, act))
+                    self.calls.append(Call(what, found.number, act, moves=True))
+                case RunSlice():
+                    self._run_slice(part, found.number)
+                case MoveSlice():
+                    self._move_slice(part, found.number)
                 case GiveBack():
                     give_back = self.kernels.give_back()
                     if give_back is not None:
@@ -205,8 +214,43 @@ class Program:
         if found.given_up:
             self._given_up[found.number] = found.given_up
 
+    def _run_slice(self, part: RunSlice, number: int) -> None:
+        node = part.node
+        addresses = {name: self._address(place) for name, place in part.places.items()}
+        what = f"node {node.name or node.op_type!r} ({node.op_type}) of a slice of operator {part.operator.name!r}"
+        self.calls.append(Call(what, number, self.kernels.bound(node, addresses, part.shapes)))
+        for name, copy in self.watched.of(node):
+            shown = self._span(part.places[name], part.shapes[name].nbytes)
+            of = copy.reshape(-1).view(np.uint8)
+            if part.begin is not None and name in part.sliced.cuts:
+                tensor = self.graph.tensors[name]
+                cut = part.sliced.cuts[name]
+                count = part.shapes[name].shape[cut.axis] // cut.per
+                of = pieces_of(of, part.sliced.window(tensor, part.begin, count))
+            act = partial(np.copyto, of, shown.reshape(of.shape))
+            self.calls.append(Call(f"a copy of {name!r}", number, act))
+
+    def _move_slice(self, part: MoveSlice, number: int) -> None:
+        buffer = self._span(part.buffer, part.window.nbytes * part.window.pieces)
+        what = f"{'writing' if part.back else 'reading'} a slice of {part.name!r}"
+        if part.tensor is not None:
+            move = self.pages.write_slice if part.back else self.pages.read_slice
+            self.calls.append(Call(what, number, partial(move, part.tensor.name, part.window, buffer), moves=True))
+        elif part.whole is not None:
+            lying = pieces_of(self._span(part.whole, self.graph.tensors[part.name].nbytes), part.window)
+            side_by_side = buffer.reshape(lying.shape)
+            act = partial(np.copyto, *((lying, side_by_side) if part.back else (side_by_side, lying)))
+            self.calls.append(Call(what, number, act))
+
     def _address(self, place: Place) -> int:
-        return self.region.address(place.root) if place.root else self.arena.address + place.offset
+        return (self.region.address(place.root) if place.root else self.arena.address) + place.offset
+
+    def _span(self, place: Place, nbytes: int) -> Bytes:
+        """The bytes at a place, without a copy."""
+        if not place.root:
+            return self.arena.span(place.offset, nbytes)
+        held = self.region.given[place.root] if place.root in self.region.given else self.region.written[place.root]
+        return held.reshape(-1).view(np.uint8)[place.offset : place.offset + nbytes]
 
     def _shown(self, place: Place, name: str, like: Array) -> Array:
         """A tensor at its place, in the shape of `like`, without a copy."""

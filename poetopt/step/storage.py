@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from poetopt.closing import Closing
 from poetopt.errors import ExecutionError, OutputError
 from poetopt.files import write_all
+from poetopt.runtimes.sliced import Window
+from poetopt.step.memory import pieces
 
 SLOT_ALIGNMENT = 4096
 
@@ -41,6 +43,7 @@ class PageFile(Closing):
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._slots: dict[str, int] = {}
         self._sums: dict[str, int] = {}
+        self._slices: dict[str, dict[Window, int]] = {}
         self._rows: dict[str, tuple[tuple[int, ...], int]] = {}
         end = 0
         for name, nbytes in sizes.items():
@@ -66,14 +69,22 @@ class PageFile(Closing):
         """Let a tensor be these rows of the table in its slot, until others are chosen."""
         self._rows[name] = tuple(rows), row_bytes
 
+    def choose_all(self, name: str) -> None:
+        """Let a tensor be all that is in its slot, until rows are chosen."""
+        self._rows.pop(name, None)
+
     def write(self, name: str, source: Bytes) -> None:
         """Copy a tensor's bytes to its slot."""
         if name in self._rows:
             self._each_row(name, source, self._put)
             return
-        self._sums[name] = zlib.crc32(source.data)
+        self._slices.pop(name, None)
+        at, sum_ = self._slots[name], 0
         try:
-            self._put(self._slots[name], source)
+            for piece in pieces(source):
+                self._put(at, piece)
+                at, sum_ = at + piece.size, zlib.crc32(piece.data, sum_)
+            self._sums[name] = sum_
         except OSError as error:
             raise self._failure(f"can't page out {name!r}", error) from error
 
@@ -119,7 +130,36 @@ class PageFile(Closing):
                 left = left[count:]
         except OSError as error:
             raise self._failure(f"can't page in {name!r}", error) from error
-        if zlib.crc32(target.data) != self._sums.get(name):
+        if name not in self._slices:
+            self._check(name, zlib.crc32(target.data), self._sums.get(name))
+        for window, sum_ in self._slices.get(name, {}).items():
+            self._check(name, _crc(pieces_of(target, window)), sum_)
+
+    def write_slice(self, name: str, window: Window, source: Bytes) -> None:
+        """Copy a slice to its place in a tensor's slot: its pieces lie side by side in `source`."""
+        known = self._slices.setdefault(name, {})
+        if not window.start and window not in known:
+            known.clear()  # it was cut otherwise, and is written anew, from its first slice on
+        known[window] = zlib.crc32(source.data)
+        self._each_piece(name, window, source, self._put)
+
+    def read_slice(self, name: str, window: Window, target: Bytes) -> None:
+        """Copy a slice from a tensor's slot, and check it where it was written as such."""
+        self._each_piece(name, window, target, self._get)
+        known = self._slices.get(name, {})
+        if window in known:
+            self._check(name, zlib.crc32(target.data), known[window])
+
+    def _each_piece(self, name: str, window: Window, array: Bytes, move: Callable[[int, Bytes], None]) -> None:
+        at, size = self._slots[name] + window.start, window.nbytes
+        try:
+            for k in range(window.pieces):
+                move(at + k * window.apart, array[k * size : (k + 1) * size])
+        except OSError as error:
+            raise self._failure(f"can't move a slice of {name!r}", error) from error
+
+    def _check(self, name: str, found: int, written: int | None) -> None:
+        if found != written:
             raise ExecutionError(
                 f"{name!r} came back from the paging file in {self.folder} other than it was written "
                 "(its CRC-32 differs); check that storage, or name another folder"
@@ -146,3 +186,18 @@ class PageFile(Closing):
         return ExecutionError(
             f"{what} in {self.folder}: {error.strerror or error}; make room and rights there, or name another folder"
         )
+
+
+def pieces_of(whole: Bytes, window: Window) -> NDArray[np.uint8]:
+    """The bytes of a slice in those of its tensor, a row for each piece, without a copy."""
+    if window.pieces == 1:
+        return whole[window.start : window.start + window.nbytes].reshape(1, -1)
+    apart = whole[: window.pieces * window.apart].reshape(window.pieces, window.apart)
+    return apart[:, window.start : window.start + window.nbytes]
+
+
+def _crc(pieces: NDArray[np.uint8]) -> int:
+    found = 0
+    for piece in pieces:
+        found = zlib.crc32(piece.data, found)
+    return found

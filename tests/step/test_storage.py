@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from poetopt.errors import ExecutionError, OutputError
+from poetopt.runtimes.sliced import Window
 from poetopt.step.storage import SLOT_ALIGNMENT, PageFile
 
 
@@ -42,6 +43,30 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         pages.file.write(bytes([source[4999] ^ 1]))
         with pytest.raises(ExecutionError, match=r"'b' came back from the paging file .* other than it was written"):
             pages.read("b", np.zeros(5000, np.uint8))
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_slices_come_back_and_a_flipped_bit_in_one_is_noticed(tmp_path: Path, pieces: int) -> None:
+    """In runs of bytes or in pieces, whatever was written before, and read in the same slices, or whole."""
+    whole = some_bytes(120 * pieces)
+    with PageFile({"a": 50, "b": whole.size}, tmp_path) as pages:
+        pages.write("b", whole[::-1].copy())
+        for count in (50, 40):
+            for begin in range(0, 120, count):
+                window = Window(begin, min(count, 120 - begin), pieces, 120 if pieces > 1 else 0)
+                part = whole.reshape(pieces, 120)[:, begin : begin + count].reshape(-1).copy()
+                pages.write_slice("b", window, part)
+                found = np.zeros_like(part)
+                pages.read_slice("b", window, found)
+                assert np.array_equal(found, part)
+        target = np.zeros_like(whole)
+        pages.read("b", target)
+        assert np.array_equal(target, whole)
+        pages.file.seek(SLOT_ALIGNMENT + 119)
+        pages.file.write(bytes([whole[119] ^ 1]))
+        for read in (lambda: pages.read("b", target), lambda: pages.read_slice("b", window, found)):
+            with pytest.raises(ExecutionError, match=r"'b' came back .* other than it was written"):
+                read()
 
 
 def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Alone:
         Of what the first one gives, by the names of `Execution.results`.
     alone_step_s
         Median seconds of a step, from a batch to its loss.
-    arena_bytes, bytes_paged
+    arena_bytes, bytes_paged, bytes_streamed
         As in `Execution`.
     total_ram_bytes, process_base_bytes, process_peak_bytes
         As in `TrainingRun`.
@@ -43,6 +43,7 @@ class Alone:
     alone_step_s: float
     arena_bytes: int
     bytes_paged: int
+    bytes_streamed: int
     total_ram_bytes: int
     process_base_bytes: int | None
     process_peak_bytes: int | None
@@ -75,6 +76,7 @@ def run_alone(
         alone_step_s=median(times),
         arena_bytes=arena_bytes(made.plan),
         bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
         total_ram_bytes=made.plan.problem.beside_bytes + taken_bytes(made.plan, simulation.peak_bytes),
         process_base_bytes=base,
         process_peak_bytes=peak,

@@ -49,9 +49,11 @@ class Execution(Checks):
     waited_share
         The share of the time of measuring for which others had the processors; it is not in those seconds.
     bytes_paged
-        Bytes moved to and from storage in one step.
+        Bytes of whole tensors moved to and from storage in one step.
+    bytes_streamed
+        Bytes that operators stream from there and to it, slice by slice.
     transfer_s
-        Median seconds that this takes in a step, checksums included.
+        Median seconds that all of this takes in a step, checksums included.
     fused_bit_identical
         Whether the graph as one session gives the same bits.
     loss
@@ -83,6 +85,7 @@ class Execution(Checks):
     fused_step_s: float
     waited_share: float
     bytes_paged: int
+    bytes_streamed: int
     transfer_s: float
     fused_bit_identical: bool
     loss: float

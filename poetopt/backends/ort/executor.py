@@ -128,6 +128,7 @@ def execute(
         kernels=kernels,
         high_water=high_water,
         bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
         transfer_s=transfer_s,
         sessions=len(sessions),
     )  # fmt: skip
@@ -231,6 +232,7 @@ def _execution(
     kernels: int | None,
     high_water: int | None,
     bytes_paged: int,
+    bytes_streamed: int,
     transfer_s: float,
     sessions: int,
 ) -> Execution:
@@ -256,6 +258,7 @@ def _execution(
         fused_step_s=times["fused"],
         waited_share=waited_share,
         bytes_paged=bytes_paged,
+        bytes_streamed=bytes_streamed,
         transfer_s=transfer_s,
         fused_bit_identical=fused_bit_identical,
         loss=float(mine[graph.loss].reshape(-1)[0]),

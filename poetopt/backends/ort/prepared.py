@@ -18,6 +18,8 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.step.memory import ALIGNMENT, numpy_dtype
+from poetopt.step.places import Places
+from poetopt.step.slices import slice_nodes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -105,7 +107,9 @@ class Prepared:
         bare = _bare(graph)
         alone = replace(plan, problem=replace(plan.problem, graph=bare))
         first = {**graph.joint.values, **{name: table.values for name, table in graph.rows.items()}}
-        models = Sessions(graph.joint).written() if written else {}
+        models: Mapping[tuple[str, ...], bytes] = {}
+        if written:
+            models = Sessions(graph.joint).written(slice_nodes(plan, Places(graph, plan.problem, Sessions.runtime)))
         return cls(alone, bare, first, models, ram_bytes, fed)
 
     def save(self, folder: Path) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ class Sessions:
     They are the kernels of a step (`poetopt.step.kernels.Kernels`).
 
     models
-        The model of each node's session, where it was written before (`written`): by what the node writes.
+        The model of each node's session, where it was written before (`written`): by `key_of`.
     """
 
     runtime = runtime
@@ -123,22 +124,26 @@ class Sessions:
         Raises `ExecutionError` where onnxruntime has no kernel for it.
         """
         bound, outputs, embedded = self._operands(node)
-        model = self.models.get(node.outputs) or self._model(node, bound, outputs, embedded)
+        model = self.models.get(key_of(node)) or self._model(node, bound, outputs, embedded)
         if is_random(node):
             return NodeSession(self._create(node, model), bound, outputs)
         if model not in self._made:
             self._made[model] = self._create(node, model)
         return NodeSession(self._made[model], bound, outputs)
 
-    def written(self) -> Mapping[tuple[str, ...], bytes]:
-        """The models of all nodes that need a session of their own making; alike ones share their bytes."""
+    def written(self, further: Iterable[Node] = ()) -> Mapping[tuple[str, ...], bytes]:
+        """The models of all nodes that need a session of their own making; alike ones share their bytes.
+
+        further
+            Nodes beside the graph's.
+        """
         alike: dict[bytes, bytes] = {}
         found = {}
-        for operator in self.graph.operators:
-            for node in () if operator.view else operator.nodes:
-                if not is_random(node):  # it is seeded anew
-                    model = self._model(node, *self._operands(node))
-                    found[node.outputs] = alike.setdefault(model, model)
+        nodes = (node for operator in self.graph.operators for node in (() if operator.view else operator.nodes))
+        for node in chain(nodes, further):
+            if not is_random(node):  # it is seeded anew
+                model = self._model(node, *self._operands(node))
+                found[key_of(node)] = alike.setdefault(model, model)
         return found
 
     def _operands(self, node: Node) -> tuple[_Names, _Names, Mapping[str, str]]:
@@ -148,12 +153,16 @@ class Sessions:
         embedded = {key: name for key, name in inputs if self.embeds(name) and node.op_type not in READ_AS_THEY_RUN}
         return tuple((key, name) for key, name in inputs if key not in embedded), outputs, embedded
 
-    def bound(self, node: Node, addresses: Mapping[str, int]) -> Act:
-        """Running `node` with everything bound to its address; a fill takes no session. Raises as `get`."""
+    def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
+        """Running `node` with everything bound to its address; a fill takes no session. Raises as `get`.
+
+        shapes
+            The tensors as the node sees them, where they are not the graph's.
+        """
         fill = node.attributes.get("value")
         if node.op_type == "ConstantOfShape" and isinstance(fill, np.ndarray):
             return _filling(self.graph.tensors[node.outputs[0]], addresses[node.outputs[0]], fill)
-        prepared, tensors = self.get(node), self.graph.tensors
+        prepared, tensors = self.get(node), self.graph.tensors if shapes is None else shapes
         binding: Any = prepared.session.io_binding()
         for key, name in prepared.inputs:
             binding.bind_input(key, "cpu", 0, *_type(tensors[name]), addresses[name])
@@ -231,6 +240,11 @@ class Sessions:
             f"({node.domain or 'ai.onnx'}.{node.op_type}, opset {self.graph.opset})",
             lambda: onnxruntime().InferenceSession(model, options, providers=["CPUExecutionProvider"]),
         )
+
+
+def key_of(node: Node) -> tuple[str, ...]:
+    """What a node is known by among those of a graph, and of its slices: what it does, writes, and reads."""
+    return (node.op_type, *node.outputs, "", *node.inputs)
 
 
 def _filling(tensor: Tensor, address: int, value: Array) -> Act:

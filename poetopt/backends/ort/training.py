@@ -77,8 +77,8 @@ class TrainingRun(Checks):
         None where no step was compared. An update behind a step that ends with gradients is not in them.
     waited_share
         As in `Execution`.
-    bytes_paged
-        In one step.
+    bytes_paged, bytes_streamed
+        In one step, as in `Execution`.
     names
         What changes from step to step: parameters, statistics, optimizer states.
     values
@@ -109,6 +109,7 @@ class TrainingRun(Checks):
     reference_step_s: float | None
     waited_share: float
     bytes_paged: int
+    bytes_streamed: int
     names: tuple[str, ...] = field(repr=False)
     values: Mapping[str, Array] = field(repr=False, compare=False)
 
@@ -265,6 +266,7 @@ def train(
         reference_step_s=None if verdict is None else verdict.step_s,
         waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
         names=names,
         values=kept,
     )

@@ -5,13 +5,14 @@ Its figures were measured: `poetopt.runtimes.onnxruntime.kernels` says how. The 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 from poetopt.runtimes.onnxruntime.in_place import in_place
 from poetopt.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
+from poetopt.runtimes.onnxruntime.slices.ways import ways
 from poetopt.runtimes.onnxruntime.types import type_notes
 from poetopt.runtimes.workspace import node_by_node
 
@@ -29,6 +30,8 @@ class OnnxRuntime:
     version = MEASURED
     alignment = 64
     """A cache line, and the widest vector register."""
+    chunk_bytes = 2**20
+    """What operators stream, they stream in chunks of so many bytes or more."""
 
     def in_place(self, node: Node) -> tuple[int, ...]:
         """See `Runtime.in_place`."""
@@ -51,9 +54,13 @@ class OnnxRuntime:
         movable: Collection[str] = (),
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
-    ) -> tuple[RuntimeVariant, ...]:
-        """One: a kernel reads and writes whole tensors."""
-        return (RuntimeVariant("plain", self.workspace(operator, tensors, alignment)),)
+    ) -> Iterator[RuntimeVariant]:
+        """See `Runtime.variants`: the plain one, then those of `poetopt.runtimes.onnxruntime.slices`."""
+        alignment = self.alignment if alignment is None else alignment
+        plain = self.workspace(operator, tensors, alignment)
+        yield RuntimeVariant("plain", plain)
+        if movable:
+            yield from ways(self, operator, tensors, alignment, movable, values or {}, plain, self.chunk_bytes)
 
     def reserve_bytes(self, kernels: int) -> int:
         """Whole pages, cut at both ends: a block of the heap that starts and ends within a page takes both."""

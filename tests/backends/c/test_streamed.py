@@ -18,13 +18,14 @@ from poetopt.backends.ort.batch import random_batch
 from poetopt.errors import PlanError
 from poetopt.frontends.zoo.network import Network
 from poetopt.graph import TrainingGraph
-from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.problem import Home, Problem
 from poetopt.report.on_device import device_text, device_training_text
 from poetopt.units import show_bytes
 from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
+from tests.problems import keeping_nothing as nothing_kept
 
 
 @cache
@@ -55,21 +56,7 @@ def fed() -> Problem:
 @cache
 def keeping_nothing(of: Problem | None = None) -> Plan:
     """Each operator in the way that takes the least RAM; what it has in RAM comes from storage and goes there."""
-    step = problem() if of is None else of
-    steps: list[Instruction] = []
-    for i, tensor in enumerate(step.tensors):
-        if tensor.home is Home.RAM:
-            steps += [Instruction(Action.PAGE_OUT, i), Instruction(Action.FREE, i)]
-    for k, operator in enumerate(step.operators):
-        number = min(range(1 + len(operator.variants)), key=lambda v: step.working_set_bytes(k, v))
-        way = operator.variant(number)
-        whole = [i for i in operator.inputs if i not in way.streamed_in]
-        made = [i for i in operator.outputs if i not in way.streamed_out]
-        made += [i for i in whole if step.tensors[i].updated_by == k]
-        steps += [*(Instruction(Action.PAGE_IN, i) for i in whole), Instruction(Action.COMPUTE, k, number)]
-        steps += [Instruction(Action.PAGE_OUT, i) for i in made]
-        steps += [Instruction(Action.FREE, i) for i in dict.fromkeys((*whole, *made))]
-    return lay_out(Plan(step, tuple(steps)))
+    return nothing_kept(problem() if of is None else of)
 
 
 @needs_emulator

@@ -1,0 +1,132 @@
+"""Which nodes of an operator go through one loop together, from one axis of one tensor on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, lcm
+from typing import TYPE_CHECKING
+
+from poetopt.graph import Node, Operator, Tensor
+from poetopt.runtimes.onnxruntime.slices.axes import ELEMENTS, Through, through
+from poetopt.runtimes.sliced import Cut
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over some of an operator's nodes.
+
+    extent
+        Its steps.
+    cuts
+        How each tensor that goes through it is cut.
+    before, each, behind
+        The nodes that run once, for each chunk, and once.
+    sums
+        What nodes of `each` sum up over all chunks.
+    multiple, least
+        Steps of a chunk: a multiple, and the fewest, of the last one too.
+    """
+
+    extent: int
+    cuts: Mapping[str, Cut]
+    before: tuple[Node, ...]
+    each: tuple[Node, ...]
+    behind: tuple[Node, ...]
+    sums: frozenset[str]
+    multiple: int
+    least: int
+
+    def sizes(self, counts: Sequence[int]) -> Iterator[int]:
+        """Steps of a chunk for about so many chunks, each once."""
+        found: set[int] = set()
+        for count in counts:
+            size = -(-self.extent // count)
+            size = -(-size // self.multiple) * self.multiple
+            last = self.extent % size if size < self.extent else 0
+            if self.least <= size < self.extent and (not last or last >= self.least) and size not in found:
+                found.add(size)
+                yield size
+
+
+def loops(
+    operator: Operator, tensors: Mapping[str, Tensor], names: Sequence[str], values: Mapping[str, Array]
+) -> Iterator[Loop]:
+    """The loops that one of `names` goes through, each once."""
+    found: list[Mapping[str, Cut]] = []
+    for name in names:
+        for axis, size in enumerate(tensors[name].shape):
+            if size > 1 and not any(cuts.get(name) == Cut(axis) for cuts in found):
+                loop = _loop(operator, tensors, name, axis, values)
+                if loop is not None and loop.cuts not in found:
+                    found.append(loop.cuts)
+                    yield loop
+
+
+def _loop(
+    operator: Operator, tensors: Mapping[str, Tensor], name: str, axis: int, values: Mapping[str, Array]
+) -> Loop | None:
+    extent = tensors[name].shape[axis]
+    users: dict[str, list[int]] = {}
+    for k, node in enumerate(operator.nodes):
+        for used in {*node.inputs, *node.outputs} - {""}:
+            users.setdefault(used, []).append(k)
+    cuts = {name: Cut(axis)}
+    ways: dict[int, Through] = {}
+    waiting = [name]
+    while waiting:
+        cut = waiting.pop()
+        for k in users.get(cut, ()):
+            way = through(operator.nodes[k], cut, cuts[cut], tensors, values)
+            if way is None or (k in ways and ways[k].cuts != way.cuts):
+                return None
+            ways[k] = way
+            for operand, one in way.cuts.items():
+                if operand not in cuts:
+                    cuts[operand] = one
+                    waiting.append(operand)
+                elif cuts[operand] != one:
+                    return None
+    if any(tensors[n].shape[c.axis] != extent * c.per for n, c in cuts.items()):
+        return None
+    for k, way in ways.items():
+        node = operator.nodes[k]
+        if {n for n in (*node.inputs, *node.outputs) if n in cuts} != set(way.cuts):
+            return None
+    order = _ordered(operator.nodes, ways)
+    if order is None:
+        return None
+    sums = frozenset(operator.nodes[k].outputs[0] for k, way in ways.items() if way.summed)
+    multiple, least = 1, 1
+    for way in ways.values():
+        multiple = lcm(multiple, way.multiple // gcd(way.multiple, way.per))
+        least = max(least, -(-way.least // way.per))
+    for cut_name, one in cuts.items():
+        unit = one.unit_bytes(tensors[cut_name])
+        whole = ELEMENTS * tensors[cut_name].nbytes // max(tensors[cut_name].size, 1)
+        multiple = lcm(multiple, whole // gcd(whole, unit))
+    return Loop(extent, cuts, *order, sums, multiple, least)
+
+
+def _ordered(
+    nodes: Sequence[Node], ways: Mapping[int, Through]
+) -> tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...]] | None:
+    """What runs before the loop, in it, and behind it; None where something in it waits for what is behind it."""
+    before, each, behind = [], [], []
+    looped: set[str] = set()
+    late: set[str] = set()
+    for k, node in enumerate(nodes):
+        if k in ways:
+            if late.intersection(node.inputs) or any(n in late for n in node.inputs):
+                return None
+            each.append(node)
+            (late if ways[k].summed else looped).update(node.outputs)
+        elif late.intersection(node.inputs):
+            behind.append(node)
+            late.update(node.outputs)
+        else:
+            before.append(node)
+    return tuple(before), tuple(each), tuple(behind)

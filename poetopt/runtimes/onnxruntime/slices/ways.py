@@ -1,0 +1,231 @@
+"""The ways to stream an operator that are worth a choice: few, and none where everything is small."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Node, Operator, Role, Tensor
+from poetopt.operators.nodes import is_inner_view
+from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
+from poetopt.runtimes.onnxruntime.slices.loops import Loop, loops
+from poetopt.runtimes.sliced import Sliced, fetch, store
+from poetopt.runtimes.workspace import NodeKernels, node_by_node
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+HOLD = "Hold"
+COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
+"""About so many chunks are tried."""
+MOST = 4
+"""Ways of an operator."""
+SAVED = 0.9
+"""A way takes at most so much of the RAM that the operator takes plain."""
+READ_BYTES, WRITE_BYTES = 1 << 15, 1 << 16
+"""What an SD card reads and writes while one of its transfers begins, about."""
+STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
+"""The roles of what begins on storage, where it isn't in RAM for good."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way with what it is chosen by: RAM while it runs, and its transfers in bytes, beside reading what is stored."""
+
+    variant: RuntimeVariant
+    ram_bytes: int
+    price: int
+
+
+def ways(
+    runtime: NodeKernels,
+    operator: Operator,
+    tensors: Mapping[str, Tensor],
+    alignment: int,
+    movable: Collection[str],
+    values: Mapping[str, Array],
+    plain: InnerLayout,
+    chunk_bytes: int,
+) -> list[RuntimeVariant]:
+    """The ways to stream some of `movable`, the leanest first; at most MOST.
+
+    plain
+        The operator's layout where nothing is streamed: no kernel may allocate more than there.
+    chunk_bytes
+        The largest of what is streamed has chunks of so many bytes or more; what is smaller than two is not streamed.
+    """
+    large = [name for name in movable if tensors[name].nbytes >= 2 * chunk_bytes]
+    if not large or operator.view:
+        return []
+    whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
+    asked = _Asked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
+    found = [
+        way
+        for loop in loops(operator, tensors, large, values)
+        for way in _of_loop(asked, loop, large, chunk_bytes)
+        if way.ram_bytes <= SAVED * whole
+    ]
+    return [way.variant for way in _chosen(found, whole)]
+
+
+def _operands(operator: Operator) -> list[str]:
+    """What is in RAM while it runs plain; what is updated once."""
+    new = {new for _, new in operator.updates}
+    return [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n not in new]
+
+
+def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
+    """Of those that none betters in RAM and transfers both: the leanest, and the cheapest at some levels above it."""
+    front: list[_Way] = []
+    for way in sorted(found, key=lambda w: (w.ram_bytes, w.price, w.variant.name)):
+        if not front or way.price < front[-1].price:
+            front.append(way)
+    if len(front) <= MOST:
+        return front
+    least = front[0].ram_bytes
+    kept = {0: front[0]}
+    for k in range(1, MOST):
+        level = least * (whole / least) ** (k / MOST)
+        at = max(i for i, way in enumerate(front) if way.ram_bytes <= level)
+        kept[at] = front[at]
+    return [kept[at] for at in sorted(kept)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What ways are asked for, and the most that a kernel may allocate."""
+
+    runtime: NodeKernels
+    operator: Operator
+    tensors: Mapping[str, Tensor]
+    alignment: int
+    kernels: int
+
+
+def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
+    tensors = asked.tensors
+    once = _once(loop)
+    may = [n for n in large if n in loop.cuts and n not in once]
+    chosen = [
+        [n for n in may if tensors[n].role is Role.OPTIMIZER_STATE],
+        [n for n in may if tensors[n].role in STORED],
+        [n for n in may if tensors[n].role not in STORED],
+        may,
+    ]
+    for number, streamed in enumerate(chosen):
+        if not streamed or streamed in chosen[:number]:
+            continue
+        for size in loop.sizes(COUNTS):
+            largest = max(size * tensors[n].nbytes // loop.extent for n in streamed)
+            if largest >= chunk_bytes:
+                way = _way(asked, loop, streamed, size)
+                if way is not None:
+                    yield way
+
+
+def _once(loop: Loop) -> set[str]:
+    """What nodes outside of the loop read and write."""
+    return {n for node in (*loop.before, *loop.behind) for n in (*node.inputs, *node.outputs)}
+
+
+def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way | None:
+    """Streaming these in chunks of so many steps; None where a kernel would allocate more, or a view has to copy."""
+    operator, tensors = asked.operator, asked.tensors
+    new = dict(operator.updates)
+    moved = {*streamed, *(new[n] for n in streamed if n in new)}
+    outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
+    buffered = moved | {n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1}
+    if buffered.intersection(_once(loop)):
+        return None
+    each, further = _adding(loop)
+    each = tuple(_moved(each, buffered, operator))
+    nodes = (*loop.before, *_hold(written=sorted(loop.sums)), *each, *_hold(read=_held(loop)), *loop.behind)
+    cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
+    inside = replace(
+        operator,
+        nodes=nodes,
+        inputs=tuple(n for n in operator.inputs if n not in buffered),
+        outputs=tuple(n for n in operator.outputs if n not in buffered),
+        updates=tuple(pair for pair in operator.updates if not buffered.intersection(pair)),
+        over=operator.name,  # so that no temporary lies in an output, whose slices come and go
+    )
+    layout = node_by_node(asked.runtime, inside, cut, asked.alignment)
+    if max(layout.kernel_bytes) > asked.kernels or any(
+        node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each
+    ):
+        return None
+    figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
+    layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
+    sliced = Sliced(
+        loop.extent, size, loop.cuts, loop.before, each, loop.behind, layout,
+        frozenset(buffered), frozenset(moved), further,
+    )  # fmt: skip
+    return _figured(operator, tensors, sliced, streamed)
+
+
+def _hold(read: Sequence[str] = (), written: Sequence[str] = ()) -> tuple[Node, ...]:
+    """A node that does nothing, but that its operands live up to there, or from there on."""
+    return (Node(HOLD, tuple(read), tuple(written), domain=OWN_DOMAIN),) if read or written else ()
+
+
+def _held(loop: Loop) -> list[str]:
+    """What is there before the loop, and read in each pass."""
+    made = {n for node in loop.before for n in node.outputs if n}
+    return sorted(made.intersection(n for node in loop.each for n in node.inputs))
+
+
+def _adding(loop: Loop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
+    """The nodes of each chunk, those that sum up as products of matrices; and what runs from the second chunk on."""
+    each: list[Node] = []
+    further: dict[str, Node] = {}
+    for node in loop.each:
+        if node.outputs[0] in loop.sums:
+            node = replace(node, op_type="Gemm")
+            written = node.outputs[0]
+            further[written] = replace(
+                node, inputs=(*node.inputs[:2], written), attributes={**node.attributes, "beta": 1.0}
+            )
+        each.append(node)
+    return tuple(each), further
+
+
+def _moved(each: Sequence[Node], buffered: Collection[str], operator: Operator) -> Iterator[Node]:
+    """The nodes of each chunk, each with what brings its slices before it, and what takes them away behind it."""
+    there: set[str] = set()
+    for node in each:
+        for name in node.inputs:
+            if name in buffered and name in operator.inputs and name not in there:
+                there.add(name)
+                yield fetch(name)
+        yield node
+        yield from (store(name) for name in node.outputs if name in buffered and name in operator.outputs)
+
+
+def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, streamed: Sequence[str]) -> _Way:
+    """The way with its transfers."""
+    old = {old for old, _ in operator.updates}
+    reads: Counter[int] = Counter()
+    writes: Counter[int] = Counter()
+    for name in streamed:
+        for begin, count in sliced.chunks():
+            window = sliced.window(tensors[name], begin, count)
+            if name in operator.inputs:
+                reads[window.nbytes] += window.pieces
+            if name in operator.outputs or name in old:
+                writes[window.nbytes] += window.pieces
+    whole = sum(tensors[n].nbytes for n in _operands(operator) if n not in streamed)
+    variant = RuntimeVariant(
+        f"{sliced.chunk}.{'.'.join(streamed)}",
+        sliced.layout,
+        tuple(n for n in streamed if n in operator.inputs),
+        tuple(n for n in streamed if n not in operator.inputs),
+        tuple(sorted(reads.items())),
+        tuple(sorted(writes.items())),
+        sliced,
+    )
+    price = sum((n + READ_BYTES) * count for n, count in reads.items())
+    price += sum((n + WRITE_BYTES) * count for n, count in writes.items())
+    price -= sum(tensors[n].nbytes + READ_BYTES for n in streamed if tensors[n].role in STORED)
+    return _Way(variant, whole + sliced.layout.temporaries_bytes, price)

@@ -1,0 +1,120 @@
+"""Operators that stream on onnxruntime: slice by slice, with the bits of the unscheduled step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+import poetopt as po
+from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.devices import cost, device
+from poetopt.frontends.zoo.network import Network
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes
+from poetopt.plan.simulate import simulate
+from poetopt.problem import Problem
+from poetopt.runtimes.onnxruntime import OnnxRuntime
+from poetopt.step.carried import slots
+from poetopt.step.memory import Block
+from poetopt.step.program import Program
+from poetopt.step.region import Region
+from poetopt.step.storage import Bytes, PageFile
+from tests.problems import keeping_nothing
+
+
+class Fine(OnnxRuntime):
+    """Small operators stream, too."""
+
+    chunk_bytes = 1 << 13
+
+
+class FineSessions(Sessions):
+    """onnxruntime's kernels, for such plans."""
+
+    runtime = Fine()
+
+
+def network(rng: random.Random) -> ModelProto:
+    """Convolutions, and products with matrices whose rows, or columns, are what they write; of random sizes."""
+    batch, size, wide = rng.choice((2, 3)), rng.choice((4, 6)), rng.choice((48, 64, 80))
+    net = Network("slices", rng.randrange(1000))
+    x = net.relu(net.conv(net.input("input", (batch, 16, size, size)), "conv1", (16, wide), 3, pad=1, bias=True), "r1")
+    x = net.relu(net.conv(x, "conv2", (wide, 80), 3, 2, pad=1), "r2")
+    x = net.add("Flatten", [x], "flatten", axis=1)
+    inner, outer = rng.choice((130, 257)), rng.choice((90, 200, 300))
+    x = net.relu(net.linear(x, "fc1", 20 * size * size, inner), "r3")
+    x = net.add(
+        "MatMul",
+        [x, net.weight("w", net.rng.standard_normal((inner, outer), np.float32) / np.float32(inner))],
+        "matmul",
+    )
+    x = net.add("Tanh", [x], "tanh")
+    return net.model(net.linear(x, "fc2", outer, 10), (batch, 10))
+
+
+def made(model: ModelProto, optimizer: str) -> Problem:
+    loaded = po.load(model)
+    assert isinstance(loaded, po.Model)
+    graph = loaded.differentiate(optimizer=optimizer).graph
+    return cost(graph, device("a72"), Fine(), parameters="paged", stream="auto")
+
+
+def graph_of(problem: Problem) -> TrainingGraph:
+    assert problem.graph is not None
+    return problem.graph
+
+
+def ran(plan: Plan) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
+    """What the plan and ordinary training leave of one batch; freed bytes are poisoned."""
+    graph = graph_of(plan.problem)
+    sessions = FineSessions(graph)
+    region = Region.of(graph, {tensor.name for tensor in plan.problem.tensors})
+    with PageFile(slots(plan)) as pages:
+        program = Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages)
+        batch = program.carried.take(random_batch(graph, 1))
+        theirs = NodeByNode(graph, sessions, program.begun, graph.results).run(batch)
+        program.run_checked(batch)
+        return {name: program.result(name).copy() for name in graph.results}, theirs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_way_of_every_operator_gives_the_unscheduled_bits(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = made(network(rng), ("sgd", "momentum", "adam")[seed % 3])
+    streaming = [operator for operator in problem.operators if operator.variants]
+    kinds = {kind.split(".")[0] for operator in streaming for kind in operator.kind.split("+")}
+    assert {"Conv", "Gemm", "MatMul"} <= kinds
+    for way in range(1, 1 + max(len(operator.variants) for operator in streaming)):
+        plan = keeping_nothing(problem, [min(way, len(operator.variants)) for operator in problem.operators])
+        assert simulate(plan).streamed_runs == len(streaming)
+        mine, theirs = ran(plan)
+        found = compare(mine, theirs, graph_of(problem).results)
+        assert found.identical, (found.different, [(o.name, o.variants[:way][-1]) for o in streaming])
+
+
+def test_a_slice_that_is_not_written_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = made(network(random.Random(1)), "sgd")
+    plan = keeping_nothing(problem)
+    write = PageFile.write_slice
+    skipped: list[str] = []
+
+    def forgetful(pages: PageFile, name: str, window: Any, source: Bytes) -> None:
+        if window.start and not skipped:
+            skipped.append(name)
+        else:
+            write(pages, name, window, source)
+
+    monkeypatch.setattr(PageFile, "write_slice", forgetful)
+    mine, theirs = ran(plan)
+    (name,) = skipped
+    assert set(compare(mine, theirs, graph_of(problem).results).different) == {f"{name}.new"}
