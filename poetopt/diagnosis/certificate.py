@@ -32,7 +32,6 @@ from poetopt.diagnosis.certified_nodes import grown
 from poetopt.diagnosis.exact import down, exact_bound
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
-from poetopt.engine.search import roomy, run_plain
 from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations import formulation
@@ -85,8 +84,6 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
     # Rows of `transfer_overlap` stand on multipliers of their own, which nothing here derives again: none are used.
     chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
     until = begin + options.time_limit_s
-    if roomy(problem, options):  # the search says so too
-        problem = run_plain(problem)
     with clock.ending(until):
         model = model_of(chosen, problem, options, scope)
         session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0))

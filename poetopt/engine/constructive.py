@@ -9,7 +9,16 @@ from dataclasses import replace
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
-from poetopt.engine.tuning import GRACE_S, HEURISTICS_SHARE, OFFER_WORK, PLAIN, QUICK_PRICES, QUICK_SHARE, WORK
+from poetopt.engine.tuning import (
+    GRACE_S,
+    HEURISTICS_SHARE,
+    OFFER_WORK,
+    PLAIN,
+    QUICK_PRICES,
+    QUICK_SHARE,
+    RUN_PLAIN,
+    WORK,
+)
 from poetopt.formulations import formulation
 from poetopt.heuristics.greedy import greedy
 from poetopt.heuristics.lasting import lasting_sets
@@ -62,26 +71,48 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
 
 
 def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> None:
-    """Solutions without paging, and without recomputation, where waking the storage costs energy.
+    """Solutions of plainer problems.
 
-    Wakes are counted by stages, and a relaxation pays for a small part of one in each: it tells little, and a search
-    guided by it may end above what either of the two finds at once.
+    Without paging, and without recomputation, where waking the storage costs energy: wakes are counted by stages, and a
+    relaxation pays for a small part of one in each. It tells little, and a search guided by it may end above what
+    either of the two finds at once.
+
+    With no operator streaming that fits plain: that problem is smaller and its relaxation tighter, so that what it
+    finds in time isn't missed.
 
     solve
-        What solves the two, in a part of the run's time each; an interrupt of it is one of the run.
+        What solves them, in a part of the run's time each; an interrupt of it is one of the run.
     """
-    options, problem = run.options, run.problem
-    if not (problem.wake_j and problem.paging and options.paging and options.remat):
-        return
-    for paging, remat, share in PLAIN:
+    for plainer, options, share in _plainer(run):
         limit = share * max(run.budget.remaining_s, 0.0)
         with run.timed("plain schedules"):
-            found = solve(problem, replace(options, paging=paging, remat=remat, time_limit_s=limit))
+            found = solve(plainer, replace(options, time_limit_s=limit))
         if found.plan is not None:
             known = schedule_of(found.plan, page_outs=run.chosen.transfer_times)
             _taken(run, run.incumbent, known, "start", strict=False)
         if found.interrupted:
             raise KeyboardInterrupt
+
+
+def _plainer(run: Run) -> Iterator[tuple[Problem, Options, float]]:
+    """Problems and options, and a share of the time that is left for each."""
+    options, problem = run.options, run.problem
+    if problem.wake_j and problem.paging and options.paging and options.remat:
+        for paging, remat, share in PLAIN:
+            yield problem, replace(options, paging=paging, remat=remat), share
+    plain = run_plain(problem, options.ram_bytes)
+    if options.paging and plain is not problem:
+        yield plain, options, RUN_PLAIN
+
+
+def run_plain(problem: Problem, ram_bytes: int) -> Problem:
+    """The problem without the variants of operators that fit a budget plain."""
+    room = ram_bytes - problem.reserve_bytes
+    operators = tuple(
+        replace(operator, variants=()) if problem.working_set_bytes(k) <= room else operator
+        for k, operator in enumerate(problem.operators)
+    )
+    return problem if operators == problem.operators else replace(problem, operators=operators)
 
 
 def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:

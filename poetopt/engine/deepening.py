@@ -157,7 +157,8 @@ class Deepening:
                     return proof
             before = run.incumbent.value
             search = self._last_scope if _wide(scope) else self._search
-            last = search(scope, self._budget(scope, top), no_goods=NO_GOODS_SHARE)
+            share = 1.0 if scope == top else NO_GOODS_SHARE
+            last = search(scope, self._budget(scope, top), no_goods=share)
             paid = last.pays(before, gap)
             if last.closed:
                 settled = self._proven is not None and not paid
@@ -189,7 +190,8 @@ class Deepening:
     def _budget(self, scope: str, top: str) -> Budget:
         budget = self._run.budget
         if scope == top:
-            return replace(budget, in_reach=True)
+            # what no narrower scope has an answer for is worth all of the time
+            return replace(budget, in_reach=self._proven is not None)
         if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)

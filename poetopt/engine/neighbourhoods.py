@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
 from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
-from poetopt.engine.tuning import CORE_S, CORES, LEAST_S, WINDOW_S, WINDOWS
+from poetopt.engine.tuning import CORE_S, CORES, LEAST_S, NARROWEST, WINDOW_S, WINDOWS
 from poetopt.formulations.rows import Floats
+from poetopt.problem import Problem
+from poetopt.schedule import Schedule
 
 
 def core_search(run: Run, budget: Budget, model: Any, session: Session) -> None:
@@ -41,40 +44,71 @@ def core_search(run: Run, budget: Budget, model: Any, session: Session) -> None:
 
 
 def rolling_windows(run: Run, budget: Budget, model: Any, session: Session) -> None:
-    """Slide windows over the incumbent until a whole sweep brings nothing, it is proven, or the time is up."""
-    if run.incumbent.best is None or Capability.WARM_START not in session.capabilities:
+    """Slide windows over the best schedule of the model, the narrowest first, until whole sweeps bring nothing.
+
+    It ends before where the incumbent is proven, or the time is up.
+    """
+    base = _base(run, model)
+    if base is None or Capability.WARM_START not in session.capabilities:
         return
     staged = run.chosen.points.stages(model)
     decided = np.unique(np.concatenate([stages for _, stages in staged[:1]]))
-    if len(decided) < 2 * max(WINDOWS):
-        return
     for count in WINDOWS:
-        better = True
+        width = len(decided) // count
+        better = width >= NARROWEST
         while better:
             better = False
-            width = len(decided) // count
             for begin in range(0, len(decided) - width // 2, max(1, width // 2)):
                 if budget.remaining_s < 0 or run.closed(budget.gap):
                     return
                 window = decided[begin : begin + width]
-                better |= _solve(run, budget, model, session, int(window[0]), int(window[-1]))
+                free = _with_their_forward(run.problem, int(window[0]), int(window[-1]))
+                found = _solve(run, budget, model, session, free, base)
+                better |= found is not None
+                base = found or base
 
 
-def _solve(run: Run, budget: Budget, model: Any, session: Session, first: int, last: int) -> bool:
-    """Free the stages first..last around the incumbent; whether something better was found there."""
-    assert run.incumbent.best is not None
+def _base(run: Run, model: Any) -> Schedule | None:
+    """The best schedule known that lies in the model: an incumbent of heuristics may run again what it doesn't hold."""
+    best = run.incumbent.best
+    known = [*([] if best is None else [best.schedule]), *run.starts]
+    return next((schedule for schedule in known if run.chosen.points.values(model, schedule) is not None), None)
+
+
+def _with_their_forward(problem: Problem, first: int, last: int) -> NDArray[np.bool_]:
+    """(n_stages,) the stages first..last, and those of forward operators that share a tensor with one of them.
+
+    What a window keeps for less, or no longer needs, makes room where it was made, and runs there may stream instead.
+    """
+    free = np.zeros(len(problem.operators), dtype=bool)
+    free[first : last + 1] = True
+    for operator in problem.operators[first : last + 1]:
+        for i in operator.inputs:
+            own = (problem.tensors[i].producer, *problem.readers[i])
+            free[[j for j in own if 0 <= j <= problem.last_forward]] = True
+    return free
+
+
+def _solve(
+    run: Run, budget: Budget, model: Any, session: Session, free: NDArray[np.bool_], base: Schedule
+) -> Schedule | None:
+    """Free these stages around `base`; what is better than it, if that was found there."""
     before = run.incumbent.best
-    start = run.chosen.points.values(model, before.schedule)
+    start = run.chosen.points.values(model, base)
     if start is None:
-        return False
+        return None
     values = {id(variable): array for variable, array in start}
     frozen = [
-        Frozen(variable, (stages < first) | (stages > last), values[id(variable)])
-        for variable, stages in run.chosen.points.stages(model)
+        Frozen(variable, ~free[stages], values[id(variable)]) for variable, stages in run.chosen.points.stages(model)
     ]
     seconds = min(WINDOW_S, budget.remaining_s)
-    _search(run, budget.gap, model, session, "neighbourhood", seconds, frozen, start=start)
-    return run.incumbent.best is not before
+    point = _search(run, budget.gap, model, session, "neighbourhood", seconds, frozen, start=start)
+    after = run.incumbent.best
+    if after is not None and after is not before and run.chosen.points.values(model, after.schedule) is not None:
+        return after.schedule
+    found = None if point is None else run.chosen.points.schedule(model, point)
+    weigh = run.incumbent.weigh
+    return found if found is not None and found != base and weigh(found) < weigh(base) else None
 
 
 def _search(
@@ -88,8 +122,8 @@ def _search(
     *,
     start: Sequence[tuple[Any, Floats]] | None = None,
     cutoff: float | None = None,
-) -> None:
-    """Search with a part held; offer what is found, and add the rows that it breaks."""
+) -> Point | None:
+    """Search with a part held; offer what is found, and add the rows that it breaks. Gives the best point."""
 
     def offered(point: Point) -> None:
         run.offer(run.chosen.points.schedule(model, point), phase)
@@ -106,3 +140,4 @@ def _search(
     )
     if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
         session.add([row for row in run.separate(model, found.point) if row.core])
+    return found.point

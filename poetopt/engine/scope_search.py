@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from poetopt import clock
 from poetopt.engine.budget import Budget
+from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.model_search import Mode, ModelSearch
 from poetopt.engine.proof import Ending, Proof
@@ -19,6 +20,7 @@ from poetopt.engine.tuning import ATTEMPTS, LEAST_S, OBJECTIVE_TARGET, RESTRICTE
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.problem import Feature
+from poetopt.units import show_bytes, show_seconds
 
 
 def search_scope(
@@ -55,6 +57,21 @@ def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
     return Proof(scope, scope_name(scope), run.bound, False, value, run.closed(gap))
 
 
+def _refused(found: Incumbent) -> str:
+    """Why the schedules that a model has for less are no plans, where nothing else keeps a gap open; empty: unknown."""
+    if found.arena_excess is not None:
+        return (
+            "what is open is of schedules that keep the budget in bytes; none that was tried has a memory layout "
+            f"within it, and the nearest takes {show_bytes(found.arena_excess)} more"
+        )
+    if found.makespan_excess_s is not None:
+        return (
+            "what is open is of schedules that the clock refuses; the nearest that was tried is "
+            f"{show_seconds(found.makespan_excess_s)} late"
+        )
+    return ""
+
+
 @dataclass
 class _ScopeSearch:
     run: Run
@@ -73,11 +90,13 @@ class _ScopeSearch:
         run, gap = self.run, self.run.options.gap
         exact = self._attempt(Restriction(), self.budget)
         late = run.incumbent.makespan_excess_s is not None
+        refusal = _refused(run.incumbent) if exact is Ending.REFUSED else ""
         self._restricted(exact)
         open_ = exact is not Ending.INFEASIBLE and not run.closed(gap)
         refused = late or run.incumbent.best is None or exact is Ending.REFUSED
         if no_goods and open_ and run.chosen.no_good is not None and refused:
             exact = self._without_refused(exact, no_goods)
+            refusal = (refusal and _refused(run.incumbent)) or refusal
         return Proof(
             self.scope,
             scope_name(self.scope),
@@ -87,6 +106,7 @@ class _ScopeSearch:
             run.closed(gap),
             exact in (Ending.FINISHED, Ending.REFUSED, Ending.EXHAUSTED),
             exact is Ending.EXHAUSTED,
+            note="" if run.closed(gap) else refusal,
             sources=self.sources,
             binding=self.binding,
         )

@@ -23,8 +23,6 @@ from poetopt.schedule import Schedule
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.STREAMED, *COMPUTES})
 """Features of problems that schedules are searched for."""
 
-STREAMS_BELOW = 1.1
-"""Operators may stream where the budget is less than so many times what the largest of them takes plain."""
 _NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
 
 
@@ -49,37 +47,6 @@ def search(
     features that no search plans for yet.
     """
     check_supported(problem, "the search", SUPPORTS)
-    taken = run_plain(problem) if roomy(problem, options) else problem
-    found = _search(taken, options, listener, starts, begin)
-    if found.plan is None or taken is problem:
-        return found
-    plan = replace(found.plan, problem=problem.keeping(found.plan.problem.lasting))
-    if found.scope == "store-all":
-        return replace(found, plan=plan)
-    said = f"operators run plain: with {STREAMS_BELOW} times what the largest takes, or more, none is tried streaming"
-    return replace(found, plan=plan, reason=f"{found.reason}; {said}" if found.reason else said)
-
-
-def roomy(problem: Problem, options: Options) -> bool:
-    """Whether operators are to run plain, though they have variants: there is room, and streaming would seldom pay."""
-    if Feature.STREAMED not in problem.features:
-        return False
-    largest = max(map(problem.working_set_bytes, range(len(problem.operators)))) + problem.reserve_bytes
-    return options.ram_bytes >= STREAMS_BELOW * largest
-
-
-def run_plain(problem: Problem) -> Problem:
-    """The problem without its operators' variants."""
-    return replace(problem, operators=tuple(replace(operator, variants=()) for operator in problem.operators))
-
-
-def _search(
-    problem: Problem,
-    options: Options,
-    listener: Listener | None,
-    starts: Sequence[Schedule],
-    begin: float | None,
-) -> Solution:
     chosen, now = formulation_of(options.formulation), time.monotonic()
     run = Run(problem, options, listener, begin=now if begin is None else begin)
     if begin is not None:

@@ -43,6 +43,10 @@ PLAIN = ((False, True, 0.4), (True, False, 0.08))
 """Solutions of plainer problems: whether they page, whether they recompute, and the share of the time left for each.
 Measured on problems whose storage is woken, random ones and resnet18_cifar."""
 
+RUN_PLAIN = 0.25
+"""Share of it for the problem in which only those operators may stream that don't fit plain. Measured on lenet, ds-cnn
+and the autoencoder at 1.02 to 2 times what the largest operator takes, mobilenetv1-025 at 0.6 times."""
+
 # The ladder of scopes
 SOON_SHARE = 0.35
 """Share of the remaining time after which `auto` leaves a scope that is nearly proven. Measured on zoo resnet50 a72
@@ -160,9 +164,11 @@ LATE = 3
 Measured on deadlines on m4."""
 
 # Large neighbourhood search
-WINDOWS = (6, 4)
-"""The decided stages are divided into this many windows, which overlap by half; first the narrower ones. Measured on
-resnet18_cifar, bert."""
+WINDOWS = (24, 12, 6, 4)
+"""The decided stages are divided into this many windows, which overlap by half; first the narrower ones, which take a
+fraction of a second. Measured on resnet18_cifar, bert; the narrow ones on zoo mobilenetv1-025 in 256 KB."""
+NARROWEST = 3
+"""No windows of fewer stages."""
 CORES = (0.1, 0.3)
 """How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent. Measured
 on resnet18_cifar, zoo mobilenetv2."""

@@ -145,6 +145,9 @@ class Replay:
         for i in sorted(missing, key=lambda i: -self._producer[i]):
             if i not in resident:  # it may have come with another one
                 self._restore(i, held)
+        for i in effect.streams_out:
+            if i in resident:  # what ran again for the others has read it
+                self._evict(i)
         fresh = self.machine.fresh(effect)
         self._make_room(sum([self._nbytes[i] for i in fresh]) + effect.workspace_bytes, held)
         self.machine.apply(effect)

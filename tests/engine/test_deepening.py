@@ -15,6 +15,7 @@ from poetopt.engine.deepening import claim
 from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
 from poetopt.engine.scope_search import interrupted
+from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Progress, Solution, Status
 from poetopt.engine.tuning import NEARLY
 from poetopt.errors import FormulationError
@@ -24,6 +25,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.report.proof import exact_words
 from poetopt.schedule import Schedule
+from tests.formulations.test_streaming import tight_with_variants
 from tests.problems import random_problem, random_tight
 
 
@@ -142,3 +144,16 @@ def test_a_scope_that_a_formulation_lacks_is_refused() -> None:
     problem, ram_bytes = random_tight(random.Random(1), operators=6, training=True)
     with pytest.raises(FormulationError, match="has no scope 'depth:4'"):
         solve(problem, Options(ram_bytes=ram_bytes, formulation="poet", scope="depth:4"))
+
+
+def test_a_gap_that_layouts_leave_is_said_to_be_theirs() -> None:
+    """Each schedule that costs less keeps the budget in bytes, and has no layout within it; a byte more would do."""
+    problem, ram_bytes = tight_with_variants(random.Random(4), forward=3)
+    asked = Options(ram_bytes=ram_bytes, scope="depth:4", threads=1)
+    found = search(problem, asked)
+    assert found.status is Status.FEASIBLE
+    assert "none that was tried has a memory layout within it, and the nearest takes 1 B more" in found.reason
+    roomier = search(problem, replace(asked, ram_bytes=ram_bytes + 1))
+    assert found.simulation is not None
+    assert roomier.simulation is not None
+    assert roomier.simulation.overhead_j < found.simulation.overhead_j
