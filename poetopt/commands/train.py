@@ -200,7 +200,7 @@ def _train_in_c(
         graph = loaded.plan.problem.graph
         if graph is not None:
             check_outputs([graph.source], {"-o": out})
-            check_optimizer(getattr(graph, "optimizer", "none"), optimizer, plan)
+            check_optimizer(graph.optimizer, optimizer, plan)
         told(f"compiling the steps for {on} and running them")
         ended = po.fit_on(
             loaded, on, data, hyperparameters=given, out=out, model=model, allow_symlinks=allow_symlinks, told=told,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.backends.c.trained import DeviceTraining
-from poetopt.backends.c.training import check_updates, numbers, train_batches_on
+from poetopt.backends.c.training import check_trainable, numbers, train_batches_on
 from poetopt.backends.ort.checks import plain
 from poetopt.errors import OptionError
 from poetopt.plan.instructions import Plan
@@ -88,7 +88,7 @@ def fit_on(
     fit; else what `execute_on` does.
     """
     graph, rates, given = graph_of(plan), parse_schedule(lr_schedule), dict(hyperparameters or {})
-    check_updates(graph)
+    check_trainable(graph)
     check_hyperparameters(graph, given)
     if epochs < 1:
         raise OptionError(f"--epochs {epochs}: must be at least 1")

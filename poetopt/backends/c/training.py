@@ -32,7 +32,7 @@ from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.scratch import scratch_folder
-from poetopt.step.belongs import graph_of
+from poetopt.step.belongs import graph_of, in_parts
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
@@ -81,15 +81,17 @@ def train_on(
     chosen = graph_of(plan, graph)
     momentum = momentum_of(chosen, momentum)
     check_options(steps, lr, momentum)
-    check_updates(chosen)
+    check_trainable(chosen)
     data_sets = batches_of(chosen, data, seed)
     batches = [data_sets.get(step) for step in range(steps)]
     said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
     return train_batches_on(plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, told=told)
 
 
-def check_updates(graph: TrainingGraph) -> None:
-    """Raise OptionError where the step of `graph` has no optimizer."""
+def check_trainable(graph: TrainingGraph) -> None:
+    """Raise OptionError where the step of `graph` has no optimizer, PlanError where it takes its batch in parts."""
+    if graph.parts > 1:
+        raise in_parts(graph.name, "the step in C")
     if not graph.updaters:
         raise OptionError(
             "--on: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
@@ -109,7 +111,7 @@ def train_batches_on(
 ) -> DeviceTraining:
     """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it."""
     chosen_target, chosen, steps = target(on, "--on"), graph, len(batches)
-    check_updates(chosen)
+    check_trainable(chosen)
     program = device_program(plan, chosen)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, ram_bytes)
