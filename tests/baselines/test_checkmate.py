@@ -21,6 +21,7 @@ from poetopt.errors import NoScheduleError
 from poetopt.plan.simulate import simulate
 from tests.baselines.chains import chain
 from tests.problems import random_tight
+from tests.seeds import some
 
 EXACT = Settings(time_limit_s=30, gap=0.0, threads=1, scope="full")
 
@@ -104,7 +105,8 @@ def test_rounding_of_random_graphs_is_close_in_energy() -> None:
     """Few percent, as its authors measure it: the cost of a whole step, as a geometric mean."""
     rng = random.Random(5)
     logarithms = []
-    for _ in range(40):
+    chosen = some(range(40), 20)
+    for _ in chosen:
         problem, ram = random_tight(rng, operators=rng.choice((12, 14, 16)), training=True)
         try:
             found = simulate(method("checkmate-lp-rounding").schedule(problem, ram, EXACT), ram_bytes=ram)
@@ -115,11 +117,11 @@ def test_rounding_of_random_graphs_is_close_in_energy() -> None:
         assert best.status is Status.OPTIMAL
         assert found.energy_j >= best.simulation.energy_j - 1e-9
         logarithms.append(math.log(found.energy_j / best.simulation.energy_j))
-    assert len(logarithms) >= 12
+    assert len(logarithms) >= 0.3 * len(chosen)
     assert math.exp(sum(logarithms) / len(logarithms)) < 1.07
 
 
-@pytest.mark.parametrize("share", [0.6, 0.9])
+@pytest.mark.parametrize("share", some((0.6, 0.9), 1))
 def test_rounding_of_a_zoo_network_is_close_in_energy(share: float) -> None:
     problem = po.load("bert-tiny").differentiate().cost("a72")
     ram = int(share * po.store_all_peak_bytes(problem))
