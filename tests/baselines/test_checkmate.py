@@ -105,8 +105,7 @@ def test_rounding_of_random_graphs_is_close_in_energy() -> None:
     """Few percent, as its authors measure it: the cost of a whole step, as a geometric mean."""
     rng = random.Random(5)
     logarithms = []
-    chosen = some(range(40), 20)
-    for _ in chosen:
+    for _ in range(40):
         problem, ram = random_tight(rng, operators=rng.choice((12, 14, 16)), training=True)
         try:
             found = simulate(method("checkmate-lp-rounding").schedule(problem, ram, EXACT), ram_bytes=ram)
@@ -117,7 +116,7 @@ def test_rounding_of_random_graphs_is_close_in_energy() -> None:
         assert best.status is Status.OPTIMAL
         assert found.energy_j >= best.simulation.energy_j - 1e-9
         logarithms.append(math.log(found.energy_j / best.simulation.energy_j))
-    assert len(logarithms) >= 0.3 * len(chosen)
+    assert len(logarithms) >= 12
     assert math.exp(sum(logarithms) / len(logarithms)) < 1.07
 
 
