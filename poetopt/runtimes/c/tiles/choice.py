@@ -17,7 +17,7 @@ from poetopt.runtimes.c.tiles.variants import READ_BYTES, Candidate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST = 12
+MOST = 14
 """Ways of an operator."""
 LEVELS = 48
 """Of RAM, from the least that any way takes to all operands whole, for which ways are compared."""
