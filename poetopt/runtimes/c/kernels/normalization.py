@@ -10,7 +10,7 @@ from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.tiles.axes import Code, along, flat, leading
-from poetopt.runtimes.c.tiles.tiling import Tiling
+from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types
 
 HEADER = "po_norm.h"
@@ -96,6 +96,24 @@ def _group_norm(call: Call, arguments: Arguments) -> str:
         "po_group_norm", arguments.outputs[0], *arguments.inputs[:3], images, groups, channels // groups, size,
         by_group, float(call.number("epsilon", 1e-5)),
     )  # fmt: skip
+
+
+def _group_norm_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of the groups of one image."""
+    x, scale = call.input(0), call.input(1)
+    images, channels, size = _channels(x)
+    groups = call.integer("num_groups", 1)
+    if images != 1 or groups < 2:
+        return ()
+    each, of_group = channels // groups, scale.size // groups
+
+    def code(call: Call, chunk: Chunk) -> str:
+        operands = (part.at for part in (*chunk.outputs, *chunk.inputs))
+        by_group, epsilon = int(scale.size != channels), float(call.number("epsilon", 1e-5))
+        return called("po_group_norm", *operands, 1, chunk.count[OUTER], each, size, by_group, epsilon)
+
+    whole, parameters = Slice(OUTER, x.nbytes // groups), Slice(OUTER, of_group * scale.nbytes // scale.size)
+    return (Tiling(Loop(groups), None, (whole, parameters, parameters), (whole,), code),)
 
 
 def _layer_norm_gradient(call: Call, arguments: Arguments, begun: str = "0") -> str:
@@ -235,7 +253,9 @@ KERNELS: tuple[Kernel, ...] = (
         "InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,),
         tilings=_by_channel(_group_norm, (0,)),
     ),
-    Kernel("GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,)),
+    Kernel(
+        "GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_group_norm_tilings
+    ),
     Kernel(
         "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
         tilings=_layer_norm_gradient_tilings,
