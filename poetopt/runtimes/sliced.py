@@ -2,7 +2,8 @@
 
 A loop goes over one axis of some of the operator's tensors, a chunk of it at a time. Of what goes through the loop and
 lies elsewhere, on storage or in pieces in RAM, a slice has a buffer in the workspace: `fetch` and `store` are the nodes
-that fill it and empty it.
+that fill it and empty it. Rows of a table on storage are read one by one (`fetch_rows`), and written over those of a
+slice (`put_rows`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import prod
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Node, Tensor
 from poetopt.runtimes.contract import InnerLayout
 
-FETCH, STORE = "Fetch", "Store"
+FETCH, STORE, FETCH_ROWS, PUT_ROWS = "Fetch", "Store", "FetchRows", "PutRows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +113,13 @@ def fetch(name: str) -> Node:
 def store(name: str) -> Node:
     """What takes a slice from its buffer to where it belongs."""
     return Node(STORE, (name,), (), domain=OWN_DOMAIN)
+
+
+def fetch_rows(table: str, ids: str, rows: str) -> Node:
+    """What reads the rows `ids` of a table on storage."""
+    return Node(FETCH_ROWS, (ids,), (rows,), {"table": table}, domain=OWN_DOMAIN)
+
+
+def put_rows(node: Node) -> Node:
+    """A ScatterND of whole rows, of which those within a slice are written."""
+    return Node(PUT_ROWS, node.inputs, node.outputs, domain=OWN_DOMAIN)

@@ -6,10 +6,11 @@ plan begins with it. A step leaves all of it where the next one begins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poetopt.graph import TrainingGraph
 from poetopt.passes.rows import taken
@@ -107,6 +108,13 @@ class Carried:
         if name in self._stored:
             self._pages.read(name, bytes_of(found))
         return found
+
+    def pieces(self, name: str) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of `value(name)` in order, some at a time; each is gone with the next."""
+        if name in self.in_ram or name not in self._stored or name in self._graph.rows:
+            yield bytes_of(self.value(name))
+        else:
+            yield from self._pages.pieces(name, self.first[name].nbytes)
 
 
 def slots(plan: Plan, graph: TrainingGraph | None = None) -> Mapping[str, int]:

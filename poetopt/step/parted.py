@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.step.carried import Carried, slots
 from poetopt.step.kernels import Act, Kernels
-from poetopt.step.memory import POISON, Block
+from poetopt.step.memory import POISON, Block, bytes_of
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
@@ -162,11 +163,18 @@ class Parted:
 
     def result(self, name: str) -> Array:
         """See `Program.result`; the loss is that of the whole batch."""
+        return mean_loss(self._losses) if name == self.graph.loss else self._of(name).result(name)
+
+    def digest(self, name: str) -> bytes:
+        """See `Program.digest`."""
         if name == self.graph.loss:
-            return mean_loss(self._losses)
-        if self.closing is not None and (name in self.closing.graph.tensors and name not in self.part.graph.tensors):
-            return self.closing.result(name)
-        return self.part.result(name)
+            return sha256(bytes_of(self.result(name)).data).digest()
+        return self._of(name).digest(name)
+
+    def _of(self, name: str) -> Program:
+        """The program that a result is of."""
+        behind = self.closing is not None and name in self.closing.graph.tensors
+        return self.closing if behind and name not in self.part.graph.tensors and self.closing else self.part
 
     @property
     def begun(self) -> Mapping[str, Array]:

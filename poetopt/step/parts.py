@@ -14,7 +14,7 @@ from poetopt.operators.nodes import is_inner_view
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import ProblemTensor
 from poetopt.step.places import Moment, Place, Places, moments
-from poetopt.step.slices import MoveSlice, RunSlice, slice_parts
+from poetopt.step.slices import RunSlice, SlicePart, slice_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GiveBack:
     """Return what kernels have freed to the system: the next kernel could take new pages beside that."""
 
 
-Part = RunNode | Transfer | GiveBack | RunSlice | MoveSlice
+Part = RunNode | Transfer | GiveBack | SlicePart
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +25,8 @@ from poetopt.step.memory import POISON, Block, bytes_of, copy_mapped
 from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
 from poetopt.step.places import Place, Places, input_offsets
 from poetopt.step.region import Region
-from poetopt.step.slices import MoveSlice, RunSlice
-from poetopt.step.storage import Bytes, PageFile, pieces_of
+from poetopt.step.slices import MoveRows, MoveSlice, RunSlice
+from poetopt.step.storage import Bytes, PageFile, pieces_of, put_rows
 from poetopt.step.watched import Watched
 from poetopt.telling import Told, silent
 
@@ -172,6 +173,14 @@ class Program:
             return self.carried.value(root).reshape(self.graph.tensors[name].shape)
         return self.region.value(self.graph, name)
 
+    def digest(self, name: str) -> bytes:
+        """SHA-256 of `result(name)`, of which a piece is in memory at once where it is on storage."""
+        found, root = sha256(), self.graph.root(name)
+        parts = self.carried.pieces(root) if root in self.carried.first else [bytes_of(self.result(name))]
+        for piece in parts:
+            found.update(piece.data)
+        return found.digest()
+
     @property
     def begun(self) -> Mapping[str, Array]:
         """What the first step reads beside its batch, whatever steps have updated since. Read-only."""
@@ -207,6 +216,8 @@ class Program:
                     self._run_slice(part, found.number)
                 case MoveSlice():
                     self._move_slice(part, found.number)
+                case MoveRows():
+                    self._move_rows(part, found.number)
                 case GiveBack():
                     give_back = self.kernels.give_back()
                     if give_back is not None:
@@ -241,6 +252,19 @@ class Program:
             side_by_side = buffer.reshape(lying.shape)
             act = partial(np.copyto, *((lying, side_by_side) if part.back else (side_by_side, lying)))
             self.calls.append(Call(what, number, act))
+
+    def _move_rows(self, part: MoveRows, number: int) -> None:
+        ids: Any = self._span(part.ids, part.ids_as.nbytes).view(part.ids_as.dtype)
+        rows = self._span(part.rows, part.rows_as.nbytes).reshape(part.ids_as.size, -1)
+        if part.table is not None:
+            act = partial(self.pages.read_rows, part.table.name, ids, part.table.nbytes, rows)
+            self.calls.append(Call(f"reading rows of {part.table.name!r}", number, act, moves=True))
+        elif part.data is not None and part.made is not None and part.made_as is not None:
+            shape = part.made_as.shape[0], -1
+            data = self._span(part.data, part.made_as.nbytes).reshape(shape)
+            made = self._span(part.made, part.made_as.nbytes).reshape(shape)
+            act = partial(put_rows, made, data, ids, rows, part.begin, part.count)
+            self.calls.append(Call("writing rows over a slice", number, act))
 
     def _address(self, place: Place) -> int:
         return (self.region.address(place.root) if place.root else self.arena.address) + place.offset

@@ -9,7 +9,7 @@ from poetopt.graph import Node, Operator, Tensor
 from poetopt.operators.nodes import is_inner_view
 from poetopt.plan.instructions import Plan
 from poetopt.problem import ProblemTensor
-from poetopt.runtimes.sliced import FETCH, STORE, Sliced, Window
+from poetopt.runtimes.sliced import FETCH, FETCH_ROWS, PUT_ROWS, STORE, Sliced, Window
 from poetopt.step.places import Moment, Place, Places
 
 
@@ -54,7 +54,30 @@ class MoveSlice:
     whole: Place | None = None
 
 
-SlicePart = RunSlice | MoveSlice
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Read rows of a table on storage, or write those within a slice over it.
+
+    ids, rows
+        Where their numbers and the rows lie.
+    table
+        What is on storage; None where the rows go to `made`: a slice of it that begins with the row `begin` of `count`,
+        and is at `data` else.
+    """
+
+    ids: Place
+    ids_as: Tensor
+    rows: Place
+    rows_as: Tensor
+    table: ProblemTensor | None = None
+    data: Place | None = None
+    made: Place | None = None
+    made_as: Tensor | None = None
+    begin: int = 0
+    count: int = 0
+
+
+SlicePart = RunSlice | MoveSlice | MoveRows
 
 
 def slice_parts(operator: Operator, moment: Moment, places: Places) -> Iterator[SlicePart]:
@@ -85,6 +108,8 @@ class _Run:
             for node, need in zip(sliced.each, needs[first:last], strict=True):
                 if node.op_type in (FETCH, STORE) and node.domain:
                     yield self._move(node, begin, count)
+                elif node.op_type == PUT_ROWS and node.domain:
+                    yield self._put(node, begin, count)
                 elif not is_inner_view(node, sliced.layout.storage):
                     written = node.outputs[0]
                     run = sliced.further[written] if begin and written in sliced.further else node
@@ -94,7 +119,12 @@ class _Run:
 
     def _once(self, nodes: tuple[Node, ...], needs: list[int]) -> Iterator[SlicePart]:
         for node, need in zip(nodes, needs, strict=True):
-            if not is_inner_view(node, self.sliced.layout.storage):
+            if node.op_type == FETCH_ROWS and node.domain:
+                (ids,), (rows,), table = node.inputs, node.outputs, str(node.attributes["table"])
+                held = self.places.problem.tensors[self.places.index[self.places.graph.root(table)]]
+                ids_at, rows_at = self._place(ids, 0), self._place(rows, 0)
+                yield MoveRows(ids_at, self.tensors[ids], rows_at, self.tensors[rows], held)
+            elif not is_inner_view(node, self.sliced.layout.storage):
                 names = (n for n in (*node.inputs, *node.outputs) if n)
                 yield self._run(node, {n: self.tensors[n] for n in names}, need, None)
 
@@ -111,6 +141,16 @@ class _Run:
             held = self.places.problem.tensors[self.places.index[root]]
             return MoveSlice(name, buffer, window, back, tensor=held)
         return MoveSlice(name, buffer, window, back, whole=self.places.root(root, self.moment))
+
+    def _put(self, node: Node, begin: int, count: int) -> MoveRows:
+        data, ids, rows = node.inputs
+        (made,) = node.outputs
+        made_as = self.sliced.cuts[made].slice(self.tensors[made], count)
+        return MoveRows(
+            self._place(ids, begin), self.tensors[ids], self._place(rows, begin), self.tensors[rows],
+            None, self._place(data, begin), self._place(made, begin), made_as, begin,
+            self.tensors[made].shape[0],
+        )  # fmt: skip
 
     def _place(self, name: str, begin: int) -> Place:
         layout = self.sliced.layout

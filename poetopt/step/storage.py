@@ -11,7 +11,7 @@ import errno
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from poetopt.closing import Closing
 from poetopt.errors import ExecutionError, OutputError
 from poetopt.files import write_all
 from poetopt.runtimes.sliced import Window
-from poetopt.step.memory import pieces
+from poetopt.step.memory import PIECE, pieces
 
 SLOT_ALIGNMENT = 4096
 
@@ -135,6 +135,17 @@ class PageFile(Closing):
         for window, sum_ in self._slices.get(name, {}).items():
             self._check(name, _crc(pieces_of(target, window)), sum_)
 
+    def pieces(self, name: str, nbytes: int) -> Iterator[Bytes]:
+        """A tensor's bytes in order, some at a time and unchecked, each over the one before."""
+        room = np.empty(min(PIECE, nbytes), np.uint8)
+        try:
+            for start in range(0, nbytes, PIECE):
+                piece = room[: nbytes - start]
+                self._get(self._slots[name] + start, piece)
+                yield piece
+        except OSError as error:
+            raise self._failure(f"can't read {name!r}", error) from error
+
     def write_slice(self, name: str, window: Window, source: Bytes) -> None:
         """Copy a slice to its place in a tensor's slot: its pieces lie side by side in `source`."""
         known = self._slices.setdefault(name, {})
@@ -149,6 +160,15 @@ class PageFile(Closing):
         known = self._slices.get(name, {})
         if window in known:
             self._check(name, zlib.crc32(target.data), known[window])
+
+    def read_rows(self, name: str, ids: NDArray[np.int64], nbytes: int, target: NDArray[np.uint8]) -> None:
+        """Copy rows of a table of so many bytes, each to a row of `target`; numbers below 0 count from the end."""
+        size = target.shape[1]
+        try:
+            for k, row in enumerate(ids.reshape(-1).tolist()):
+                self._get(self._slots[name] + row * size + (nbytes if row < 0 else 0), target[k])
+        except OSError as error:
+            raise self._failure(f"can't read rows of {name!r}", error) from error
 
     def _each_piece(self, name: str, window: Window, array: Bytes, move: Callable[[int, Bytes], None]) -> None:
         at, size = self._slots[name] + window.start, window.nbytes
@@ -201,3 +221,19 @@ def _crc(pieces: NDArray[np.uint8]) -> int:
     for piece in pieces:
         found = zlib.crc32(piece.data, found)
     return found
+
+
+def put_rows(
+    made: NDArray[np.uint8],
+    data: NDArray[np.uint8],
+    ids: NDArray[np.int64],
+    rows: NDArray[np.uint8],
+    begin: int,
+    count: int,
+) -> None:
+    """`data`, a slice of a table of `count` rows from the row `begin` on, with those of `rows` that belong there."""
+    np.copyto(made, data)
+    for k, row in enumerate(ids.reshape(-1).tolist()):
+        at = row + (count if row < 0 else 0) - begin
+        if 0 <= at < len(made):
+            made[at] = rows[k]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 import poetopt as po
 from poetopt.backends.ort.batch import random_batch
@@ -62,6 +62,18 @@ def network(rng: random.Random) -> ModelProto:
     return net.model(net.linear(x, "fc2", outer, 10), (batch, 10))
 
 
+def tied(rng: random.Random) -> ModelProto:
+    """Rows of a table, some of them twice and one by a negative number, and products with all of it."""
+    net, rows = Network("tied", rng.randrange(1000)), rng.choice((256, 300))
+    table = net.weight("table", net.rng.standard_normal((rows, 80), np.float32))
+    ids = net.weight("ids", np.array([[3, -1, 3, rows - 2], [0, 7, 7, 130]]))
+    x = net.add(
+        "Gather", [table, net.add("Add", [ids, net.input("shift", (2, 1), TensorProto.INT64)], "ids")], "gather", axis=0
+    )
+    x = net.add("Tanh", [net.add("Reshape", [x, net.weight("shape", np.array([8, 80]))], "rows")], "tanh")
+    return net.model(net.add("Gemm", [x, table], "head", transB=1), (8, rows))
+
+
 def made(model: ModelProto, optimizer: str) -> Problem:
     loaded = po.load(model)
     assert isinstance(loaded, po.Model)
@@ -100,6 +112,19 @@ def test_every_way_of_every_operator_gives_the_unscheduled_bits(seed: int) -> No
         mine, theirs = ran(plan)
         found = compare(mine, theirs, graph_of(problem).results)
         assert found.identical, (found.different, [(o.name, o.variants[:way][-1]) for o in streaming])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_tied_table_is_read_by_rows_and_written_by_slices(optimizer: str) -> None:
+    problem = made(tied(random.Random(3)), optimizer)
+    (table,) = (i for i, tensor in enumerate(problem.tensors) if tensor.name == "table")
+    plan = keeping_nothing(problem)
+    runs = [step for step in plan.instructions if step.variant]
+    ways = [(run.target, problem.operators[run.target].variant(run.variant)) for run in runs]
+    assert [k for k, way in ways if table in way.streamed_in] == list(problem.readers[table])
+    assert max(map(problem.least_working_set_bytes, range(len(problem.operators)))) < problem.tensors[table].nbytes
+    mine, theirs = ran(plan)
+    assert compare(mine, theirs, graph_of(problem).results).identical
 
 
 def test_a_slice_that_is_not_written_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

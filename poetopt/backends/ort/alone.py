@@ -10,7 +10,6 @@ from statistics import median
 
 from poetopt.backends.ort.batch import batch_of
 from poetopt.backends.ort.clock import Clock
-from poetopt.backends.ort.ordinary import digests
 from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.stepping import ScheduledStep
 from poetopt.plan.layout import arena_bytes, taken_bytes
@@ -67,7 +66,7 @@ def run_alone(
     with Clock() as clock, ScheduledStep(made, ram_bytes=made.ram_bytes, workdir=workdir, told=told) as step:
         told("the schedule alone")
         loss, seconds = clock.call(partial(step.run, batch))
-        found = digests(step.results())
+        found = step.digests()
         times = [seconds, *(clock.time(partial(step.run, batch)) for _ in range(STEPS - 1))]
         peak = peak_bytes()
     return Alone(

@@ -160,6 +160,10 @@ class ScheduledStep(Closing):
         """What the last step gave, by the names of `Execution.results`: loss, gradients or updated values."""
         return {shown: self.program.result(name) for shown, name in self.joint.shown_results.items()}
 
+    def digests(self) -> Mapping[str, bytes]:
+        """SHA-256 of `results`; what is on storage is read piece by piece."""
+        return {shown: self.program.digest(name) for shown, name in self.joint.shown_results.items()}
+
     @property
     def hyperparameters(self) -> Mapping[str, float]:
         """Those of the last step, or of the first one, by name."""

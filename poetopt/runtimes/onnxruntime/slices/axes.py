@@ -244,7 +244,23 @@ def _col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> M
     return {made: cut, given: Cut(cut.axis, cut.per * block)}
 
 
+def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+    """Rows that are written over those of a table."""
+    data, indices, made = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
+    rows = len(indices.shape) == 2 and indices.shape[1] == 1 and len(tensors[data].shape) == 2
+    if not rows or node.attributes.get("reduction", "none") != "none" or name not in (data, made) or cut != Cut(0):
+        return None
+    return {data: cut, made: cut}
+
+
+def reads_rows(node: Node, name: str) -> bool:
+    """Whether a node reads rows of the table `name`, by their numbers."""
+    gathers = node.op_type == "Gather" and not node.domain and _attribute(node, "axis", 0) == 0
+    return gathers and node.inputs[0] == name and node.inputs[1] != name
+
+
 _SPECIAL: Mapping[str, Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None]] = {
     **dict.fromkeys(VIEW_OPS, _view),
     "Col2Im": _col2im,
+    "ScatterND": _scatter,
 }

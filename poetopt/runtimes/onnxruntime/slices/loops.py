@@ -8,7 +8,7 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from poetopt.graph import Node, Operator, Tensor
-from poetopt.runtimes.onnxruntime.slices.axes import ELEMENTS, Through, through
+from poetopt.runtimes.onnxruntime.slices.axes import ELEMENTS, Through, reads_rows, through
 from poetopt.runtimes.sliced import Cut
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def _loop(
     while waiting:
         cut = waiting.pop()
         for k in users.get(cut, ()):
+            if cuts[cut] == Cut(0) and cut in operator.inputs and reads_rows(operator.nodes[k], cut):
+                continue
             way = through(operator.nodes[k], cut, cuts[cut], tensors, values)
             if way is None or (k in ways and ways[k].cuts != way.cuts):
                 return None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.operators.nodes import is_inner_view
 from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
+from poetopt.runtimes.onnxruntime.slices.axes import reads_rows
 from poetopt.runtimes.onnxruntime.slices.loops import Loop, loops
-from poetopt.runtimes.sliced import Sliced, fetch, store
+from poetopt.runtimes.sliced import FETCH_ROWS, Cut, Sliced, fetch, fetch_rows, put_rows, store
 from poetopt.runtimes.workspace import NodeKernels, node_by_node
 
 if TYPE_CHECKING:
@@ -62,11 +63,9 @@ def ways(
     whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
     asked = _Asked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
     found = [
-        way
-        for loop in loops(operator, tensors, large, values)
-        for way in _of_loop(asked, loop, large, chunk_bytes)
-        if way.ram_bytes <= SAVED * whole
+        way for loop in loops(operator, tensors, large, values) for way in _of_loop(asked, loop, large, chunk_bytes)
     ]
+    found = [way for way in (*found, *_of_rows(asked, large)) if way.ram_bytes <= SAVED * whole]
     return [way.variant for way in _chosen(found, whole)]
 
 
@@ -126,8 +125,10 @@ def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) 
 
 
 def _once(loop: Loop) -> set[str]:
-    """What nodes outside of the loop read and write."""
-    return {n for node in (*loop.before, *loop.behind) for n in (*node.inputs, *node.outputs)}
+    """What nodes outside of the loop read and write whole."""
+    nodes = (*loop.before, *loop.behind)
+    names = ((node, n) for node in nodes for n in (*node.inputs, *node.outputs))
+    return {n for node, n in names if not (loop.cuts.get(n) == Cut(0) and node in loop.before and reads_rows(node, n))}
 
 
 def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way | None:
@@ -141,7 +142,8 @@ def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way 
         return None
     each, further = _adding(loop)
     each = tuple(_moved(each, buffered, operator))
-    nodes = (*loop.before, *_hold(written=sorted(loop.sums)), *each, *_hold(read=_held(loop)), *loop.behind)
+    before = tuple(_rowwise(loop.before, buffered))
+    nodes = (*before, *_hold(written=sorted(loop.sums)), *each, *_hold(read=_held(loop)), *loop.behind)
     cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
     inside = replace(
         operator,
@@ -159,7 +161,7 @@ def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way 
     figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
     layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
     sliced = Sliced(
-        loop.extent, size, loop.cuts, loop.before, each, loop.behind, layout,
+        loop.extent, size, loop.cuts, before, each, loop.behind, layout,
         frozenset(buffered), frozenset(moved), further,
     )  # fmt: skip
     return _figured(operator, tensors, sliced, streamed)
@@ -187,8 +189,32 @@ def _adding(loop: Loop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
             further[written] = replace(
                 node, inputs=(*node.inputs[:2], written), attributes={**node.attributes, "beta": 1.0}
             )
-        each.append(node)
+        each.append(put_rows(node) if node.op_type == "ScatterND" else node)
     return tuple(each), further
+
+
+def _rowwise(nodes: Sequence[Node], streamed: Collection[str]) -> Iterator[Node]:
+    """The nodes, those that read rows of what is streamed from storage."""
+    for node in nodes:
+        table = next((n for n in node.inputs if n in streamed), "")
+        yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
+
+
+def _of_rows(asked: _Asked, large: Sequence[str]) -> Iterator[_Way]:
+    """Reading rows of tables from storage, where nothing else of them is read."""
+    operator, tensors = asked.operator, asked.tensors
+    readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
+    tables = [n for n, nodes in readers.items() if nodes and all(reads_rows(node, n) for node in nodes)]
+    if not tables or operator.updates:
+        return
+    nodes = tuple(_rowwise(operator.nodes, tables))
+    inside = replace(operator, nodes=nodes, inputs=tuple(n for n in operator.inputs if n not in tables))
+    layout = node_by_node(asked.runtime, inside, tensors, asked.alignment)
+    if max(layout.kernel_bytes) <= asked.kernels:
+        layout = replace(layout, kernel_offsets=())
+        yield _figured(
+            operator, tensors, Sliced(0, 1, {}, nodes, (), (), layout, frozenset(tables), frozenset(tables)), tables
+        )
 
 
 def _moved(each: Sequence[Node], buffered: Collection[str], operator: Operator) -> Iterator[Node]:
@@ -208,6 +234,10 @@ def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, 
     old = {old for old, _ in operator.updates}
     reads: Counter[int] = Counter()
     writes: Counter[int] = Counter()
+    for node in sliced.before:
+        if node.op_type == FETCH_ROWS and node.domain:
+            rows = tensors[node.inputs[0]].size
+            reads[tensors[node.outputs[0]].nbytes // max(rows, 1)] += rows
     for name in streamed:
         for begin, count in sliced.chunks():
             window = sliced.window(tensors[name], begin, count)
