@@ -17,6 +17,7 @@ GROUP = "poetopt.kernels"
 MODULES = (
     "elementwise",
     "movement",
+    "picking",
     "reduction",
     "product",
     "convolution",

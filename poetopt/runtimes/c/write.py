@@ -8,6 +8,7 @@ import numpy as np
 
 from poetopt.graph import Tensor
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call
+from poetopt.runtimes.c.loops import block
 
 
 def c_float(value: float) -> str:
@@ -63,3 +64,16 @@ def operands(call: Call, arguments: Arguments) -> list[str]:
         read("abcdefgh"[k], tensor, arguments.inputs[k]) for k, tensor in enumerate(call.inputs) if tensor is not None
     ]
     return [*found, written("y", call.output(), arguments.outputs[0])]
+
+
+def known_types(call: Call) -> str | None:
+    """Why not, where an operand has an element type that there is no C type of."""
+    for tensor in (*call.inputs, *call.outputs):
+        if tensor is not None and tensor.dtype not in C_TYPES:
+            return f"{call.node.op_type} of {tensor.dtype}: it has {', '.join(C_TYPES)}"
+    return None
+
+
+def filled(y: Tensor, target: str, value: str) -> str:
+    """Sets all elements of a tensor."""
+    return block(written("y", y, target), f"for (int32_t i = 0; i < {y.size}; ++i) {{\n    y[i] = {value};\n}}")

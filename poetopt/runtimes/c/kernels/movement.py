@@ -1,4 +1,4 @@
-"""Ops that move data: transposed, cut, padded, put together, picked and put. One loop nest for each block of bytes."""
+"""Ops that move data: transposed, cut, padded, put together, drawn. One loop nest for each block of bytes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from math import prod
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
-from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, loops, nest, strides_of
 from poetopt.runtimes.c.tiles.axes import Code, aligned, along, leading
-from poetopt.runtimes.c.tiles.gathers import gathered, gradient_tilings, update_tilings
 from poetopt.runtimes.c.tiles.moves import apart, cut_out, together
 from poetopt.runtimes.c.tiles.pads import padded
 from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.tiles.transposes import transposed
-from poetopt.runtimes.c.write import c_float, c_number, read, written
+from poetopt.runtimes.c.write import c_float, c_number, filled, known_types, read, written
 
 HEADER = "po_math.h"
-
-
-def _known_types(call: Call) -> str | None:
-    for tensor in (*call.inputs, *call.outputs):
-        if tensor is not None and tensor.dtype not in C_TYPES:
-            return f"{call.node.op_type} of {tensor.dtype}: it has {', '.join(C_TYPES)}"
-    return None
 
 
 def _ints(call: Call, place: int) -> list[int]:
@@ -104,14 +96,10 @@ def _slice_tilings(call: Call) -> tuple[Tiling, ...]:
     return cut_out(call, first, step)
 
 
-def _filled(y: Tensor, target: str, value: str) -> str:
-    return block(written("y", y, target), f"for (int32_t i = 0; i < {y.size}; ++i) {{\n    y[i] = {value};\n}}")
-
-
 def _constant_of_shape(call: Call, arguments: Arguments) -> str:
     value = call.node.attributes.get("value")
     number = np.asarray(value).reshape(-1)[0] if value is not None else 0.0
-    return _filled(call.output(), arguments.outputs[0], c_number(number, call.output().dtype))
+    return filled(call.output(), arguments.outputs[0], c_number(number, call.output().dtype))
 
 
 def _pads(call: Call) -> tuple[list[int], list[int]]:
@@ -138,7 +126,7 @@ def _pad(call: Call, arguments: Arguments) -> str:
     shape = [d + min(b, 0) + min(a, 0) for d, b, a in zip(x.shape, before, after, strict=True)]
     at = sum(max(-b, 0) * s for b, s in zip(before, own, strict=True))
     to = sum(max(b, 0) * s for b, s in zip(before, target, strict=True))
-    fill = [_filled(y, arguments.outputs[0], _pad_value(call))] if y.size != prod(shape) else []
+    fill = [filled(y, arguments.outputs[0], _pad_value(call))] if y.size != prod(shape) else []
     moved = copied(shape, x, arguments.inputs[0], own, y, arguments.outputs[0], target, at=at, to=to)
     return block(*fill, moved)
 
@@ -149,7 +137,7 @@ def _pad_tilings(call: Call) -> tuple[Tiling, ...]:
 
 def _pad_refuses(call: Call) -> str | None:
     mode = call.text("mode", "constant")
-    return f"Pad in mode {mode}" if mode != "constant" else _known_types(call)
+    return f"Pad in mode {mode}" if mode != "constant" else known_types(call)
 
 
 def _concat(call: Call, arguments: Arguments) -> str:
@@ -197,124 +185,6 @@ def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tili
     return along(code, call, inputs, [first] * len(call.outputs))
 
 
-def _gather(call: Call, arguments: Arguments) -> str:
-    x, where, y = call.input(0), call.input(1), call.output()
-    axis = call.integer("axis", 0) % len(x.shape)
-    outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
-    body = block(
-        f"const int32_t at = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
-        f"memcpy(y + (i0 * {where.size} + i1) * {inner}, a + (i0 * {length} + at) * {inner}, "
-        f"{inner * y.nbytes // max(y.size, 1)});",
-    )
-    return block(
-        read("a", x, arguments.inputs[0]),
-        read("b", where, arguments.inputs[1]),
-        written("y", y, arguments.outputs[0]),
-        loops((outer, where.size), body),
-    )
-
-
-def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> str:
-    """`statement` for every element of what was gathered: u is its place there, at that in the table."""
-    axis = call.integer("axis", 0) % len(shape)
-    outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
-    row = block(
-        f"const int32_t row = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
-        loops(
-            (inner,),
-            f"const int32_t at = (i0 * {length} + row) * {inner} + j0, u = (i0 * {indices.size} + i1) * {inner} + j0;\n"
-            + statement,
-            "j",
-        ),
-    )
-    return loops((outer, indices.size), row)
-
-
-def _gather_gradient(call: Call, arguments: Arguments) -> str:
-    dy, indices, dx = call.input(0), call.input(1), call.output()
-    return block(
-        _filled(dx, arguments.outputs[0], "0.0f"),
-        block(
-            read("a", dy, arguments.inputs[0]),
-            read("b", indices, arguments.inputs[1]),
-            written("y", dx, arguments.outputs[0]),
-            _rows(call, dx.shape, indices, "y[at] += a[u];"),
-        ),
-    )
-
-
-def _gather_update(call: Call, arguments: Arguments) -> str:
-    """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
-    table, y = call.input(2), call.output()
-    return block(
-        *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
-        written("y", y, arguments.outputs[0]),
-        nest(table.shape, {"p": strides_of(table.shape), "y": strides_of(y.shape)}, "{y} = {p} * e[0];"),
-        _rows(call, y.shape, call.input(1), "y[at] -= a[u] * r[0];"),
-    )
-
-
-def _gather_refuses(call: Call) -> str | None:
-    return "rows of another type than float32" if call.output().dtype != "float32" else _known_types(call)
-
-
-_COMBINED = {
-    "none": "{y} = {u};",
-    "add": "{y} += {u};",
-    "mul": "{y} *= {u};",
-    "max": "if ({u} > {y}) {{\n    {y} = {u};\n}}",
-    "min": "if ({u} < {y}) {{\n    {y} = {u};\n}}",
-}
-
-
-def _kept(call: Call, arguments: Arguments) -> list[str]:
-    """Declarations of data a, indices b, updates c and result y, which begins as data."""
-    y = call.output()
-    return [
-        read("b", call.input(1), arguments.inputs[1]),
-        read("c", call.input(2), arguments.inputs[2]),
-        written("y", y, arguments.outputs[0]),
-        f"if ((const void *)y != (const void *)({arguments.inputs[0]})) {{",
-        f"    memcpy(y, {arguments.inputs[0]}, {y.nbytes});",
-        "}",
-    ]
-
-
-def _scatter_elements(call: Call, arguments: Arguments) -> str:
-    y, where = call.output(), call.input(1)
-    axis = call.integer("axis", 0) % len(y.shape)
-    own = strides_of(y.shape)
-    others = index([0 if k == axis else step for k, step in enumerate(own)])
-    element = index(strides_of(where.shape))
-    text = _COMBINED[call.text("reduction", "none")]
-    body = block(
-        f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {y.shape[axis]} : b[{element}]);",
-        text.format(y=f"y[{others} + at * {own[axis]}]", u=f"c[{element}]"),
-    )
-    return block(*_kept(call, arguments), loops(where.shape, body))
-
-
-def _scatter_nd(call: Call, arguments: Arguments) -> str:
-    y, where = call.output(), call.input(1)
-    depth = where.shape[-1]
-    own, inner = strides_of(y.shape), prod(y.shape[depth:])
-    terms = [
-        f"(b[i0 * {depth} + {k}] < 0 ? b[i0 * {depth} + {k}] + {y.shape[k]} : b[i0 * {depth} + {k}]) * {own[k]}"
-        for k in range(depth)
-    ]
-    text = _COMBINED[call.text("reduction", "none")]
-    body = block(
-        f"const int32_t at = (int32_t)({' + '.join(terms)});",
-        loops((inner,), text.format(y="y[at + j0]", u=f"c[i0 * {inner} + j0]"), "j"),
-    )
-    return block(*_kept(call, arguments), loops((where.size // max(depth, 1),), body))
-
-
-def _scatter_refuses(call: Call) -> str | None:
-    found = call.text("reduction", "none")
-    return f"{call.node.op_type} with reduction {found}" if found not in _COMBINED else _known_types(call)
-
-
 def _size(call: Call, arguments: Arguments) -> str:
     return block(written("y", call.output(), arguments.outputs[0]), f"y[0] = {call.input(0).size};")
 
@@ -352,35 +222,15 @@ def _seed(call: Call) -> tuple[int, ...]:
 
 
 KERNELS: tuple[Kernel, ...] = (
-    *(Kernel(op_type, _same_bytes, refuses=_known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
-    Kernel("Transpose", _transpose, refuses=_known_types, headers=(HEADER,), tilings=_transpose_tilings),
-    Kernel("Expand", _expand, refuses=_known_types, headers=(HEADER,), tilings=_expand_tilings),
-    Kernel("Slice", _slice, refuses=_known_types, constants=(1, 2, 3, 4), headers=(HEADER,), tilings=_slice_tilings),
-    Kernel("ConstantOfShape", _constant_of_shape, refuses=_known_types, headers=(HEADER,)),
+    *(Kernel(op_type, _same_bytes, refuses=known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
+    Kernel("Transpose", _transpose, refuses=known_types, headers=(HEADER,), tilings=_transpose_tilings),
+    Kernel("Expand", _expand, refuses=known_types, headers=(HEADER,), tilings=_expand_tilings),
+    Kernel("Slice", _slice, refuses=known_types, constants=(1, 2, 3, 4), headers=(HEADER,), tilings=_slice_tilings),
+    Kernel("ConstantOfShape", _constant_of_shape, refuses=known_types, headers=(HEADER,)),
     Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,), tilings=_pad_tilings),
-    Kernel("Concat", _concat, refuses=_known_types, headers=(HEADER,), tilings=_concat_tilings),
-    Kernel("Split", _split, refuses=_known_types, headers=(HEADER,), tilings=_split_tilings),
-    Kernel("Gather", _gather, refuses=_known_types, headers=(HEADER,), tilings=gathered),
-    Kernel(
-        "Gather.grad_input",
-        _gather_gradient,
-        OWN_DOMAIN,
-        _gather_refuses,
-        headers=(HEADER,),
-        tilings=gradient_tilings,
-    ),
-    Kernel(
-        "Gather.grad_input+sgd.update",
-        _gather_update,
-        OWN_DOMAIN,
-        _gather_refuses,
-        in_place=(2,),
-        headers=(HEADER,),
-        tilings=update_tilings,
-    ),
-    Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
-    Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("Concat", _concat, refuses=known_types, headers=(HEADER,), tilings=_concat_tilings),
+    Kernel("Split", _split, refuses=known_types, headers=(HEADER,), tilings=_split_tilings),
     Kernel("Size", _size, headers=(HEADER,)),
-    Kernel("RandomUniform", _random_uniform, refuses=_known_types, state=_seed, headers=(HEADER,)),
-    Kernel("Dropout.mask", _mask, OWN_DOMAIN, _known_types, state=_seed, headers=(HEADER,)),
+    Kernel("RandomUniform", _random_uniform, refuses=known_types, state=_seed, headers=(HEADER,)),
+    Kernel("Dropout.mask", _mask, OWN_DOMAIN, known_types, state=_seed, headers=(HEADER,)),
 )

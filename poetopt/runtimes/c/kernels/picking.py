@@ -1,0 +1,156 @@
+"""Ops that pick rows or elements by their numbers, and put them: Gather with its gradient and update, Scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from poetopt.graph import OWN_DOMAIN, Tensor
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import block, index, loops, nest, strides_of
+from poetopt.runtimes.c.tiles.gathers import gathered, gradient_tilings, update_tilings
+from poetopt.runtimes.c.write import filled, known_types, read, written
+
+HEADER = "po_math.h"
+
+
+def _gather(call: Call, arguments: Arguments) -> str:
+    x, where, y = call.input(0), call.input(1), call.output()
+    axis = call.integer("axis", 0) % len(x.shape)
+    outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    body = block(
+        f"const int32_t at = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        f"memcpy(y + (i0 * {where.size} + i1) * {inner}, a + (i0 * {length} + at) * {inner}, "
+        f"{inner * y.nbytes // max(y.size, 1)});",
+    )
+    return block(
+        read("a", x, arguments.inputs[0]),
+        read("b", where, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((outer, where.size), body),
+    )
+
+
+def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> str:
+    """`statement` for every element of what was gathered: u is its place there, at that in the table."""
+    axis = call.integer("axis", 0) % len(shape)
+    outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    row = block(
+        f"const int32_t row = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        loops(
+            (inner,),
+            f"const int32_t at = (i0 * {length} + row) * {inner} + j0, u = (i0 * {indices.size} + i1) * {inner} + j0;\n"
+            + statement,
+            "j",
+        ),
+    )
+    return loops((outer, indices.size), row)
+
+
+def _gather_gradient(call: Call, arguments: Arguments) -> str:
+    dy, indices, dx = call.input(0), call.input(1), call.output()
+    return block(
+        filled(dx, arguments.outputs[0], "0.0f"),
+        block(
+            read("a", dy, arguments.inputs[0]),
+            read("b", indices, arguments.inputs[1]),
+            written("y", dx, arguments.outputs[0]),
+            _rows(call, dx.shape, indices, "y[at] += a[u];"),
+        ),
+    )
+
+
+def _gather_update(call: Call, arguments: Arguments) -> str:
+    """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
+    table, y = call.input(2), call.output()
+    return block(
+        *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
+        written("y", y, arguments.outputs[0]),
+        nest(table.shape, {"p": strides_of(table.shape), "y": strides_of(y.shape)}, "{y} = {p} * e[0];"),
+        _rows(call, y.shape, call.input(1), "y[at] -= a[u] * r[0];"),
+    )
+
+
+def _gather_refuses(call: Call) -> str | None:
+    return "rows of another type than float32" if call.output().dtype != "float32" else known_types(call)
+
+
+_COMBINED = {
+    "none": "{y} = {u};",
+    "add": "{y} += {u};",
+    "mul": "{y} *= {u};",
+    "max": "if ({u} > {y}) {{\n    {y} = {u};\n}}",
+    "min": "if ({u} < {y}) {{\n    {y} = {u};\n}}",
+}
+
+
+def _kept(call: Call, arguments: Arguments) -> list[str]:
+    """Declarations of data a, indices b, updates c and result y, which begins as data."""
+    y = call.output()
+    return [
+        read("b", call.input(1), arguments.inputs[1]),
+        read("c", call.input(2), arguments.inputs[2]),
+        written("y", y, arguments.outputs[0]),
+        f"if ((const void *)y != (const void *)({arguments.inputs[0]})) {{",
+        f"    memcpy(y, {arguments.inputs[0]}, {y.nbytes});",
+        "}",
+    ]
+
+
+def _scatter_elements(call: Call, arguments: Arguments) -> str:
+    y, where = call.output(), call.input(1)
+    axis = call.integer("axis", 0) % len(y.shape)
+    own = strides_of(y.shape)
+    others = index([0 if k == axis else step for k, step in enumerate(own)])
+    element = index(strides_of(where.shape))
+    text = _COMBINED[call.text("reduction", "none")]
+    body = block(
+        f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {y.shape[axis]} : b[{element}]);",
+        text.format(y=f"y[{others} + at * {own[axis]}]", u=f"c[{element}]"),
+    )
+    return block(*_kept(call, arguments), loops(where.shape, body))
+
+
+def _scatter_nd(call: Call, arguments: Arguments) -> str:
+    y, where = call.output(), call.input(1)
+    depth = where.shape[-1]
+    own, inner = strides_of(y.shape), prod(y.shape[depth:])
+    terms = [
+        f"(b[i0 * {depth} + {k}] < 0 ? b[i0 * {depth} + {k}] + {y.shape[k]} : b[i0 * {depth} + {k}]) * {own[k]}"
+        for k in range(depth)
+    ]
+    text = _COMBINED[call.text("reduction", "none")]
+    body = block(
+        f"const int32_t at = (int32_t)({' + '.join(terms)});",
+        loops((inner,), text.format(y="y[at + j0]", u=f"c[i0 * {inner} + j0]"), "j"),
+    )
+    return block(*_kept(call, arguments), loops((where.size // max(depth, 1),), body))
+
+
+def _scatter_refuses(call: Call) -> str | None:
+    found = call.text("reduction", "none")
+    return f"{call.node.op_type} with reduction {found}" if found not in _COMBINED else known_types(call)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("Gather", _gather, refuses=known_types, headers=(HEADER,), tilings=gathered),
+    Kernel(
+        "Gather.grad_input",
+        _gather_gradient,
+        OWN_DOMAIN,
+        _gather_refuses,
+        headers=(HEADER,),
+        tilings=gradient_tilings,
+    ),
+    Kernel(
+        "Gather.grad_input+sgd.update",
+        _gather_update,
+        OWN_DOMAIN,
+        _gather_refuses,
+        in_place=(2,),
+        headers=(HEADER,),
+        tilings=update_tilings,
+    ),
+    Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+)
