@@ -149,16 +149,10 @@ class Learner:
         }
         return checkpoint.save(folder, self.step.taken, meta, _Finite(self._states()))
 
-    def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:
-        """Go on from a checkpoint, with its hyperparameters where no others were asked for; those others, in words.
-
-        Raises PlanError for another network's, or one that began with other weights; then nothing has changed.
-        """
-        states = self._states()
+    def check(self, found: checkpoint.Checkpoint) -> None:
+        """Raise PlanError for a checkpoint of another network, other weights at the start, or another optimizer."""
         shown, meta = str(found.path), found.meta
         network, optimizer = meta.get("network"), meta.get("optimizer")
-        if optimizer != self.optimizer:
-            raise PlanError(f"{shown}: it was made with the optimizer {optimizer}, and this is {self.optimizer}")
         if meta.get("structure") != self.graph.structure_hash:
             raise PlanError(
                 f"{shown}: it is of another network ({network}): operators, shapes or types are not those of "
@@ -169,8 +163,21 @@ class Learner:
                 f"{shown}: it is of a network with other weights at the start than {self.graph.source or network} has; "
                 "give the model that it began with, or another folder"
             )
+        if optimizer != self.optimizer:
+            raise PlanError(
+                f"{shown}: it was made with the optimizer {optimizer}, and this is {self.optimizer}; give the plan and "
+                "the options that it was made with, or another folder"
+            )
+
+    def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:
+        """Go on from a checkpoint, with its hyperparameters where no others were asked for; those others, in words.
+
+        Raises as `check`, and PlanError for other states; then nothing has changed.
+        """
+        self.check(found)
+        shown, meta = str(found.path), found.meta
         shapes = dict(found.shapes())
-        for name, array in states.items():
+        for name, array in self._states().items():
             if shapes.pop(name, None) != (array.shape, array.dtype):
                 raise PlanError(
                     f"{shown}: it has no {name!r} of type {array.dtype} and shape {list(array.shape)}, which this "

@@ -125,6 +125,7 @@ class Fit:
         course = found.meta.get("course")
         if not isinstance(course, dict):
             raise PlanError(f"{found.path}: it was not made by a training for epochs; Trainer.load goes on from it")
+        self.learner.check(found)
         self.course.check(course, str(found.path), self.source.shown)
         position = Position.of(found.meta.get("position"), str(found.path))
         if position.epoch > self.asked.epochs:

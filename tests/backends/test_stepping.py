@@ -24,7 +24,7 @@ from poetopt.optimizers import with_updates
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.step.drawing import WINDOW
+from poetopt.step.drawing import WINDOW, reseeded
 from poetopt.step.region import Region
 from tests.backends.support import NETWORKS, dropout, embedding
 from tests.problems import random_plan
@@ -145,6 +145,24 @@ def test_dropout_goes_on_where_it_stopped(parameters: str) -> None:
                     assert loss == expected[k - begin]
                     assert expected[0] != expected[1]
     assert len(losses) == 3
+
+
+def test_written_models_draw_by_any_seed_without_the_library_that_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(lay_out(store_all(po.load(dropout()).differentiate().cost("a72"))))
+    fresh, ready = Sessions(graph), Sessions(graph, models=Sessions(graph).written())
+    node = next(node for operator in graph.operators for node in operator.nodes if fresh.draws(node))
+    name = node.outputs[0]
+
+    def drawn(sessions: Sessions, window: int) -> Any:
+        found = np.zeros(graph.tensors[name].shape, np.float32)
+        sessions.bound(reseeded(node, window), {name: found.ctypes.data})()
+        return found
+
+    expected = [drawn(fresh, window) for window in (0, 1, 7)]
+    assert len({array.tobytes() for array in expected}) == 3
+    monkeypatch.delattr(Sessions, "_model")
+    for window, array in zip((0, 1, 7), expected, strict=True):
+        np.testing.assert_array_equal(drawn(ready, window), array)
 
 
 def test_outputs_are_copies_of_what_the_step_computed() -> None:

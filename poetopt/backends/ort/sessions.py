@@ -12,6 +12,8 @@ much memory as the sessions of a network.
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -42,6 +44,10 @@ READ_AS_THEY_RUN = frozenset({"ConstantOfShape", "Reshape"})
 
 EMBEDDED_ELEMENTS = 64
 """Integer constants up to this size become part of their session."""
+
+
+_SEED = re.compile(rb"(\x0a\x04seed\x15).{4}", re.DOTALL)
+"""The attribute `seed` in a model's bytes: its name (field 1), and behind it a float of 4 bytes (field 2)."""
 
 
 @cache
@@ -124,7 +130,11 @@ class Sessions:
         Raises `ExecutionError` where onnxruntime has no kernel for it.
         """
         bound, outputs, embedded = self._operands(node)
-        model = self.models.get(key_of(node)) or self._model(node, bound, outputs, embedded)
+        model = self.models.get(key_of(node))
+        if model is not None and is_random(node):
+            model = _seeded(model, _seed(node))
+        if model is None:
+            model = self._model(node, bound, outputs, embedded)
         if is_random(node):
             return NodeSession(self._create(node, model), bound, outputs)
         if model not in self._made:
@@ -141,9 +151,8 @@ class Sessions:
         found = {}
         nodes = (node for operator in self.graph.operators for node in (() if operator.view else operator.nodes))
         for node in chain(nodes, further):
-            if not is_random(node):  # it is seeded anew
-                model = self._model(node, *self._operands(node))
-                found[key_of(node)] = alike.setdefault(model, model)
+            model = self._model(node, *self._operands(node))
+            found[key_of(node)] = alike.setdefault(model, model)
         return found
 
     def _operands(self, node: Node) -> tuple[_Names, _Names, Mapping[str, str]]:
@@ -209,8 +218,8 @@ class Sessions:
             return helper.make_tensor_value_info(key, elem_type(tensors[name].dtype), None)
 
         attributes = dict(node.attributes)
-        if is_random(node) and "seed" not in attributes and node.op_type != "Dropout":
-            attributes["seed"] = float(zlib.crc32(node.name.encode()) % 2**20)
+        if is_random(node) and node.op_type != "Dropout":
+            attributes["seed"] = _seed(node)
         canonical = replace(
             node,
             name="",
@@ -273,6 +282,17 @@ def _type(tensor: Tensor) -> tuple[object, list[int]]:
 def is_random(node: Node) -> bool:
     """Whether two runs of one session of `node` may differ."""
     return node.op_type in RANDOM_OPS and not node.domain
+
+
+def _seed(node: Node) -> float:
+    """What a random node draws by: its own seed, or one of its name."""
+    return float(node.attributes.get("seed", zlib.crc32(node.name.encode()) % 2**20))  # type: ignore[arg-type]
+
+
+def _seeded(model: bytes, seed: float) -> bytes | None:
+    """A written model with another seed, without the onnx library; None where its seed isn't one float."""
+    found, count = _SEED.subn(lambda match: match[1] + struct.pack("<f", seed), model)
+    return found if count == 1 else None
 
 
 def explained(what: str, action: Callable[[], Any]) -> Any:
