@@ -50,11 +50,16 @@ def test_all_ways_give_the_same_rows(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "packed.npz", **data)
     np.savez(tmp_path / "turned.npz", input=np.asfortranarray(data["input"]), labels=data["labels"].astype(np.int32))
     ways: list[Any] = [data, *(tmp_path / f"{name}.npz" for name in ("plain", "packed", "turned"))]
+    digests: list[str] = []
     for way in [*ways, shards(tmp_path / "shards", data), table(tmp_path / "table.csv", data)]:
         opened = open_data(way, GRAPH, tmp_path)
         assert opened.rows == 11
-        opened.check()
+        digests.append(opened.check())
         same(opened.take(SOME), data)
+    plain, packed, turned = digests[1:4]
+    assert digests[0] == plain == packed == digests[5] != turned  # whose labels have another type
+    data["input"][7, 0, 3, 3] += 1
+    assert open_data(data, GRAPH).check() != plain
     assert {path.name for path in tmp_path.iterdir()} == {
         "plain.npz",
         "packed.npz",
@@ -142,6 +147,7 @@ LINES = {
     "labels,a\n1,2\n": "it has 1 columns for the input 'input', which has 784 numbers in a row",
     "a,a\n": "two columns are called 'a'",
     "a,b\n1,2\n": "no column is called 'labels'",
+    "labels;a\n1;0,5\n": "its columns are separated by ';'; write them with commas",
 }
 
 
@@ -169,6 +175,17 @@ def test_cells_that_are_no_values(cells: tuple[str, str], message: str, tmp_path
     lines[2] = ",".join([*cells, *lines[2].split(",")[2:]])
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(ModelError, match=f"t.csv, {message}"):
+        open_data(tmp_path / "t.csv", GRAPH)
+
+
+def test_blank_lines_end_a_table_and_stand_nowhere_in_it(tmp_path: Path) -> None:
+    data = rows(plan_of("lenet"), 4)
+    text = table(tmp_path / "t.csv", data).read_text(encoding="utf-8")
+    (tmp_path / "t.csv").write_text(f"{text}\n\n", encoding="utf-8")
+    assert open_data(tmp_path / "t.csv", GRAPH).check() == open_data(data, GRAPH).check()
+    lines = text.splitlines()
+    (tmp_path / "t.csv").write_text("\n".join([*lines[:2], "", *lines[2:]]), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"t.csv, line 3: 0 columns, and the first line names 785"):
         open_data(tmp_path / "t.csv", GRAPH)
 
 

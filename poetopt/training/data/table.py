@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -35,7 +35,7 @@ def of_table(graph: TrainingGraph, path: Path, workdir: Path | None = None) -> C
             lines = csv.reader(text)
             names = [name.strip() for name in next(lines, [])]
             places = _places(graph, str(path), names)
-            return _read(graph, path, lines, names, places, workdir)
+            return _read(graph, path, _without_end(lines), names, places, workdir)
     except OSError as error:
         if isinstance(error, ModelError):
             raise
@@ -44,10 +44,26 @@ def of_table(graph: TrainingGraph, path: Path, workdir: Path | None = None) -> C
         raise ModelError(f"{path} is no CSV file in UTF-8: {error}") from error
 
 
+def _without_end(lines: Iterable[list[str]]) -> Iterator[list[str]]:
+    """The lines but for blank ones at the end, as editors leave them."""
+    blank = 0
+    for line in lines:
+        if not line:
+            blank += 1
+            continue
+        yield from ([] for _ in range(blank))
+        blank = 0
+        yield line
+
+
 def _places(graph: TrainingGraph, shown: str, names: Sequence[str]) -> Mapping[str, list[int]]:
     """Which columns each input has."""
     if not names:
         raise ModelError(f"{shown}: it is empty; its first line must name the columns")
+    if len(names) == 1 and (sign := next((sign for sign in ";\t" if sign in names[0]), None)):
+        raise ModelError(
+            f"{shown}: its columns are separated by {sign!r}; write them with commas, and numbers with points"
+        )
     if doubled := next((name for k, name in enumerate(names) if name in names[:k]), None):
         raise ModelError(f"{shown}: two columns are called {doubled!r}; rename one")
     found: dict[str, list[int]] = {}
