@@ -6,7 +6,8 @@ Batch 1 (where not said otherwise), kernels of the runtime `c`, all weights trai
 the 256 KB of an m4 or the 32 KB of an m0, or, where it takes more, for the least RAM in all that a schedule is known
 for, with parameters on storage. It runs on an emulated core that has just that RAM, and the same program in QEMU where
 that has such a board, or on this machine where the emulator would take too long. Networks for which a microcontroller
-is no place are planned for 60 % of what ordinary training takes on an a72. Two networks take 20 steps in a row.
+is no place are planned for 60 % of what ordinary training takes on an a72, or all of it. Two networks take 20 steps in
+a row.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import poetopt as po
@@ -55,7 +57,7 @@ class Case:
     """A network, where its step runs, how many seconds the solver may search, the batch; device and deadline.
 
     ram_bytes
-        In all; None: 60 % of ordinary training's, beside the parameters.
+        In all; None: `share` of ordinary training's, beside the parameters.
     deadline
         By default there is none, and recomputing is cheaper than a card.
     """
@@ -67,6 +69,7 @@ class Case:
     device: str = "m4"
     ram_bytes: int | None = RAM_BYTES
     deadline: str | None = None
+    share: str = "60%"
 
 
 CASES = (
@@ -82,7 +85,7 @@ CASES = (
     Case("mobilenetv2", "host"),
     Case("resnet50", "host", device="a72", ram_bytes=None),
     Case("vit-b16", "host", device="a72", ram_bytes=None),
-    Case("gpt2-small", "host", device="a72", ram_bytes=None),
+    Case("gpt2-small", "host", device="a72", ram_bytes=None, share="100%"),  # the tied table's update takes as much
 )
 
 
@@ -131,6 +134,7 @@ def least_of(problem: Problem) -> tuple[int, int]:
     return found.least_ram_bytes + problem.beside_bytes, found.ram_bound_bytes + problem.beside_bytes
 
 
+@cache
 def solved(case: Case, total_ram: int | None) -> Plan:
     """A plan for so much RAM in all; None: as `Case` says. Raises InfeasibleError where that is too little."""
     report = po.solve(
@@ -139,7 +143,7 @@ def solved(case: Case, total_ram: int | None) -> Plan:
         device=case.device,
         runtime="c",
         optimizer="sgd",
-        ram="60%" if total_ram is None else None,
+        ram=case.share if total_ram is None else None,
         total_ram=total_ram,
         time_limit=case.time_limit,
         deadline=case.deadline,
@@ -217,11 +221,12 @@ def main() -> None:
         "Whole SGD steps in C of batch 1, all weights trained, kernels of the runtime `c`: planned for the 256,000 B",
         "of an m4, for the 32,000 B of an m0 where it runs on a Cortex-M0+, or, where a step takes more, for the least",
         "RAM in all that a schedule is known for, with parameters on storage; the last three are planned for an a72,",
-        "and 60 % of what ordinary training takes beside parameters. Bytes. The linker gives a step its arena and",
+        "and 60 % of what ordinary training takes beside parameters (gpt2-small: all of it, which its tied table's",
+        "update takes, whatever is recomputed). Bytes. The linker gives a step its arena and",
         "resident region, and what the device sets aside for the stack; code (gcc -O2) is without weights, for this",
         "machine where it runs on the host. Distances are of how far all parameters move, relative, in the norm.",
         "*Same bits*: scheduled and unscheduled on the same kernels; *on QEMU*: what the same program writes there,",
-        "beside the emulator that has just the step's RAM. Steps in a row have plans of their own, of the same RAM.",
+        "beside the emulator that has just the step's RAM. Steps in a row are by the same plans.",
         "`python -m benchmarks.device --output benchmarks/results/device.md`.",
     )
     put([*said, *table(HEADING, rows), *table(STEPS_HEADING, trained)], asked.output)
