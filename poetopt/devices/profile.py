@@ -17,7 +17,6 @@ from functools import cached_property
 from poetopt.devices.cost import storage_notes
 from poetopt.devices.model import Device, Storage
 from poetopt.errors import DeviceError
-from poetopt.files import write_atomically
 from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
 from poetopt.operators.signature import signature
 from poetopt.problem import Problem, ProblemOperator
@@ -159,11 +158,6 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:SHOWN])
         raise DeviceError(f"{shown}: not a usable profile: {faults}") from error
-
-
-def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile, whole or not at all. Raises OutputError."""
-    write_atomically(path, profile.text().encode())
 
 
 def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:

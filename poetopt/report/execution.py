@@ -45,13 +45,8 @@ def zero_gradients(execution: Execution) -> int:
     return sum(name.endswith(".grad") and not np.any(array) for name, array in execution.results.items())
 
 
-def execution_text(plan: Plan, execution: Execution) -> str:
-    """The summary of `poetopt run`."""
-    return table(*execution_rows(plan, execution))
-
-
 def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[str, str]]]:
-    """The title and the rows of that summary."""
+    """The title and the rows of the summary of `poetopt run`."""
     what = "updates" if execution.updated else "gradients"
     rows = [(what, _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
     rows += notes.rows(_said(plan))

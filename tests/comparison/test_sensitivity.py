@@ -23,7 +23,7 @@ from poetopt.comparison.sensitivity import (
     sensitivity,
 )
 from poetopt.devices.model import Device, Storage
-from poetopt.devices.profile import Profile, StorageProfile, save_profile
+from poetopt.devices.profile import Profile, StorageProfile
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options
 from poetopt.errors import OptionError
@@ -356,7 +356,7 @@ def test_with_a_profile_the_share_of_the_storage_is_that_of_measured_transfers(t
     assert a72.storage is not None
     assert a72.active_power_w is not None
     assert a72.storage.cpu_power_w == 0
-    save_profile(Profile(storage=MEASURED), tmp_path / "p.toml")  # by the CPU
+    (tmp_path / "p.toml").write_text(Profile(storage=MEASURED).text(), encoding="utf-8")  # by the CPU
     command = [
         "solve", "mlp", "--device", "a72", "--ram", "90%", "--no-remat", "--sensitivity",
         "--profile", str(tmp_path / "p.toml"), "--json", str(tmp_path / "s.json"),
