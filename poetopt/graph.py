@@ -225,11 +225,14 @@ class TableRows:
         The input that says which rows a batch uses. The graph reads their places among those rows instead.
     fixed
         The rows that each batch uses, where a constant says which; `ids` is empty then.
+    of
+        For an optimizer's state: the parameter whose table it goes with, row by row.
     """
 
     values: Array
     ids: str = ""
     fixed: tuple[int, ...] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

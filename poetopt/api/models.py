@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from poetopt.api.training import Training, TrainingFile, described, scheduled
+from poetopt.api.training import LAZY, Training, TrainingFile, described, scheduled
 from poetopt.errors import ModelError, OptionError
 from poetopt.garbage import building
 from poetopt.runtimes import DEFAULT
@@ -41,6 +41,7 @@ class Model:
         optimizer: str = "none",
         fuse: bool = True,
         maxima: bool = True,
+        lazy_tables: bool = False,
     ) -> Training:
         """Attach a loss and derive the backward operators.
 
@@ -65,6 +66,9 @@ class Model:
         maxima
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
+        lazy_tables
+            Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps
+            alone that use it, so that momentum and Adam page such tables by rows, as SGD does in any case.
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
@@ -90,6 +94,8 @@ class Model:
             recipe["granularity"] = granularity
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
+        if lazy_tables:
+            recipe[LAZY] = True
         asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "maxima": maxima}
         if self.graph.parts > 1:  # their tables stay whole, and only what has no optimizer yet is made anew
             by_rows = partial(self.training_graph, **asked) if optimizer == "none" else None  # type: ignore[arg-type]
@@ -118,14 +124,14 @@ class Model:
         """
         from poetopt.autodiff import differentiate
         from poetopt.optimizers import with_updates
-        from poetopt.passes.rows import by_rows
+        from poetopt.passes.rows import by_rows, with_states
 
         try:
             with building():
                 graph = by_rows(self.graph) if rows else self.graph
                 step = differentiate(graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima)
                 made = with_updates(step, optimizer, fuse=fuse)
-                return made if made.parts > 1 else replace(made, rows=graph.rows)
+                return made if made.parts > 1 else with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
@@ -215,6 +221,7 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
         optimizer=optimizer if isinstance(optimizer, str) else "none",
         fuse=recipe.get("fuse") is not False,
         maxima=recipe.get("maxima") is True,
+        lazy_tables=recipe.get(LAZY) is True,
     )
 
 

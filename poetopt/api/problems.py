@@ -44,6 +44,7 @@ class _Derived(TypedDict, total=False):
     straight_through: bool
     optimizer: str
     fuse: bool
+    lazy_tables: bool
 
 
 class TrainingOptions(LoadOptions, _Derived, total=False):

@@ -31,6 +31,8 @@ DEVICE, PROFILE = "device", "profile"
 """Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
 STREAMS = "stream"
 """Key of the recipe of a problem whose operators may stream operands."""
+LAZY = "lazy_tables"
+"""Key of the recipe of a step whose tables and their optimizer states are lazy, where they are paged."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Training:
         from poetopt.passes.rows import OPTIMIZERS
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
-        derived = self.by_rows(optimizer=optimizer) if self.by_rows is not None and optimizer in OPTIMIZERS else None
+        takes = self.by_rows is not None and (optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True)
+        derived = self.by_rows(optimizer=optimizer) if self.by_rows is not None and takes else None
         plain = replace(self, by_rows=None)
         if derived is None or (not derived.rows and derived.parts == 1):
             return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
@@ -134,7 +137,8 @@ class Training:
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
         if ways != STREAM[1]:
             recipe |= {STREAMS: ways}
-        problem = replace(problem, recipe=recipe, notes=(*problem.notes, _pedigree(found)))
+        notes = (*_lazy_notes(graph, self.recipe.get(LAZY) is True), _pedigree(found))
+        problem = replace(problem, recipe=recipe, notes=(*problem.notes, *notes))
         if profile is not None:
             from poetopt.devices.profile import Profile, load_profile, with_profile
 
@@ -201,13 +205,14 @@ class TrainingFile:
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
+        lazy_tables: bool = False,
     ) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        asked = (loss, output, granularity, straight_through, optimizer, fuse)
-        if asked != ("auto", None, "operator", False, "none", True):
+        asked = (loss, output, granularity, straight_through, optimizer, fuse, lazy_tables)
+        if asked != ("auto", None, "operator", False, "none", True, False):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--granularity, --straight-through, --optimizer and --separate-updates"
+                "--granularity, --straight-through, --optimizer, --separate-updates and --lazy-tables"
             )
         return self
 
@@ -290,6 +295,17 @@ def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
     from poetopt.devices.loading import is_path
 
     return {DEVICE: os.fspath(device)} if isinstance(device, (str, os.PathLike)) and is_path(device) else {}
+
+
+def _lazy_notes(graph: TrainingGraph, asked: bool) -> tuple[str, ...]:
+    """What becomes of --lazy-tables."""
+    tables = dict.fromkeys(rows.of for rows in graph.rows.values() if rows.of)
+    if tables:
+        return (
+            f"lazy: a row of {', '.join(tables)} and its states of {graph.optimizer} change in those steps alone that "
+            f"use it, where {graph.optimizer} would move every row in every step",
+        )
+    return ("--lazy-tables changes nothing here: no table is paged by rows that has optimizer states",) if asked else ()
 
 
 def _pedigree(device: Device) -> str:

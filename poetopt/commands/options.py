@@ -123,6 +123,14 @@ SeparateUpdatesOption = Annotated[
         help="With --optimizer: updates are operators of their own, so that whole gradients exist for a while.",
     ),
 ]
+LazyTablesOption = Annotated[
+    bool,
+    typer.Option(
+        "--lazy-tables",
+        help="With paged parameters: a row of an embedding and its momentum or moments change in those steps alone "
+        "that use it, and go to and from storage row by row.",
+    ),
+]
 GranularityOption = Annotated[
     str,
     typer.Option(

@@ -23,6 +23,7 @@ from poetopt.commands.options import (
     FormulationOption,
     GranularityOption,
     JsonOption,
+    LazyTablesOption,
     LogOption,
     LossOption,
     MicroBatchOption,
@@ -97,6 +98,7 @@ def solve(
     straight_through: StraightThroughOption = False,
     optimizer: OptimizerOption = "none",
     separate_updates: SeparateUpdatesOption = False,
+    lazy_tables: LazyTablesOption = False,
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
     static_power: StaticPowerOption = None,
@@ -162,6 +164,7 @@ def solve(
         "granularity": granularity,
         "optimizer": optimizer,
         "fuse": not separate_updates,
+        "lazy_tables": lazy_tables,
     }
     with live_progress() as listener:
         given: str | Training | TrainingFile = model

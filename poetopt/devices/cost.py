@@ -106,7 +106,7 @@ def cost(
             )
         )
     numbers = getattr(takes, "row_numbers_bytes", lambda count: 0)
-    kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids)
+    kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids and not rows.of)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
         given: dict[str, Any] = {}

@@ -5,7 +5,9 @@ the places of the batch's rows in it; gradient and update follow from that. Whic
 by whoever executes the step, and only those go between RAM and storage.
 
 The update by gradient descent leaves all other rows as they are (a weight decay is of the rows in use alone). Of
-optimizers with a state that is not so: momentum moves a row that no batch of late has used. Their tables stay whole.
+optimizers with a state that is not so: momentum moves a row that no batch of late has used. Their tables stay whole,
+unless the user wants them *lazy*: then a row and its states change in the steps alone that use it, as in
+torch.optim.SparseAdam, and states are by rows as well.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.graph import Graph, Operator, Role, TableRows, Tensor
+from poetopt.graph import Graph, Operator, Role, TableRows, Tensor, TrainingGraph
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -46,6 +48,18 @@ def by_rows(graph: Graph) -> Graph:
         tensors[table] = Tensor(table, (count, *whole.shape[1:]), graph.tensors[table].dtype, graph.tensors[table].role)
         values[table] = _frozen(np.zeros(tensors[table].shape, whole.dtype))
     return replace(graph, tensors=tensors, values=values, rows=found) if found else graph
+
+
+def with_states(graph: TrainingGraph, rows: Mapping[str, TableRows]) -> TrainingGraph:
+    """`graph`, which was made of one with `rows`, where the states of these tables are by rows, too."""
+    found = dict(rows)
+    for operator in graph.operators:
+        old = [name for name, _ in operator.updates]
+        for table in rows.keys() & set(old):
+            for state in set(old) - {table}:
+                zeros = np.zeros(rows[table].values.shape, graph.values[state].dtype)
+                found[state] = replace(rows[table], values=_frozen(zeros), of=table)
+    return replace(graph, rows=found)
 
 
 def taken(graph: Graph, batch: Mapping[str, Array]) -> tuple[Mapping[str, Array], Mapping[str, Array]]:

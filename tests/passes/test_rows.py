@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import poetopt as po
+from poetopt.backends.ort import TrainingRun
 from poetopt.errors import PlanError
 from poetopt.passes.rows import by_rows, taken
 from poetopt.plan.layout import lay_out
@@ -86,9 +87,43 @@ def test_a_table_with_another_reader_and_a_small_one_stay_whole() -> None:
     found = po.load(tied)
     assert isinstance(found, po.Model)
     assert "words" not in by_rows(found.graph).rows
-    momentum = po.load(model()).differentiate(optimizer="momentum").cost("a72", parameters="paged")
-    assert momentum.graph is not None
-    assert not momentum.graph.rows
+    step = po.load(model()).differentiate(optimizer="momentum")
+    for parameters in ("resident", "paged"):
+        graph = step.cost("a72", parameters=parameters).graph
+        assert graph is not None
+        assert not graph.rows
+    lazy = po.load(model()).differentiate(optimizer="momentum", lazy_tables=True)
+    assert any("--lazy-tables changes nothing" in note for note in lazy.cost("a72").notes)
+
+
+@pytest.mark.parametrize(("optimizer", "most"), [("momentum", 1e-6), ("adamw", 2e-6)])
+def test_lazy_tables_are_dense_ones_for_rows_in_use_and_stay_for_others(optimizer: str, most: float) -> None:
+    """Every word in each step: as without; the words of the first step alone: the second leaves them, and moments."""
+    found = po.load(model())
+    lazy = found.differentiate(optimizer=optimizer, lazy_tables=True).cost("a72", parameters="paged")
+    assert lazy.graph is not None
+    states = {name for name, rows in lazy.graph.rows.items() if rows.of == "words"}
+    assert len(states) == {"momentum": 1, "adamw": 2}[optimizer]
+    assert any(note.startswith("lazy: a row of words, places") for note in lazy.notes)
+    plan = lay_out(store_all(lazy))
+    dense = lay_out(store_all(found.differentiate(optimizer=optimizer).cost("a72", parameters="paged")))
+    ids = np.arange(2 * LENGTH).reshape(2, LENGTH)
+    labels = np.array([0, 1, 2, 1])
+
+    def after(plan: po.Plan, rows: list[np.ndarray]) -> TrainingRun:
+        run = po.train(plan, 2, 0.5, data={"ids": np.concatenate(rows), "labels": labels}, check=1)
+        assert run.bit_identical
+        return run
+
+    same, whole = after(plan, [ids, ids]), after(dense, [ids, ids])
+    used = slice(0, 2 * LENGTH)
+    for name in ("words", *states):
+        assert np.abs(np.subtract(same.values[name][used], whole.values[name][used])).max() <= most
+    once = po.train(plan, 1, 0.5, data={"ids": ids, "labels": labels[:2]})
+    other, moved = after(plan, [ids, ids + 2 * LENGTH]), after(dense, [ids, ids + 2 * LENGTH])
+    for name in ("words", *states):
+        np.testing.assert_array_equal(other.values[name][used], once.values[name][used])
+        assert not np.array_equal(moved.values[name][used], once.values[name][used])
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

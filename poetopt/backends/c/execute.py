@@ -150,7 +150,8 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
         read, given, used = cut(graph, batch, values)
         found = NodeByNode(graph, sessions, given, names).run(read)
         made = {shown.get(name, name): array for name, array in found.items()}
-        return made | {table: put_back(values[table], rows, made[table]) for table, rows in used.items()}
+        tables = {table: rows for table, rows in used.items() if table in made}
+        return made | {table: put_back(values[table], rows, made[table]) for table, rows in tables.items()}
 
     first = whole(graph)
     trained = {name: first[name] for name in graph.trained}

@@ -106,7 +106,9 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         layout(places.operators[operator.name], graph.tensors, problem.alignment).kept_bytes
         for operator in problem.operators
     )
-    row_bytes = sum(c.row_numbers_bytes(graph.tensors[name].shape[0]) for name, t in graph.rows.items() if t.ids)
+    row_bytes = sum(
+        c.row_numbers_bytes(graph.tensors[name].shape[0]) for name, t in graph.rows.items() if t.ids and not t.of
+    )
     resident, flash = lay_out_resident(graph, problem, kept_bytes + row_bytes)
     tables = tables_of(graph, places, resident.kept + kept_bytes)
     operators: dict[Run, OperatorCode] = {}

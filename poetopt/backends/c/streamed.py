@@ -15,7 +15,7 @@ from poetopt.operators.constants import constants_of
 from poetopt.operators.movable import listed, movable
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
-from poetopt.runtimes.c.steps import Step, steps
+from poetopt.runtimes.c.steps import Step, as_run, steps
 from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Slice, Tiling
 from poetopt.runtimes.c.tiles.variants import Streamed
@@ -79,7 +79,8 @@ def variant_of(
 
 def _lists(detail: Streamed, graph: TrainingGraph, places: Places) -> dict[str, str]:
     """In C, the list of rows of each streamed table by rows."""
-    return {n: list_of(places.index[graph.root(n)]) for n in detail.streamed if graph.root(n) in graph.rows}
+    roots = {name: graph.root(name) for name in detail.streamed}
+    return {name: list_of(root, graph, places) for name, root in roots.items() if root in graph.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class Function:
         lists: Mapping[str, str] | None = None,
     ) -> None:
         self.operator, self.tensors, self.writer, self.detail, self.run = operator, tensors, writer, detail, run
-        self.same = inner_storage(operator)
+        self.same = inner_storage(as_run(operator, tensors))
         self.old = {new: old for old, new in operator.updates}
         self.state: list[int] = []
         form = detail.form

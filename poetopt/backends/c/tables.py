@@ -32,6 +32,8 @@ class Table:
         The rows that a constant says.
     numbers_at
         Where in the resident region the list lies, its length first.
+    of
+        The table that has the list, for an optimizer's state; else itself. By index in the problem.
     """
 
     name: str
@@ -40,20 +42,22 @@ class Table:
     ids: str
     fixed: tuple[int, ...]
     numbers_at: int
+    of: int
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row: whole blocks."""
         return self.whole.nbytes // self.whole.shape[0]
 
-    def identifier(self, index: int) -> str:
+    @property
+    def identifier(self) -> str:
         """What C calls the list."""
-        return list_of(index)
+        return f"po_rows_{self.of}"
 
 
-def list_of(index: int) -> str:
-    """What C calls the list of rows of the tensor `index`."""
-    return f"po_rows_{index}"
+def list_of(name: str, graph: TrainingGraph, places: Places) -> str:
+    """What C calls the list of rows of a table, or of an optimizer's state of one."""
+    return f"po_rows_{places.index[graph.rows[name].of or name]}"
 
 
 def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Table]:
@@ -65,14 +69,14 @@ def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Tabl
     for name, rows in graph.rows.items():
         whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
         count = graph.tensors[name].shape[0]
-        made = Table(name, whole, count, rows.ids, rows.fixed, kept)
+        made = Table(name, whole, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
         if made.row_bytes % BLOCK_BYTES:
             raise PlanError(
                 f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {BLOCK_BYTES} B from "
                 "storage alone; solve with --parameters resident, or an optimizer with which tables stay whole"
             )
         found[places.index[name]] = made
-        if rows.ids:
+        if rows.ids and not rows.of:
             kept += runtime.row_numbers_bytes(count)
     return found
 
@@ -80,13 +84,15 @@ def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Tabl
 def declared(tables: Mapping[int, Table]) -> Iterator[str]:
     """The lists of rows, in C."""
     for index, table in tables.items():
+        if table.of != index:
+            continue
         if table.ids:
             yield f"/* The rows of {comment(table.name)} that the batch uses, behind how many they are. */\n"
-            yield f"#define {table.identifier(index)} ((uint32_t *)PO_RESIDENT({table.numbers_at}u))\n\n"
+            yield f"#define {table.identifier} ((uint32_t *)PO_RESIDENT({table.numbers_at}u))\n\n"
         else:
             numbers = ", ".join(f"{number}u" for number in (len(table.fixed), *table.fixed))
             yield f"/* The rows of {comment(table.name)} that every batch uses, behind how many they are. */\n"
-            yield f"static const uint32_t {table.identifier(index)}[{len(table.fixed) + 1}] = {{{numbers}}};\n\n"
+            yield f"static const uint32_t {table.identifier}[{len(table.fixed) + 1}] = {{{numbers}}};\n\n"
 
 
 def moved(tables: Mapping[int, Table], index: int, block: int, address: str, *, out: bool) -> str:
@@ -94,4 +100,4 @@ def moved(tables: Mapping[int, Table], index: int, block: int, address: str, *, 
     table = tables[index]
     way = "po_rows_out" if out else "po_rows_in"
     blocks = table.row_bytes // BLOCK_BYTES
-    return f"{way}({table.identifier(index)}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"
+    return f"{way}({table.identifier}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"

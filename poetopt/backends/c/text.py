@@ -75,11 +75,11 @@ def begin(program: DeviceProgram) -> str:
 
     def lines() -> Iterator[str]:
         for index, table in program.tables.items():
-            if table.ids:
+            if table.ids and table.of == index:
                 row = fed[table.ids]
                 at = _address(program, row)
                 yield (
-                    f"    po_rows_used_{row.tensor.dtype}({table.identifier(index)}, {at}, {row.tensor.size}u, "
+                    f"    po_rows_used_{row.tensor.dtype}({table.identifier}, {at}, {row.tensor.size}u, "
                     f"{table.whole.shape[0]}u);\n"
                 )
 

@@ -23,17 +23,21 @@ from tests.backends.c.test_streamed import keeping_nothing
 from tests.passes.test_rows import CLASSES, LENGTH, WORDS, model
 
 
-def step(stream: str) -> Problem:
-    """Of sgd, in C."""
-    return po.load(model(128)).differentiate(optimizer="sgd").cost("m4", parameters="paged", stream=stream)
+def step(stream: str, optimizer: str = "sgd") -> Problem:
+    """In C, with lazy tables where the optimizer has states."""
+    found = po.load(model(128)).differentiate(optimizer=optimizer, lazy_tables=optimizer != "sgd")
+    return found.cost("m4", parameters="paged", stream=stream)
 
 
 @cache
-def streamed() -> Plan:
-    """The same step with nothing kept in RAM: no table is ever there as a whole."""
-    problem = step("auto")
+def streamed(optimizer: str = "sgd") -> Plan:
+    """The same step with nothing kept in RAM: no table is ever there as a whole, nor a state of one."""
+    problem = step("auto", optimizer)
     found = keeping_nothing(problem)
-    tables = {i for i, tensor in enumerate(problem.tensors) if tensor.name in ("words", "places")}
+    graph = problem.graph
+    assert graph is not None
+    tables = {i for i, tensor in enumerate(problem.tensors) if tensor.name in graph.rows}
+    assert len(tables) == {"sgd": 2, "momentum": 4, "adam": 6}[optimizer]
     ways = [problem.operators[s.target].variant(s.variant) for s in found.instructions if s.action is Action.COMPUTE]
     assert {i for way in ways for i in way.streamed_out} >= tables
     assert not any(s.target in tables for s in found.instructions if s.action is not Action.COMPUTE)
@@ -79,6 +83,16 @@ def test_rows_are_read_updated_and_written_back(way: str, tmp_path: Path) -> Non
     assert cut != step
     (tmp_path / "po_step.c").write_text(cut)
     assert np.array_equal(run(build(program, HOST, tmp_path), batch()).results["words"], before)
+
+
+@needs_host
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_lazy_states_of_tables_are_streamed_by_rows(optimizer: str) -> None:
+    rng = np.random.default_rng(4)
+    data = {"ids": rng.integers(0, WORDS, (6, LENGTH)), "labels": rng.integers(0, CLASSES, 6)}
+    found = train_on(streamed(optimizer), "host", 3, 0.1, data=data)
+    assert found.ok, found.message
+    assert found.bit_identical
 
 
 @needs_host

@@ -55,7 +55,7 @@ class Form:
 
 
 def forms(operator: Operator, steps: Sequence[Step]) -> Iterator[Form]:
-    """The forms of an operator whose steps are `steps`."""
+    """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
     if operator.view or not steps:
         return
     same = inner_storage(operator)

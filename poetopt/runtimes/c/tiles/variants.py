@@ -106,7 +106,7 @@ class Ways:
             except UnsupportedOpError:
                 run = ()
         self.kernels = tuple(step.kernel for step in run)
-        found = forms(operator, run)
+        found = forms(as_run(operator, tensors), run)
         self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed) for form in found]
 
     def candidates(self) -> Iterator[Candidate]:
