@@ -15,6 +15,7 @@ from poetopt.backends.ort import random_batch
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.frontends import zoo
 from tests.cli.support import Runner, chain, write_problem
+from tests.seeds import turns
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +85,14 @@ def test_only_one_output_goes_there(run: Runner, problem: Path) -> None:
     ended.assert_one_message("-o -: --json goes to the standard output as well", code=2)
 
 
+LINES = ("devices", "devices --json -", "--version", "--help", "solve --help", "solve")
+"""What writes much or little, by one call or by many."""
+
+
 @pytest.mark.skipif(os.name != "posix", reason="closes a pipe")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("line", ["devices", "devices --json -", "--version", "--help", "solve --help", "solve"])
+@pytest.mark.parametrize(
+    ("line", "unbuffered"), [(one, u) for place, one in enumerate(LINES) for u in turns(place, ("", "1"))]
+)
 def test_a_pipe_that_nobody_reads_is_one_code(problem: Path, line: str, unbuffered: str) -> None:
     """Whether it shows when a line is written, or not before the end."""
     if line == "solve":
