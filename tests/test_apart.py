@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import poetopt as po
 from poetopt import apart
+from poetopt.api.apart import _prepare
 from poetopt.errors import ExecutionError, InfeasibleError
 from poetopt.telling import Told
 
@@ -62,3 +64,11 @@ def test_the_other_process_has_this_package_and_nothing_of_the_working_directory
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in sys.path if path])
     assert apart.call("doubling", doubled, 21)[0] == 42
+
+
+def test_a_temporary_folder_without_room_is_told_of_by_the_process_that_writes_there(tmp_path: Path) -> None:
+    report = po.solve("lenet", device="a72", batch=1, ram="100%")
+    report.save(tmp_path / "plan.json")
+    asked = (tmp_path / "plan.json", None, False, None, 0, False, tmp_path / "gone")
+    with pytest.raises(ExecutionError, match=r"can't be made ready in the temporary folder: No such.*\(TMPDIR\)"):
+        apart.call("reading the plan", _prepare, *asked)

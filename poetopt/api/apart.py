@@ -112,9 +112,15 @@ def compared(
 
 @contextmanager
 def _folder() -> Iterator[Path]:
+    with _made_ready(), scratch_folder("step") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _made_ready() -> Iterator[None]:
+    """Raise ExecutionError where the temporary folder fails; in the process that writes there, too."""
     try:
-        with scratch_folder("step") as folder:
-            yield Path(folder)
+        yield
     except OSError as error:
         if isinstance(error, (PoetError, BrokenPipeError)):  # of what is done with the step
             raise
@@ -161,7 +167,8 @@ def _prepare(
         from poetopt.training.evaluate import Forward
 
         made = replace(made, models={**Forward.of(made.graph).models(), **made.models})
-    made.save(folder)
+    with _made_ready():
+        made.save(folder)
 
 
 def _compare(
@@ -185,7 +192,9 @@ def _compare(
     found = plan_in(loaded)
     execution = execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
     ram_bytes = budget_of(loaded)
-    Prepared.of(found, graph_of(found), ram_bytes=ram_bytes, fed=execution.batch, written=True).save(folder)
+    made = Prepared.of(found, graph_of(found), ram_bytes=ram_bytes, fed=execution.batch, written=True)
+    with _made_ready():
+        made.save(folder)
     title, rows = execution_rows(found, execution)
     document, left = execution_document(found, execution), digests(execution.results)
     return Compared(document, title, tuple(rows), execution.message, left)

@@ -40,8 +40,8 @@ class Asked:
 
     def check(self, source: Source) -> None:
         """Raise OptionError for numbers that make no sense."""
-        if self.epochs < 1:
-            raise OptionError(f"--epochs {self.epochs}: must be at least 1")
+        if not isinstance(self.epochs, int) or self.epochs < 1:
+            raise OptionError(f"--epochs {self.epochs}: must be a whole number, and at least 1")
         if self.every is not None and self.every < 1:
             raise OptionError(f"--every {self.every}: must be at least 1")
         if self.folder is None and (self.every is not None or self.resume):
