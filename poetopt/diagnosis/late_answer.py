@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,8 @@ class LateAnswer:
         scope stays that.
     solution
         The first plan that keeps all that was asked, as the answer; None: there was none so far.
+    quickest_s
+        Of all plans that keep what was asked but for the deadline, the time that this bounds.
     """
 
     problem: Problem
@@ -32,6 +35,7 @@ class LateAnswer:
     blank: Solution
     begin: float = field(default_factory=time.monotonic)
     solution: Solution | None = None
+    quickest_s: float = math.inf
 
     def see(self, plan: Plan, simulation: Simulation, arena_bytes: int, *, by_rules: bool = False) -> None:
         """Note a plan that keeps all that was asked; its bound is what the search for that proved.
@@ -41,17 +45,15 @@ class LateAnswer:
         by_rules
             Whether the plan was found by the formulation's own rules, in the scope that was asked for.
         """
-        if (
-            self.solution is not None
-            or self.blank.status is not Status.UNKNOWN
-            or plan.problem.asked is not self.problem
-        ):
-            return
-        chosen = formulation(self.options.formulation)
-        if not by_rules and not chosen.plans_count:
+        chosen, timeless = formulation(self.options.formulation), replace(self.options, deadline_s=None)
+        if plan.problem.asked is not self.problem or not (by_rules or chosen.plans_count):
             return
         trial = chosen.trial(plan, simulation)
-        if chosen.refusal(trial) is not None or not within(self.options, self.problem, simulation, arena_bytes):
+        if chosen.refusal(trial) is not None or not within(timeless, self.problem, simulation, arena_bytes):
+            return
+        self.quickest_s = min(self.quickest_s, self.options.deadline_model.seconds(simulation))
+        open_ = self.solution is None and self.blank.status is Status.UNKNOWN
+        if not open_ or not within(self.options, self.problem, simulation, arena_bytes):
             return
         value = chosen.goal.value(trial)
         objective = self.blank.objective

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
-from poetopt.engine.constructive import greedy_schedules
+from poetopt.engine.constructive import greedy_schedules, quick_prices
 from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.limits import hardest_step, placed_bytes, taken_bytes
 from poetopt.engine.solution import DeadlineModel, Options, Solution
@@ -243,15 +243,19 @@ def _bisect(
 def _shortest(problem: Problem, options: Options, until: float, seen: Seen | None, work: Work) -> float | None:
     """Seconds of the quickest schedule that the heuristics find within the budget, or None; one is tried at least."""
     quickest: float | None = None
-    for schedule in greedy_schedules(problem, options, options.ram_bytes, work):
-        trial = Incumbent(problem, replace(options, deadline_s=None))
-        if trial.offer(schedule, quick=True) and trial.best is not None:
-            if seen is not None:
-                seen(trial.best)
-            time_s = options.deadline_model.seconds(trial.best.simulation)
-            quickest = time_s if quickest is None else min(quickest, time_s)
-        if time.monotonic() > until:
-            break
+    prices = quick_prices(problem) if until < math.inf else []  # without a search the answer comes at once
+    for second_j in (0.0, *prices):
+        for schedule in greedy_schedules(problem, options, options.ram_bytes, work, second_j):
+            trial = Incumbent(problem, replace(options, deadline_s=None))
+            if trial.offer(schedule, quick=True) and trial.best is not None:
+                if quickest is None or trial.best.simulation.compute_s < quickest:
+                    trial.hide_transfers(quick=True)
+                if seen is not None:
+                    seen(trial.best)
+                time_s = options.deadline_model.seconds(trial.best.simulation)
+                quickest = time_s if quickest is None else min(quickest, time_s)
+            if time.monotonic() > until:
+                return quickest
     return quickest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -76,6 +77,12 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
         helped,
         why=why.says,
         ram_bound_bytes=max(helped.ram_bound_bytes or 0, why.ram_bound_bytes or 0) or None,
-        least_deadline_s=why.least_deadline_s or helped.least_deadline_s,
+        least_deadline_s=_quickest(options, why.least_deadline_s, helped.least_deadline_s, answer.quickest_s),
         interrupted=why.interrupted,
     )
+
+
+def _quickest(options: Options, *known_s: float | None) -> float | None:
+    """The shortest deadline of all that some plan keeps; None where no deadline was asked for, or none is known."""
+    found = [seconds for seconds in known_s if seconds is not None and seconds < math.inf]
+    return min(found, default=None) if options.deadline_s is not None else None

@@ -131,10 +131,9 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
     All targets of one price are tried, since the best plan counts; dearer seconds only where there is none.
     """
     options = run.options
-    watts = run.problem.baseline_energy_j / (run.problem.baseline_time_s or 1.0)
     found = False
     until = time.monotonic() + QUICK_SHARE * options.time_limit_s
-    modes = [(options.paging, options.remat, times * watts) for times in QUICK_PRICES]
+    modes = [(options.paging, options.remat, second_j) for second_j in quick_prices(run.problem)]
     modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
     for paging, remat, second_j in modes:
         if not (paging or remat):
@@ -149,8 +148,20 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
             return
 
 
-def greedy_schedules(problem: Problem, options: Options, ram_bytes: int, work: Work) -> Iterator[Schedule]:
-    """A few schedules that may fit `ram_bytes`, by greedy rules, until the work is done."""
+def quick_prices(problem: Problem) -> list[float]:
+    """What a second is worth in replays that hurry, in joules, ascending."""
+    watts = problem.baseline_energy_j / (problem.baseline_time_s or 1.0)
+    return [times * watts for times in QUICK_PRICES]
+
+
+def greedy_schedules(
+    problem: Problem, options: Options, ram_bytes: int, work: Work, second_j: float = 0.0
+) -> Iterator[Schedule]:
+    """A few schedules that may fit `ram_bytes`, by greedy rules, until the work is done.
+
+    second_j
+        What a second counts for beside its energy, in joules.
+    """
     room = ram_bytes - problem.reserve_bytes - formulation(options.formulation).reserve_bytes(problem)
     for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
         for share, rounded in ((1.0, False), (1.0, True), (0.95, False), (0.88, False)):
@@ -161,7 +172,16 @@ def greedy_schedules(problem: Problem, options: Options, ram_bytes: int, work: W
                 if place and share < 1.0:
                     break
                 try:
-                    schedule = greedy(problem, aim, paging=paging, remat=remat, work=work, rounded=rounded, ways=ways)
+                    schedule = greedy(
+                        problem,
+                        aim,
+                        paging=paging,
+                        remat=remat,
+                        second_j=second_j,
+                        work=work,
+                        rounded=rounded,
+                        ways=ways,
+                    )
                     work.spend(OFFER_WORK * len(problem.operators) if schedule is not None else 0)
                 except OutOfWorkError:
                     return

@@ -46,7 +46,13 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
             f"the deadline of {options.deadline_s:.6g} s is shorter than one pass over all operators, "
             f"{show_limit(problem.baseline_time_s, 's')}"
         )
-    step = hardest_step(problem, options)
+    step, least_s = hardest_step(problem, options), least_time_s(problem, options)
+    if not reasons and options.deadline_s is not None and options.deadline_s < least_s * (1 - 1e-9):
+        found["deadline_bound_s"] = least_s
+        reasons.append(
+            f"the deadline of {options.deadline_s:.6g} s is shorter than the {show_limit(least_s, 's')} that operators "
+            "take which stream what the budget has no room for"
+        )
     if options.ram_bytes < problem.least_ram_bytes:
         found["ram_bound_bytes"] = max(problem.least_ram_bytes, step.nbytes)
         reasons.append(
@@ -63,6 +69,19 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
         return None
     found["reason"] = ", and ".join(reasons)
     return found
+
+
+def least_time_s(problem: Problem, options: Options) -> float:
+    """What one run of each operator takes in the quickest way that fits the budget; of one that has none, plain."""
+    room, paging = options.ram_bytes - problem.reserve_bytes, options.paging and problem.paging
+
+    def quickest_s(k: int) -> float:
+        operator = problem.operators[k]
+        ways = problem.ways(k, paging=paging)
+        fitting = (operator.variant(v).time_s for v in ways if problem.working_set_bytes(k, v) <= room)
+        return min(fitting, default=operator.time_s)
+
+    return sum(map(quickest_s, range(len(problem.operators))))
 
 
 def kind(problem: Problem) -> str:

@@ -23,6 +23,7 @@ from poetopt.schedule import Schedule
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.STREAMED, *COMPUTES})
 """Features of problems that schedules are searched for."""
 
+_BY_SUMS = " (where operators may stream, only sums of bytes and seconds prove that)"
 _NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
 
 
@@ -116,15 +117,16 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
             "each schedule of the kind searched that keeps the budget in bytes was tried, and has no memory layout "
             f"within it, or is refused by the clock or a block; kind: {kind}"
         )
+    sums = _BY_SUMS if Feature.STREAMED in run.problem.features else ""
     if not proof.infeasible:
-        return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible"
+        return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible{sums}"
     if proof.of_all:
         return Status.INFEASIBLE, "no schedule exists"
     none = f"no schedule of the kind searched exists, by proof; kind: {kind}"
     if proof.scope == "full" and not chosen.plans_count:
         return Status.INFEASIBLE, _NONE_OF_ITS_OWN.format(chosen.name)
     if proof.scope == "full":
-        return Status.UNKNOWN, f"{none}, once in a stage at most; whether another one exists is open"
+        return Status.UNKNOWN, f"{none}, once in a stage at most; whether another one exists is open{sums}"
     named = run.options.scope == proof.asked
     return Status.INFEASIBLE if named else Status.UNKNOWN, f"{none}; a wider --scope may have one"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -82,6 +83,20 @@ def test_a_plan_that_breaks_what_was_asked_is_none(seed: int) -> None:
         (replace(options, formulation="poet"), True),
     ]:
         assert (sighted(LateAnswer(problem, asked, blank), best) is None) is breaks, asked
+
+
+def test_the_quickest_plan_seen_is_the_shortest_deadline_known() -> None:
+    """Also one for less RAM, or for no deadline; none that takes more RAM than was asked."""
+    problem, options, blank = hasty(0)
+    found = search(problem, replace(options, time_limit_s=20.0))
+    late = replace(options, deadline_s=0.9 * problem.baseline_time_s)
+    answer = LateAnswer(problem, late, replace(blank, options=late))
+    assert sighted(answer, found) is None
+    assert found.simulation is not None
+    assert answer.quickest_s == found.simulation.makespan_s
+    small = LateAnswer(problem, replace(late, ram_bytes=found.simulation.peak_bytes - 1), blank)
+    assert sighted(small, found) is None
+    assert small.quickest_s == math.inf
 
 
 def test_strict_rules_are_taken_from_their_own_search_alone() -> None:

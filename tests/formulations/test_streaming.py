@@ -12,6 +12,7 @@ import pytest
 
 from poetopt.diagnosis.certificate import rederive
 from poetopt.engine.constructive import run_plain
+from poetopt.engine.limits import impossible, least_time_s
 from poetopt.engine.model import session_of
 from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Solution, Status
@@ -238,6 +239,26 @@ def test_with_variants_no_plan_costs_more_than_without_those_of_operators_that_f
             assert least <= known + TOLERANCE
             cheaper += least < known - TOLERANCE
     assert cheaper > 0
+
+
+def test_no_schedule_is_quicker_than_the_ways_that_fit() -> None:
+    """A deadline between one plain pass and that is refused by the sum, with the sum as what none undercuts."""
+    slower = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        problem, ram_bytes = tight_with_variants(rng, forward=rng.choice((1, 2)))
+        space, asked = space_of(problem, ram_bytes), Options(ram_bytes=ram_bytes)
+        if not few(space):
+            continue
+        least_s = least_time_s(problem, asked)
+        for _, _, simulation in valid(space, ram_bytes):
+            assert simulation.makespan_s >= least_s - TOLERANCE
+        if least_s > problem.baseline_time_s + TOLERANCE:
+            slower += 1
+            refused = impossible(problem, replace(asked, deadline_s=(problem.baseline_time_s + least_s) / 2))
+            assert refused is not None
+            assert refused["deadline_bound_s"] == least_s
+    assert slower > 3
 
 
 def test_what_begins_in_ram_fits_beside_what_stays_though_it_is_streamed() -> None:
