@@ -103,7 +103,7 @@ def line(case: Case, row: Mapping[str, Any]) -> str:
         number("energy_j", ".4g"),
         number("solved_in_s", ".0f"),
         number("code_bytes"),
-        number("stack_bytes"),
+        number("stack_bytes") if case.on else "-",
         number("instructions"),
         number("distance", ".1e"),
         f"{5 * row['sensitivity']:.1e}" if case.on else "-",
