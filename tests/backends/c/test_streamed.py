@@ -23,9 +23,9 @@ from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.problem import Home, Problem
 from poetopt.report.on_device import device_text, device_training_text
+from poetopt.testing.plans import keeping_nothing as nothing_kept
 from poetopt.units import show_bytes
 from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
-from tests.problems import keeping_nothing as nothing_kept
 
 
 @cache
