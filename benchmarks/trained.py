@@ -4,7 +4,8 @@
 
 `poetopt.Trainer` trains by a solved plan. Beside it, each in its own memory: the same graph node by node in
 onnxruntime's memory, whose parameters, states and statistics must be the same bit for bit; torch in float32; and torch
-in float64, whose distance from torch in float32 says what rounding alone makes of so many steps.
+in float64, from which ours must be no farther than torch in float32 is: at rates where rounding alone takes those two
+apart, nothing nearer can be asked for.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
 
 NEAR = 1e-5
-"""How near to torch's each parameter must be."""
+"""How near to torch's each parameter must be, unless rounding alone makes more."""
+ROUNDING = 1.5
+"""So many times as far from float64 as torch in float32 may ours be, in the mean: both are one draw of rounding."""
 DIFFERENT = 20
 """So many batches are drawn, and taken round and round."""
 HEADING = (
-    "| network | batch | ram | optimizer | lr | loss | parameters | unscheduled | from torch | torch from float64 |"
+    "| network | batch | ram | optimizer | lr | loss | parameters | unscheduled | from torch | ours from float64 "
+    "| torch from float64 | ratio |"
 )
 
 Values = dict[str, Any]
@@ -43,7 +47,7 @@ class Case:
     """A network, its batch, the budget of its plan, and what its rates are divided by.
 
     Deep networks with kinks are chaotic: at full rates, torch in float32 and in float64 are 1e-2 apart after 100 steps
-    of resnet18-cifar, and so is everybody else.
+    of resnet18-cifar, and so is everybody else; at a hundredth they are 3e-5 apart.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Case:
 CASES = (
     Case("lenet", 8, "99%"),
     Case("bert-tiny", 2, "100%"),
+    Case("resnet18-cifar", 2, "70%"),
     Case("resnet18-cifar", 2, "70%", 100.0),
     Case("resnet18-cifar", 2, "70%", 1000.0),
 )
@@ -72,8 +77,9 @@ def main() -> None:
         "# Parameters after training",
         "",
         f"`python -m benchmarks.trained --steps {options.steps}`: the same {DIFFERENT} random batches, in turns. *From "
-        "torch*: the largest difference of a parameter from torch's in float32; where that is above 1e-5, *torch "
-        "from float64*: that of its own two precisions, which is what rounding alone makes of so many steps.",
+        "torch*: the largest difference of a parameter from torch's in float32. *Ours* and *torch from float64*: the "
+        "root of the mean square of the differences from what torch leaves in float64, which is what rounding alone "
+        "makes of so many steps; *ratio*: of the first to the second.",
         "",
         HEADING,
         "|---" * HEADING.count("| ") + "|",
@@ -105,18 +111,22 @@ def row(case: Case, optimizer: str, lr: float, steps: int) -> tuple[str, bool]:
     values = unscheduled(graph, taken, lr)
     different = [name for name, value in found.items() if value.tobytes() != values[name].tobytes()]
     single = by_torch(case.name, graph, optimizer, lr, taken, torch.float32)
+    double = by_torch(case.name, graph, optimizer, lr, taken, torch.float64)
     from_torch = max(float(np.abs(found[name] - single[name]).max()) for name in graph.trained)
-    rounding = 0.0
-    if from_torch > NEAR:
-        double = by_torch(case.name, graph, optimizer, lr, taken, torch.float64)
-        rounding = max(float(np.abs(single[name] - double[name]).max()) for name in graph.trained)
+    ours, theirs = (apart(values, double) for values in (found, single))
     same = "the same bits" if not different else f"{len(different)} differ"
     cells = (
         case.name, case.batch, case.ram, optimizer, f"{lr:g}", f"{losses[0]:.4g} to {losses[-1]:.4g}",
         sum(graph.tensors[name].size for name in graph.trained), same, f"{from_torch:.1e}",
-        f"{rounding:.1e}" if rounding else "",
+        f"{ours:.1e}", f"{theirs:.1e}", f"{ours / theirs:.2f}",
     )  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |", bool(different) or from_torch > max(NEAR, 2 * rounding)
+    return f"| {' | '.join(map(str, cells))} |", bool(different) or (from_torch > NEAR and ours > ROUNDING * theirs)
+
+
+def apart(values: Values, double: Values) -> float:
+    """The root of the mean square of the differences of all parameters from those in float64."""
+    squares = sum(float(((values[name] - array) ** 2).sum()) for name, array in double.items())
+    return float(np.sqrt(squares / sum(array.size for array in double.values())))
 
 
 def unscheduled(graph: TrainingGraph, taken: list[Any], lr: float) -> Values:

@@ -228,7 +228,7 @@ def fit_on(
     `out` can't be written.
     """
     from poetopt.step.belongs import graph_of
-    from poetopt.training.export import export
+    from poetopt.training.export import check_out, export
     from poetopt.training.in_c import fit_on as fit
     from poetopt.training.in_c import learned
     from poetopt.training.original import original
@@ -237,11 +237,14 @@ def fit_on(
     made = plan_in(found)
     graph = graph_of(made)
 
+    def source() -> str | os.PathLike[str] | onnx.ModelProto:
+        return original(graph.source if model is None else model, made.problem.recipe)
+
     def write(values: Mapping[str, Array], place: str | os.PathLike[str] | None) -> None:
-        source = original(graph.source if model is None else model, made.problem.recipe)
-        export(source, tuple(values), values, place, known=graph.tensors, allow_symlinks=allow_symlinks)
+        export(source(), tuple(values), values, place, known=graph.tensors, allow_symlinks=allow_symlinks)
 
     if out is not None:
+        check_out(source(), out)
         write({name: graph.values[name] for name in (*graph.trained, *graph.states)}, None)
     ended = fit(
         made,
