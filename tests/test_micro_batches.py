@@ -245,3 +245,21 @@ def test_a_number_of_parts_that_does_not_divide_the_batch_is_refused_with_those_
         po.load("lenet", batch=8, micro_batch=3)
     with pytest.raises(OptionError, match="--micro-batch 0: must be"):
         po.load("lenet", batch=8, micro_batch=0)
+
+
+def test_auto_takes_the_number_of_parts_of_least_energy() -> None:
+    """The numbers are solved one by one here; the whole batch fits too, and pages."""
+    given: dict[str, Any] = {"device": "m4", "batch": 8, "ram": 18_000, "threads": 1, "time_limit": "20s"}
+    energies = {k: po.solve(network(0), micro_batch=k, **given).to_dict()["energy_j"] for k in (1, 2, 4, 8)}
+    said: Any = po.solve(network(0), micro_batch="auto", **given).to_dict()
+    assert said["energy_j"] == min(energies.values())  # type: ignore[type-var]
+    assert energies[said["micro_batches"]] == said["energy_j"]
+    assert said["micro_batches"] > 1
+    assert [one["micro_batches"] for one in said["micro_batches_tried"]] == [1, 2, 4, 8]
+    for one in said["micro_batches_tried"]:
+        assert one["why"] if one["energy_j"] is None else one["energy_j"] == energies[one["micro_batches"]]
+
+
+def test_auto_says_where_no_number_of_parts_fits() -> None:
+    with pytest.raises(InfeasibleError, match="--micro-batch auto: in none of 1 parts does the batch have a schedule"):
+        po.solve(network(0), device="m4", batch=1, micro_batch="auto", ram=1000, threads=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -14,13 +14,14 @@ from poetopt.api.batches import fitting_batch
 from poetopt.api.largest_batch import MAX, largest_batch
 from poetopt.api.memory import problems, total_bytes
 from poetopt.api.options import asked, store_all_peak_bytes
+from poetopt.api.parts import AUTO, least_energy
 from poetopt.api.problems import SolveOptions, step_of
 from poetopt.api.training import Training, TrainingFile
 from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.files import write_atomically
 from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.problem import Problem
-from poetopt.units import Factor, Share, parse_battery, parse_ram
+from poetopt.units import Factor, Share, parse_battery, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
@@ -76,6 +77,7 @@ def solve(
         `optimizer`, `fuse`, `lazy_tables`, as the command and `Model.differentiate` have them. `batch="max"`: the
         largest one that fits the RAM, and the deadline; `report.largest` says what refuses the next one, and what a
         sample takes.
+        `micro_batch="auto"`: the batch in as many parts as take the least energy; `report.tried` has them all.
     device, profile, runtime
         As for `Training.cost`.
     ram
@@ -199,26 +201,49 @@ def solve(
     )
     largest: LargestBatch | None = None
     starts: tuple[Schedule, ...] = ()
-    if model.get("batch") == MAX:
-        most = LARGEST_SIZE if samples is None else samples
-        since = now if begin is None else begin
-        largest, tried, starts = _of_largest(given, model, at, ask, ram, listener, since, most)
-    else:
-        tried = at(step_of(given, **model))
-    for made in tried:
-        options = ask(made)
-        searching = _searching(order, options)
-        if options.ram_bytes <= 0 and ram is None:
-            report = Report(problem=made, solution=_no_room(made, options, total))
-        elif searching:
-            from poetopt.orders.solve import solve_ordered
 
-            used, solution = solve_ordered(made, options, listener, begin=begin)
-            report = Report(problem=used, solution=solution)
+    def answer(tried: Iterable[Problem], least_j: float | None = None, **more: float) -> tuple[Problem, Report | None]:
+        """The first problem that has a schedule, with its report; none where one pass takes `least_j` already."""
+        since = time.monotonic() if more else begin
+        for made in tried:
+            if least_j is not None and made.baseline_energy_j >= least_j:
+                return made, None
+            options = replace(ask(made), **more)  # type: ignore[arg-type]
+            searching = _searching(order, options)
+            if options.ram_bytes <= 0 and ram is None:
+                found = Report(problem=made, solution=_no_room(made, options, total))
+            elif searching:
+                from poetopt.orders.solve import solve_ordered
+
+                used, solution = solve_ordered(made, options, listener, begin=since)
+                found = Report(problem=used, solution=solution)
+            else:
+                found = Report(problem=made, solution=search(made, options, listener, starts=starts, begin=since))
+            if not _without(found.solution):
+                break
+        return made, found
+
+    if model.get("micro_batch") == AUTO:
+        if model.get("batch") == MAX:
+            raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size; give a number")
+
+        def in_parts(parts: int, least_j: float | None, limit_s: float) -> tuple[Problem, Report | None]:
+            step = step_of(given, **{**model, "micro_batch": parts})
+            return answer(at(step), least_j, time_limit_s=limit_s)
+
+        uncut = step_of(given, **{**model, "micro_batch": 1})
+        limit_s = parse_time(time_limit, option="--time-limit")
+        made, report = least_energy(_batch_of(uncut, given), in_parts, limit_s, now if begin is None else begin)
+    else:
+        if model.get("batch") == MAX:
+            most = LARGEST_SIZE if samples is None else samples
+            since = now if begin is None else begin
+            largest, tried, starts = _of_largest(given, model, at, ask, ram, listener, since, most)
         else:
-            report = Report(problem=made, solution=search(made, options, listener, starts=starts, begin=begin))
-        if not _without(report.solution):
-            break
+            tried = at(step_of(given, **model))
+        made, answered = answer(tried)
+        assert answered is not None
+        report = answered
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
     if _without(report.solution):
@@ -233,8 +258,20 @@ def solve(
         steps = 1 if report.run is None else report.run.steps
         words = failure_words(made, report.solution, whole=whole, steps=steps)
         none = f"--batch {MAX}: not even a batch of 1 has a schedule: " if model.get("batch") == MAX else ""
+        if report.tried:
+            numbers = ", ".join(str(one.parts) for one in report.tried)
+            none = f"--micro-batch {AUTO}: in none of {numbers} parts does the batch have a schedule; in the last: "
         raise failure(none + words, report=report.to_dict())
     return report
+
+
+def _batch_of(step: Problem | Training | TrainingFile, given: Solvable) -> int:
+    """The batch to cut into parts. Raises OptionError where there is none."""
+    graph = step.graph if isinstance(step, Training) else None
+    shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
+    if not shape:
+        raise OptionError(f"{given}: --micro-batch {AUTO}: there is no batch to cut into parts")
+    return shape[0]
 
 
 def _of_largest(

@@ -147,16 +147,18 @@ def solve(
     asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
     outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
     largest = batch is not None and batch.strip() == "max"
+    parts = micro_batch is not None and micro_batch.strip() == "auto"
     if largest and micro_batch is not None:
         raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
     options = reading(
         None if largest else batch_size(batch), train, dims, shapes, values, allow_symlinks,
-        micro_batch=micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
+        micro_batch=None if parts else micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
     )  # fmt: skip
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
-    if largest and (sensitivity or sensitivity_plot is not None):
-        raise OptionError("--sensitivity: is of one batch; give the one that --batch max finds, as a number")
+    if (largest or parts) and (sensitivity or sensitivity_plot is not None):
+        found = "--batch max" if largest else "--micro-batch auto"
+        raise OptionError(f"--sensitivity: is of one problem; give what {found} finds, as a number")
     step: SolveOptions = {
         "loss": loss,
         "output": output,
@@ -170,6 +172,8 @@ def solve(
         given: str | Training | TrainingFile = model
         if largest:
             step |= {"batch": "max", **options.named()}  # type: ignore[typeddict-item]
+        elif parts:
+            step |= {"batch": options.batch, "micro_batch": "auto", **options.named()}  # type: ignore[typeddict-item]
         else:
             given, step = read(model, options).differentiate(**step), {}  # type: ignore[misc]
         if sensitivity or sensitivity_plot is not None:

@@ -54,8 +54,8 @@ TOLD = (
     "backend", "method", "reason", "why", "build_s", "solve_s", "total_s", "timing", "process_peak_bytes",
     "interrupted", "order", "order_moves", "order_given_overhead_j", "order_given_bound_j", "order_given_scope",
     "order_gain_proven_j", "order_judged", "order_drawn", "order_finished", "paging", "remat", "time_limit_s",
-    "gap_tolerance", "asked_scope", "threads", "solver_options", "largest_batch", "training", "version",
-    "versions",
+    "gap_tolerance", "asked_scope", "threads", "solver_options", "largest_batch", "micro_batches_tried", "training",
+    "version", "versions",
 )  # fmt: skip
 """What a search says of itself and of how it was asked, which no plan gives again."""
 

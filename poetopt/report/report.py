@@ -22,6 +22,7 @@ from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
 from poetopt.report.memory import excess_words, memory_fields, memory_words, parts_rows, taken_bytes
 from poetopt.report.objective import objective_document, objective_words
+from poetopt.report.parts_tried import PartsTried, tried_fields, tried_rows
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.training_run import TrainingRun, run_fields, run_rows
 from poetopt.report.words import order_fields, order_words, overlap_words, streamed_words
@@ -45,6 +46,8 @@ class Report:
     """The training that was asked about, where it is more than a step."""
     largest: LargestBatch | None = None
     """What was found, where the largest batch was asked for."""
+    tried: tuple[PartsTried, ...] = ()
+    """The numbers of parts that were tried, where the best was asked for."""
 
     @property
     def plan(self) -> Plan | None:
@@ -210,6 +213,7 @@ class Report:
             "version": __version__,
             "versions": _versions(),
             "largest_batch": batch_fields(self.largest),
+            "micro_batches_tried": tried_fields(self.tried),
             "training": run_fields(self.run, solution),
             **memory_fields(problem, self.plan, self.taken_bytes),
             **({} if self.plan is not None else {"total_ram_bytes": problem.beside_bytes + options.ram_bytes}),
@@ -271,7 +275,7 @@ class Report:
         rows = [("WARNING", self.warning)] if self.warning else []
         rows += [("loss", loss)] if loss else []
         rows += batch_rows(self.largest)
-        rows += parts_rows(self.problem)
+        rows += [*parts_rows(self.problem), *tried_rows(self.tried, self.problem.parts)]
         rows.append(("RAM", self._ram()))
         if self.plan is not None and self.taken_bytes is not None:
             rows.append(("memory", memory_words(self.problem, self.plan, self.taken_bytes)))

@@ -32,7 +32,7 @@ SOLVED = (
     "timing", "process_peak_bytes", "interrupted", "order", "paging", "remat", "time_limit_s", "gap_tolerance",
     "asked_scope", "threads", "solver_options", "notes", "important", "version", "versions", "total_ram_bytes",
     "parameters", "parameter_bytes_in_ram", "bytes_written", "flash_bytes", "stack_bytes", "optimizer",
-    "micro_batches", "runtime", "largest_batch",
+    "micro_batches", "micro_batches_tried", "runtime", "largest_batch",
     "training", "fits_device",
 )  # fmt: skip
 """The fields that `solve` writes into a plan file."""
