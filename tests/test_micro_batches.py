@@ -18,8 +18,9 @@ from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.stepping import ScheduledStep
 from poetopt.errors import InfeasibleError, ModelError, OptionError
 from poetopt.plan import codec
+from poetopt.plan.closing import closing_of, closing_plan
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.storeall import store_all
 from tests.frontends.support import floats, model_of, text_model
 
@@ -148,6 +149,22 @@ def test_a_plan_file_holds_the_parts_and_what_follows_them(tmp_path: Any) -> Non
     assert plan.problem.parts == 4
     assert po.simulate(again.plan) == po.simulate(plan) == po.simulate(bare)
     assert arena_bytes(again.plan) <= problem.least_ram_bytes + 600 - problem.reserve_bytes
+
+
+def test_what_updates_move_is_part_of_what_is_minimised_and_proven() -> None:
+    """With room for all of it but one parameter, five stay in RAM, and the schedule that pages all is far from that."""
+    problem = step(network(0), 4, "sgd", parameters="paged")
+    found = po.solve(problem, ram=problem.least_ram_bytes + 1500, threads=1, time_limit="60s")
+    said: Any = found.to_dict()
+    assert found.plan is not None
+    assert said["overhead_gap"] < 1e-3
+    assert len(found.plan.problem.lasting) == 5
+    closing = closing_of(found.plan.problem, found.plan.instructions)
+    assert closing is not None
+    assert 0 < closing.simulation.overhead_j < said["overhead_j"]
+    laid_out = closing_plan(found.plan)
+    assert laid_out is not None
+    check_layout(laid_out, said["arena_bytes"])
 
 
 def test_updates_that_do_not_fit_are_refused() -> None:

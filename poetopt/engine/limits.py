@@ -165,6 +165,9 @@ def within(options: Options, problem: Problem, simulation: Simulation, arena_byt
 
 def binds(problem: Problem) -> str:
     """What takes the least RAM of all, in words."""
+    closing = problem.closing
+    if closing is not None and closing.least_ram_bytes == problem.least_ram_bytes:
+        return f"behind the last part of the batch, {binds(closing)}"
     needed = max(range(len(problem.operators)), key=problem.least_working_set_bytes)
     inputs, working = problem.nbytes(problem.at_start), problem.least_working_set_bytes(needed)
     what = (

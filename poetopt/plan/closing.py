@@ -3,7 +3,7 @@
 A plan says how a part runs. The updates behind the last one follow from it: what is in RAM from one part to the next
 lies where it was, all else is read for its update, and written back after it; so is what the parts keep in RAM and read
 from storage all the same, where they let it go in between. An operator has nothing in RAM that
-another one needs, so that there is nothing to decide but whether it streams, where it doesn't fit otherwise.
+another one needs, so that there is nothing to decide. None streams.
 """
 
 from __future__ import annotations
@@ -74,17 +74,43 @@ def closing_plan(plan: Plan) -> Plan | None:
     at = {tensors[i].name: offset for i, offset in places.items()}
     taken = [(offset, offset + tensors[i].nbytes) for i, offset in places.items()]
     made = Plan(found.problem, found.instructions)
-    offsets: list[int] = []
-    live: list[tuple[int, tuple[int, int]]] = []
-    for buffer in buffers(made):
-        if buffer.first < 0:
-            offsets.append(at[found.problem.tensors[buffer.index].name])
-            continue
-        live = [(last, span) for last, span in live if last >= buffer.first]
-        offset = _gap([*taken, *(span for _, span in live)], buffer.nbytes, plan.problem.alignment)
-        live.append((buffer.last, (offset, offset + buffer.nbytes)))
-        offsets.append(offset)
+    every = list(buffers(made))
+    offsets = [at[found.problem.tensors[b.index].name] if b.first < 0 else -1 for b in every]
+    update = _updates(found.instructions)
+    groups: dict[int, list[int]] = {}
+    for k, buffer in enumerate(every):
+        if buffer.first >= 0:
+            groups.setdefault(update[buffer.first], []).append(k)
+    for group in groups.values():
+        there = list(taken)
+        for k in sorted(group, key=lambda k: -every[k].nbytes):
+            offsets[k] = _gap(there, every[k].nbytes, plan.problem.alignment)
+            there.append((offsets[k], offsets[k] + every[k].nbytes))
     return replace(made, offsets=tuple(offsets))
+
+
+def closing_lives(plan: Plan) -> list[tuple[int, int, int]]:
+    """Bytes, first and last instruction of what the updates behind a plan's parts have in RAM, one after another.
+
+    Instructions are counted on from the plan's.
+    """
+    from poetopt.plan.layout import buffers
+
+    found = closing_of(plan.problem, plan.instructions)
+    if found is None:
+        return []
+    begin, update = len(plan.instructions), _updates(found.instructions)
+    made = (b for b in buffers(Plan(found.problem, found.instructions)) if b.first >= 0 and b.nbytes)
+    return [(b.nbytes, begin + update[b.first], begin + update[b.first]) for b in made]
+
+
+def _updates(instructions: Sequence[Instruction]) -> list[int]:
+    """For each instruction, the operator that it is before, or that it computes."""
+    found, operator = [], 0
+    for step in reversed(instructions):
+        operator = step.target if step.action is Action.COMPUTE else operator
+        found.append(operator)
+    return found[::-1]
 
 
 def _steps(problem: Problem, again: Set[str]) -> Iterator[Instruction]:

@@ -15,7 +15,7 @@ from math import inf
 
 from poetopt.arena import pack
 from poetopt.errors import PlanError
-from poetopt.plan.closing import closing_plan
+from poetopt.plan.closing import closing_lives, closing_plan
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Home
@@ -65,17 +65,24 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
     at the moment `until` (of `time.monotonic`), at the best that it has.
     """
     lives = _lifetimes(plan)
+    after = closing_lives(plan)
+    end = max((last for _, _, last in after), default=-1)
+    lasting = set(plan.problem.lasting) if after else set()
+    whole = len(plan.instructions) - 1
+    ends = [
+        end if not workspace and index in lasting and last == whole else last for index, workspace, _, _, last in lives
+    ]
     offsets, _ = pack(
-        [nbytes for _, _, nbytes, _, _ in lives],
-        [first for _, _, _, first, _ in lives],
-        [last + 1 for _, _, _, _, last in lives],
+        [*(nbytes for _, _, nbytes, _, _ in lives), *(nbytes for nbytes, _, _ in after)],
+        [*(first for _, _, _, first, _ in lives), *(first for _, first, _ in after)],
+        [last + 1 for last in (*ends, *(last for _, _, last in after))],
         plan.problem.alignment,
         target=ram_bytes,
         quick=quick,
         until=until,
         shared=_shared(plan, [(index, workspace, first, last) for index, workspace, _, first, last in lives]),
     )
-    return replace(plan, offsets=offsets)
+    return replace(plan, offsets=offsets[: len(lives)])
 
 
 def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:

@@ -112,6 +112,8 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
             if i in model.paging.o_index:
                 written[model.paging.o_index[i]] = 0.0
         values += [(model.paging.p, p), (model.paging.o, written)]
+        if space.problem.closing is not None:
+            values.append((model.paging.closing, np.ones(1)))
     if space.streams:
         values += [(model.streaming.y, y), (model.memory.held, _held(space, kept, y))]
     if space.transfer_times:

@@ -43,6 +43,7 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.retention.closing import of_ways
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.streams import run_bytes
 from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
@@ -95,10 +96,11 @@ def _build(block: PyomoBlock) -> None:
     plain = [operators[j] for j in streams.operator.tolist()]
     more_j = np.array([way.energy_j - own.energy_j for way, own in zip(ways, plain, strict=True)])
     more_s = np.array([way.time_s - own.time_s for way, own in zip(ways, plain, strict=True)])
-    block.energy_j = terms(block.y, more_j)
-    block.compute_s = terms(block.y, more_s)
     parts = space.problem.parts
-    block.written_bytes = terms(block.y, np.array([float(parts * way.written_bytes) for way in ways]))
+    written = np.array([float(parts * way.written_bytes) for way in ways])
+    block.energy_j = terms(block.y, more_j + of_ways(space, "energy_j"))
+    block.compute_s = terms(block.y, more_s + of_ways(space, "time_s"))
+    block.written_bytes = terms(block.y, written + of_ways(space, "written_bytes"))
     block.tight = None
 
 
