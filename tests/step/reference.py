@@ -30,8 +30,10 @@ class ReferenceKernels:
         self.runtime = runtime
         self.run: list[str] = []
 
-    def bound(self, node: Node, addresses: Mapping[str, int]) -> Callable[[], object]:
-        tensors = self.graph.tensors
+    def bound(
+        self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None
+    ) -> Callable[[], object]:
+        tensors = self.graph.tensors if shapes is None else shapes
         read, written = ([name for name in names if name] for names in (node.inputs, node.outputs))
         values = {name: helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in (*read, *written)}
         body = helper.make_graph(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -106,15 +106,15 @@ class Restless(OnnxRuntime):
 class Streaming(OnnxRuntime):
     def variants(
         self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None, **streaming: object
-    ) -> tuple[RuntimeVariant, ...]:
-        return (RuntimeVariant("streamed", self.workspace(operator, tensors, alignment), operator.inputs[:1]),)
+    ) -> Iterator[RuntimeVariant]:
+        yield RuntimeVariant("streamed", self.workspace(operator, tensors, alignment), operator.inputs[:1])
 
 
 class Unable(OnnxRuntime):
     def variants(
         self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None, **streaming: object
-    ) -> tuple[RuntimeVariant, ...]:
-        return ()
+    ) -> Iterator[RuntimeVariant]:
+        return iter(())
 
 
 class Everywhere(OnnxRuntime):
