@@ -99,7 +99,9 @@ def _solve(
         return None
     values = {id(variable): array for variable, array in start}
     frozen = [
-        Frozen(variable, ~free[stages], values[id(variable)]) for variable, stages in run.chosen.points.stages(model)
+        Frozen(variable, ~free[stages], values[id(variable)])
+        for variable, stages in run.chosen.points.stages(model)
+        if id(variable) in values  # what follows from the others may have none
     ]
     seconds = min(WINDOW_S, budget.remaining_s)
     point = _search(run, budget.gap, model, session, "neighbourhood", seconds, frozen, start=start)
