@@ -113,12 +113,15 @@ class Model:
         optimizer: str = "none",
         fuse: bool = True,
         rows: bool = False,
+        row_bytes: int = 1,
         maxima: bool = True,
     ) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
         rows
             Whether tables are by the rows of a batch (`poetopt.passes.rows`).
+        row_bytes
+            What a row of such a table is a multiple of; others stay whole.
 
         Other arguments and errors are those of `differentiate`.
         """
@@ -128,7 +131,7 @@ class Model:
 
         try:
             with building():
-                graph = by_rows(self.graph) if rows else self.graph
+                graph = by_rows(self.graph, row_bytes) if rows else self.graph
                 step = differentiate(graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima)
                 made = with_updates(step, optimizer, fuse=fuse)
                 return made if made.parts > 1 else with_states(made, graph.rows)

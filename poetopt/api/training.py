@@ -79,13 +79,15 @@ class Training:
         recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         return self._scheduled(with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
-    def _to_page(self) -> Training:
+    def _to_page(self, runtime: str) -> Training:
         """The step for paged parameters: with updates, and tables by rows where the others stay as they are."""
         from poetopt.passes.rows import OPTIMIZERS
+        from poetopt.runtimes import runtime as runtime_of
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         takes = self.by_rows is not None and (optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True)
-        derived = self.by_rows(optimizer=optimizer) if self.by_rows is not None and takes else None
+        multiple = getattr(runtime_of(runtime), "row_bytes", 1)
+        derived = self.by_rows(optimizer=optimizer, row_bytes=multiple) if self.by_rows is not None and takes else None
         plain = replace(self, by_rows=None)
         if derived is None or (not derived.rows and derived.parts == 1):
             return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
@@ -124,7 +126,7 @@ class Training:
         check_usable(found)
         found = running(found, runtime)
         if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
-            paged = self._to_page()
+            paged = self._to_page(found.runtime)
             return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         graph = self.on(found.runtime).graph
         ways = stream if parameters == "paged" and profile is None else STREAM[1]

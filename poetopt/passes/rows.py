@@ -27,8 +27,12 @@ OPTIMIZERS = ("none", "sgd")
 """Those whose updates leave the rows alone that a batch doesn't use."""
 
 
-def by_rows(graph: Graph) -> Graph:
-    """`graph` with the rows of a batch for each trained table of more rows that one Gather alone reads, or itself."""
+def by_rows(graph: Graph, multiple: int = 1) -> Graph:
+    """`graph` with the rows of a batch for each trained table of more rows that one Gather alone reads, or itself.
+
+    multiple
+        Tables whose rows aren't a multiple of so many bytes stay whole.
+    """
     found: dict[str, TableRows] = {}
     tensors, values = dict(graph.tensors), dict(graph.values)
     for operator in graph.operators:
@@ -37,6 +41,8 @@ def by_rows(graph: Graph) -> Graph:
             continue
         table, ids = chosen
         whole, places = graph.values[table], graph.tensors[ids]
+        if whole[0].nbytes % multiple:
+            continue
         if ids in graph.values:
             used, inverse = np.unique(_positive(graph.values[ids], len(whole)), return_inverse=True)
             found[table] = TableRows(whole, fixed=tuple(used.tolist()))

@@ -43,6 +43,8 @@ class CRuntime:
 
     name = "c"
     alignment = ALIGNMENT
+    row_bytes = windows.BLOCK_BYTES
+    """What a row of a table is a multiple of where it goes to and from storage by itself."""
 
     @property
     def version(self) -> str:
@@ -97,7 +99,14 @@ class CRuntime:
         return kernels
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Which ops it has no kernel for."""
+        """Which ops it has no kernel for, and what else of a step it doesn't run."""
+        parts = (
+            "the runtime c doesn't run batches in parts yet, and no C is emitted for their plans "
+            "(--runtime onnxruntime plans for kernels that do)",
+        )
+        return (*(parts if graph.parts > 1 else ()), *self._lacking(graph))
+
+    def _lacking(self, graph: TrainingGraph) -> tuple[str, ...]:
         found: dict[str, None] = {}
         for operator in graph.operators:
             ran = as_run(operator, graph.tensors)
