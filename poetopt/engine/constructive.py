@@ -25,7 +25,7 @@ from poetopt.heuristics.lasting import lasting_sets
 from poetopt.heuristics.ways import ALL_PLAIN, streamed_out, ways_within
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
-from poetopt.problem import Problem
+from poetopt.problem import Feature, Problem
 from poetopt.schedule import Schedule
 
 STREAMING_SHARES = (1.0, 0.88)
@@ -102,7 +102,7 @@ def _plainer(run: Run) -> Iterator[tuple[Problem, Options, float]]:
             yield problem, replace(options, paging=paging, remat=remat), share
     plain = run_plain(problem, options.ram_bytes)
     if options.paging and plain is not problem:
-        yield plain, options, RUN_PLAIN
+        yield plain, options, RUN_PLAIN[Feature.STREAMED in plain.features]
 
 
 def run_plain(problem: Problem, ram_bytes: int) -> Problem:
