@@ -15,11 +15,10 @@ from benchmarks.output import put
 from poetopt.graph import TOGETHER, Operator
 from poetopt.runtimes.c.kernel import UPDATE, Kernel
 from poetopt.runtimes.c.registry import kernels
-from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.variants import Ways
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_cases import Case, cases_of
-from poetopt.testing.streamed import Trial, check_streamed, trial
+from poetopt.testing.streamed import Trial, check_streamed, small_blocks, trial
 
 COUNT, WAYS = 60, 3
 CHUNK = 12
@@ -71,6 +70,7 @@ def trials(kernel: Kernel, count: int, ways: int, tally: Tally) -> Iterator[Tria
             return
 
 
+@small_blocks(BLOCK_BYTES)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="the op of one kernel; may be repeated")
@@ -79,7 +79,6 @@ def main() -> None:
     parser.add_argument("--sanitize", action="store_true", help="with the compiler's sanitizers")
     parser.add_argument("--output", type=Path, help="a Markdown file to write")
     asked = parser.parse_args()
-    windows.BLOCK_BYTES = BLOCK_BYTES
     rows, total = [], Tally()
     for kernel in kernels().values():
         if asked.only and kernel.op_type not in asked.only:

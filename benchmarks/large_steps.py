@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.output import put
-from benchmarks.whole_memory import ROOT
+from benchmarks.whole_memory import row_of
 
 HEADING = (
     "| step | RAM in all, B | runs on | overhead, J | gap | kind | streamed runs / page-ins / recomputes | bytes in "
@@ -115,11 +113,7 @@ def line(case: Case, row: Mapping[str, Any]) -> str:
 
 def measured(case: Case) -> str:
     """The row of a case, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.large_steps", "--case", json.dumps(asdict(case))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode:
-        return f"| {case.shown} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |"
-    return line(case, json.loads(done.stdout.strip().splitlines()[-1]))
+    return row_of("benchmarks.large_steps", "--case", case, case.shown, line)
 
 
 def main() -> None:

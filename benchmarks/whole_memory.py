@@ -18,8 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Asked = TypeVar("Asked", bound="DataclassInstance")
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = (
     "| network | device | runtime | optimizer | total RAM, B | taken, B | overhead, J | bound, J | gap | wanted J "
@@ -132,12 +136,16 @@ def rows(cells: Iterable[Cell], line: Callable[[Cell, dict[str, Any]], str], onl
         name = " ".join(map(str, asdict(cell).values()))
         if only and not any(wanted in name for wanted in only):
             continue
-        command = [sys.executable, "-m", "benchmarks.whole_memory", "--cell", json.dumps(asdict(cell))]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        if done.returncode:
-            yield f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |"
-        else:
-            yield line(cell, json.loads(done.stdout.strip().splitlines()[-1]))
+        yield row_of("benchmarks.whole_memory", "--cell", cell, name, line)
+
+
+def row_of(module: str, option: str, asked: Asked, name: str, line: Callable[[Asked, dict[str, Any]], str]) -> str:
+    """The row of what is asked for, which a module prints of itself in a process of its own."""
+    command = [sys.executable, "-m", module, option, json.dumps(asdict(asked))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        return f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |"
+    return line(asked, json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def put_rows(heading: str, rows: Iterable[str], output: Path | None) -> None:

@@ -60,7 +60,9 @@ def least_energy(batch: int, answer: Answer, limit_s: float, begin: float) -> tu
             best = made, report
         if report.solution.interrupted:
             break
-    made, report = best or last or _nothing()
+    chosen = best or last
+    assert chosen is not None  # the first number of parts has an answer, or raises
+    made, report = chosen
     return made, replace(report, tried=tuple(tried))
 
 
@@ -70,7 +72,3 @@ def _figures(parts: int, report: Report) -> PartsTried:
         return PartsTried(parts=parts, why=report.solution.reason or f"no schedule was found ({report.status})")
     figures = {name: said[name] for name in ("energy_j", "energy_bound_j", "total_ram_bytes")}
     return PartsTried(parts=parts, time_s=said["makespan_s"], **figures)  # type: ignore[arg-type]
-
-
-def _nothing() -> tuple[Problem, Report]:
-    raise AssertionError("a batch has one part at least")

@@ -228,7 +228,7 @@ def solve(
             raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size; give a number")
 
         def in_parts(parts: int, least_j: float | None, limit_s: float) -> tuple[Problem, Report | None]:
-            step = step_of(given, **{**model, "micro_batch": parts})
+            step = uncut if parts == 1 else step_of(given, **{**model, "micro_batch": parts})
             return answer(at(step), least_j, time_limit_s=limit_s)
 
         uncut = step_of(given, **{**model, "micro_batch": 1})

@@ -85,9 +85,9 @@ class Training:
         from poetopt.runtimes import runtime as runtime_of
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
-        takes = self.by_rows is not None and (optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True)
+        anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
         multiple = getattr(runtime_of(runtime), "row_bytes", 1)
-        derived = self.by_rows(optimizer=optimizer, row_bytes=multiple) if self.by_rows is not None and takes else None
+        derived = None if anew is None else anew(optimizer=optimizer, row_bytes=multiple)
         plain = replace(self, by_rows=None)
         if derived is None or (not derived.rows and derived.parts == 1):
             return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from poetopt.devices.feeding import fed_from_storage
 from poetopt.devices.homes import PARAMETERS, STREAM, Homes, homes
@@ -22,7 +21,7 @@ from poetopt.devices.sanity import check_usable
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Operator, TrainingGraph, residence
 from poetopt.operators.constants import constants_of
-from poetopt.operators.movable import listed, movable
+from poetopt.operators.movable import streamable
 from poetopt.operators.work import work
 from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.runtimes import runtime as runtime_of
@@ -109,11 +108,7 @@ def cost(
     kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids and not rows.of)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        given: dict[str, Any] = {}
-        if streams:
-            given = {"movable": movable(operator, graph, index), "values": constants}
-            if rows := listed(operator, graph, index):
-                given["listed"] = rows
+        given = streamable(operator, graph, index, constants) if streams else {}
         plain, *others = takes.variants(operator, graph.tensors, **given)
         layout = plain.workspace
         kernels = max((kernels, *layout.kernel_bytes))

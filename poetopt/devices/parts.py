@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 from poetopt.devices.homes import homes
 from poetopt.devices.model import Device
 from poetopt.graph import TrainingGraph
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-
-ALONE: Mapping[str, Any] = {"parts": 1, "resident_bytes": 0, "flash_bytes": 0, "stack_bytes": 0, "notes": ()}
-"""Fields of what follows the last part that say nothing more than the step's own."""
+from poetopt.problem import CLOSING, Problem, ProblemOperator, ProblemTensor, Transfers
 
 
 def of_all_parts(
@@ -41,7 +36,7 @@ def of_all_parts(
         resident_bytes=part.resident_bytes
         + closing.resident_bytes
         - sum(graph.closing.tensors[name].nbytes for name in again),
-        closing=replace(closing, reserve_bytes=reserve, graph=None, **ALONE),
+        closing=replace(closing, reserve_bytes=reserve, graph=None, **CLOSING),
     )
 
 

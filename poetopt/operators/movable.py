@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import Operator, TrainingGraph
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 
 def movable(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
@@ -19,6 +23,15 @@ def movable(operator: Operator, graph: TrainingGraph, scheduled: Container[str])
 def listed(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
     """The same of tables by rows alone."""
     return [name for name in _once(operator, graph, scheduled) if graph.root(name) in graph.rows]
+
+
+def streamable(
+    operator: Operator, graph: TrainingGraph, scheduled: Container[str], constants: Mapping[str, Array]
+) -> dict[str, Any]:
+    """What `Runtime.variants` is told of an operator that may stream. It hears of `listed` where there are such."""
+    rows = listed(operator, graph, scheduled)
+    given: dict[str, Any] = {"movable": movable(operator, graph, scheduled), "values": constants}
+    return given | ({"listed": rows} if rows else {})
 
 
 def _once(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:

@@ -68,17 +68,16 @@ class _Sums(Attachment):
         )
         part = fused(part, gradients) if fuse else part
         part = replace(part, operators=low_memory_order(part.operators, part.tensors))
-        if self.optimizer == "none":
-            return self._cut(part, (*source.values, *of.values()), source.inputs)
-        closing = self._closing(part, of)
-        part = replace(
-            part,
-            gradients={},
-            optimizer=self.optimizer,
-            optimizer_states=closing.optimizer_states,
-            hyperparameters=closing.hyperparameters,
-            closing=closing,
-        )
+        if self.optimizer != "none":
+            closing = self._closing(part, of)
+            part = replace(
+                part,
+                gradients={},
+                optimizer=self.optimizer,
+                optimizer_states=closing.optimizer_states,
+                hyperparameters=closing.hyperparameters,
+                closing=closing,
+            )
         return self._cut(part, (*source.values, *of.values()), source.inputs)
 
     def _closing(self, part: TrainingGraph, of: Mapping[str, str]) -> TrainingGraph:

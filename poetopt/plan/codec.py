@@ -47,7 +47,7 @@ from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.plan.tables import BLOCKS, number, table, whole_number
 from poetopt.plan.text import LARGEST, parsed
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.problem import CLOSING, Problem, ProblemOperator, ProblemTensor
 from poetopt.version import __version__
 
 if TYPE_CHECKING:
@@ -74,8 +74,6 @@ MOST_INSTRUCTIONS = 1_000_000
 """Of a plan file: networks of 10,000 operators have plans of some 60,000, and these take some seconds."""
 STREAM = "stream"
 """What a compute by a variant is called, so that a program that knows none takes it for nothing else."""
-CLOSING: Mapping[str, Any] = {"parts": 1, "resident_bytes": 0, "flash_bytes": 0, "stack_bytes": 0, "notes": ()}
-"""What a problem is told of what follows the last part, which else has the problem's own fields."""
 _ACTIONS = {str(action): action for action in Action}
 _NOWHERE: list[int] = []
 """The offsets of an instruction that allocates nothing."""

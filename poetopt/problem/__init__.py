@@ -10,10 +10,11 @@ What may happen to a tensor is said here, once: whoever plans, simulates, lays o
 from poetopt.problem.features import COMPUTES, PLAINLY, Feature, check_supported
 from poetopt.problem.home import Home
 from poetopt.problem.operators import ProblemOperator, Variant
-from poetopt.problem.problem import Problem, check_problem
+from poetopt.problem.problem import CLOSING, Problem, check_problem
 from poetopt.problem.tensors import Form, Packing, ProblemTensor, Transfers
 
 __all__ = [
+    "CLOSING",
     "COMPUTES",
     "PLAINLY",
     "Feature",

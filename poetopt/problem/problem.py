@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetopt.printable import shown
 from poetopt.problem.check import check
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from poetopt.graph import TrainingGraph
 
 
+CLOSING: Mapping[str, Any] = {"parts": 1, "resident_bytes": 0, "flash_bytes": 0, "stack_bytes": 0, "notes": ()}
+"""Fields of what follows the last part of a batch that say nothing beside the step's own."""
 MOST_KEPT = 64
 """So many answers of `Problem.keeping` are remembered."""
 

@@ -24,7 +24,7 @@ from poetopt.plan.text import LARGEST_NUMBER
 from poetopt.plan.transfers import overlap
 from poetopt.printable import shortened, shown
 from poetopt.report.entries import Entry
-from poetopt.report.memory import memory_fields, taken_bytes, written_bytes
+from poetopt.report.memory import memory_fields, taken_bytes
 from poetopt.report.told import check_told
 
 SOLVED = (
@@ -136,7 +136,7 @@ def _figures(report: Entry, file: PlanFile, simulation: Simulation) -> None:
     if plan.offsets:
         _same(report, "arena_bytes", arena_bytes(plan), "the layout takes")
         taken = taken_bytes(plan, simulation.peak_bytes, arena_bytes(plan))
-        for key, value in memory_fields(problem, plan, taken).items():
+        for key, value in memory_fields(problem, plan, simulation, taken).items():
             if problem.graph is not None or key != "parameter_bytes_in_ram":
                 _same(report, key, value, "the plan gives")
     elif "arena_bytes" in report.data:
@@ -219,7 +219,7 @@ def _training(report: Entry, file: PlanFile, simulation: Simulation) -> None:
     _same(said, "time_s", steps * simulation.makespan_s, "the simulation gives")
     limit = report.optional("deadline_s", report.number)
     _same(said, "deadline_s", None if limit is None else steps * limit, "the deadline of a step gives")
-    _same(said, "bytes_written", steps * written_bytes(file.plan), "the plan gives")
+    _same(said, "bytes_written", steps * simulation.bytes_written, "the plan gives")
     energy_j = said.number("energy_j")
     if energy_j < steps * simulation.energy_j * (1 - RELATIVE_TOLERANCE):
         _refuse(said, "energy_j", f"the simulation gives {steps * simulation.energy_j}")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from poetopt.graph import Role
 from poetopt.plan.instructions import Plan
-from poetopt.plan.simulate import simulate
+from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
 from poetopt.units import show_bytes
 
 OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
 
 
-def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) -> dict[str, object]:
+def memory_fields(
+    problem: Problem, plan: Plan | None, simulation: Simulation | None, taken_bytes: int | None
+) -> dict[str, object]:
     """The keys of `solve --json` on all of the RAM.
 
-    taken_bytes
-        What the schedule takes with the reserve of kernels; None without a plan.
+    plan, simulation, taken_bytes
+        A plan, what it does, and what it takes with the reserve of kernels; None without one.
     """
     lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
     total, limit = None if taken_bytes is None else problem.beside_bytes + taken_bytes, problem.device_ram_bytes
@@ -25,7 +27,7 @@ def memory_fields(problem: Problem, plan: Plan | None, taken_bytes: int | None) 
         "stack_bytes": problem.stack_bytes,
         "parameters": problem.parameters,
         "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
-        "bytes_written": None if plan is None else written_bytes(plan),
+        "bytes_written": None if simulation is None else simulation.bytes_written,
         "flash_bytes": problem.flash_bytes,
         "optimizer": str(problem.recipe.get("optimizer", "none")),
         "micro_batches": problem.parts,
@@ -91,8 +93,3 @@ def _resident(problem: Problem) -> int | None:
         return None
     names = {graph.root(name) for name, tensor in graph.tensors.items() if tensor.role in OF_PARAMETERS}
     return sum(graph.tensors[name].nbytes for name in names)
-
-
-def written_bytes(plan: Plan) -> int:
-    """Bytes that a step writes to storage."""
-    return simulate(plan).bytes_written

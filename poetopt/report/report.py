@@ -215,7 +215,7 @@ class Report:
             "largest_batch": batch_fields(self.largest),
             "micro_batches_tried": tried_fields(self.tried),
             "training": run_fields(self.run, solution),
-            **memory_fields(problem, self.plan, self.taken_bytes),
+            **memory_fields(problem, self.plan, simulation, self.taken_bytes),
             **({} if self.plan is not None else {"total_ram_bytes": problem.beside_bytes + options.ram_bytes}),
         }
 

@@ -10,7 +10,6 @@ from poetopt.errors import OptionError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
 from poetopt.problem import Problem
-from poetopt.report.memory import written_bytes
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
 IDLE = "static_power"
@@ -74,7 +73,7 @@ def run_fields(run: TrainingRun | None, solution: Solution) -> dict[str, object]
     """The object `training` of `solve --json`."""
     if run is None:
         return None
-    plan, simulation, options = solution.plan, solution.simulation, solution.options
+    simulation, options = solution.simulation, solution.options
     time_s = None if simulation is None else run.steps * simulation.makespan_s
     energy_j = None if simulation is None else run.steps * step_energy_j(solution)
     held = run.battery_j
@@ -87,7 +86,7 @@ def run_fields(run: TrainingRun | None, solution: Solution) -> dict[str, object]
         "time_s": time_s,
         "deadline_s": None if options.deadline_s is None else run.steps * options.deadline_s,
         "energy_j": energy_j,
-        "bytes_written": None if plan is None else run.steps * written_bytes(plan),
+        "bytes_written": None if simulation is None else run.steps * simulation.bytes_written,
         "battery_j": held,
         "battery_share": None if held is None or energy_j is None else energy_j / held,
         "battery_steps": None if held is None or not energy_j else math.floor(held * run.steps / energy_j),

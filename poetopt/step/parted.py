@@ -173,8 +173,8 @@ class Parted:
 
     def _of(self, name: str) -> Program:
         """The program that a result is of."""
-        behind = self.closing is not None and name in self.closing.graph.tensors
-        return self.closing if behind and name not in self.part.graph.tensors and self.closing else self.part
+        last = self.closing
+        return self.part if last is None or name in self.part.graph.tensors else last
 
     @property
     def begun(self) -> Mapping[str, Array]:

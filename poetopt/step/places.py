@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from poetopt.errors import PlanError
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.operators.constants import constants_of
-from poetopt.operators.movable import movable
+from poetopt.operators.movable import streamable
 from poetopt.operators.resident import resident_storages
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
@@ -105,19 +105,18 @@ class Places:
         """Where a storage lies at `moment`."""
         return Place(0, root) if root in self.resident else Place(moment.at[self.index[root]])
 
-    def variant(self, operator: Operator, instruction: Instruction) -> RuntimeVariant:
-        """The runtime's own variant by which a plan runs `operator`. Raises PlanError where it has none that is so."""
+    def variant(self, operator: Operator, index: int, number: int) -> RuntimeVariant:
+        """The runtime's own variant that is `number`, from 1, of operator `index` of the problem, which is `operator`.
+
+        Raises PlanError where it has none that is so.
+        """
         if operator.name not in self._variants:
-            names, values = movable(operator, self.graph, self.index), constants_of(self.graph)
-            self._variants[operator.name] = tuple(
-                self.runtime.variants(
-                    operator, self.graph.tensors, self.problem.alignment, movable=names, values=values
-                )
-            )
-        found, number = self._variants[operator.name], instruction.variant
-        planned = self.problem.operators[instruction.target].variants[number - 1]
-        if number < len(found) and found[number].workspace.temporaries_bytes == planned.workspace_bytes:
-            return found[number]
+            given = streamable(operator, self.graph, self.index, constants_of(self.graph))
+            found = self.runtime.variants(operator, self.graph.tensors, self.problem.alignment, **given)
+            self._variants[operator.name] = tuple(found)
+        ways, planned = self._variants[operator.name], self.problem.operators[index].variants[number - 1]
+        if number < len(ways) and ways[number].workspace.temporaries_bytes == planned.workspace_bytes:
+            return ways[number]
         raise PlanError(
             f"the plan runs {operator.name!r} by its variant {number} with {planned.workspace_bytes} B of workspace, "
             "and the runtime has no such variant; solve the model again"
@@ -125,7 +124,7 @@ class Places:
 
     def sliced(self, operator: Operator, instruction: Instruction) -> Sliced:
         """The loop by which a plan runs `operator`. Raises PlanError where the runtime has none."""
-        found = self.variant(operator, instruction).detail
+        found = self.variant(operator, instruction.target, instruction.variant).detail
         if not isinstance(found, Sliced):
             raise streams(operator.name, self.runtime.name)
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -53,6 +54,24 @@ class Trial:
         """What it has in RAM or on storage: what is updated once, under its old name."""
         new = {new for _, new in self.operator.updates}
         return tuple(n for n in (*self.operator.inputs, *self.operator.outputs) if n not in new)
+
+
+@contextmanager
+def small_blocks(nbytes: int = 32) -> Iterator[None]:
+    """A storage of blocks of so many bytes for a while, so that small tensors take several."""
+    before = windows.BLOCK_BYTES
+    try:
+        _blocks_of(nbytes)
+        yield
+    finally:
+        _blocks_of(before)
+
+
+def _blocks_of(nbytes: int) -> None:
+    """Windows are worked out once for each shape, but for one size of blocks."""
+    windows.BLOCK_BYTES = nbytes
+    for known in (windows.run, windows.rows):
+        known.cache_clear()
 
 
 def trial(

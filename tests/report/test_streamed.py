@@ -13,7 +13,6 @@ from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.report.facts import facts
 from poetopt.report.ledger import recomputed, streamed
-from poetopt.report.memory import written_bytes
 from poetopt.report.page import page, page_data
 from poetopt.report.timeline import Lane, timeline
 from poetopt.report.trace import trace_text
@@ -43,7 +42,7 @@ def test_joules_and_bytes_are_the_simulators() -> None:
     more = [way["more_j"] for way in json.loads(json.dumps(data["streamed"])).values()]
     assert sum(more) == pytest.approx(found.simulation.overhead_j)
     assert set(streamed(found)) == {0, 1, 3}
-    assert written_bytes(found.plan) == found.simulation.bytes_streamed_out == 50
+    assert found.simulation.bytes_written == found.simulation.bytes_streamed_out == 50
     again = Schedule(recomputes=frozenset({(1, 0)}), variants=frozenset({(0, 0, 1), (1, 0, 1), (2, 2, 1)}))
     assert recomputed(View(plan_of(network(), again), None, None, {}))[0].energy_j == 3.0
 

@@ -22,7 +22,7 @@ from poetopt.runtimes.c.tiles.tiling import Rows
 from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
 from poetopt.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.streamed import Trial, check_streamed, trial
+from poetopt.testing.streamed import Trial, check_streamed, small_blocks, trial
 from tests.backends.c.support import needs_host
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ SWEPT = (
 
 
 @needs_host
-def test_kernels_of_random_shapes_give_the_plain_ones_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "BLOCK_BYTES", kernels_streamed.BLOCK_BYTES)
+@small_blocks()
+def test_kernels_of_random_shapes_give_the_plain_ones_bits() -> None:
     found = [kernel for kernel in kernels().values() if kernel.op_type in SWEPT]
     of = {kernel.op_type: list(kernels_streamed.trials(kernel, 2, 3, kernels_streamed.Tally())) for kernel in found}
     assert set(of) == set(SWEPT)
@@ -119,9 +119,9 @@ def test_kernels_of_random_shapes_give_the_plain_ones_bits(monkeypatch: pytest.M
 
 
 @needs_host
-def test_rows_of_tables_are_picked_and_updated_by_the_plain_kernels_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@small_blocks()
+def test_rows_of_tables_are_picked_and_updated_by_the_plain_kernels_bits() -> None:
     """Numbers come twice or from the end; the table lies on the storage in order, or its rows here and there."""
-    monkeypatch.setattr(windows, "BLOCK_BYTES", 32)
     random = np.random.default_rng(7)
     trials: list[Trial] = []
     for dtype in ("int64", "int32", "int64"):

@@ -9,17 +9,14 @@ from typing import Protocol
 from poetopt.backends.c.names import comment, identifier
 from poetopt.backends.c.operators import WORKSPACE, OperatorCode, Still, Writer, shown
 from poetopt.backends.c.tables import list_of
-from poetopt.errors import PlanError
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
 from poetopt.operators.constants import constants_of
-from poetopt.operators.movable import listed, movable
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.runtimes.c.steps import Step, as_run, steps
 from poetopt.runtimes.c.tiles import windows
 from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Slice, Tiling
 from poetopt.runtimes.c.tiles.variants import Streamed
-from poetopt.runtimes.contract import RuntimeVariant
 from poetopt.step.places import Places
 
 HEADER = "po_stream.h"
@@ -33,8 +30,7 @@ def streamed_code(
     Raises `PlanError` where the runtime has another variant of that number.
     """
     operator = places.operators[problem.operators[index].name]
-    variant = variant_of(index, number, graph, problem, places, operator)
-    detail = variant.detail
+    detail = places.variant(operator, index, number).detail
     assert isinstance(detail, Streamed)
     writer = Writer(operator, graph, places, still, detail.layout)
     run = steps(operator, graph.tensors, constants_of(graph), problem.alignment)
@@ -58,23 +54,6 @@ def streamed_code(
         operator.name, function, tuple(writer.tensors), True, text, tuple(headers), tuple(made.state), state_at,
         stored=blocks,
     )  # fmt: skip
-
-
-def variant_of(
-    index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, operator: Operator
-) -> RuntimeVariant:
-    """The runtime's own variant that is the problem's. Raises `PlanError` where there is none."""
-    names, rows = (find(operator, graph, places.index) for find in (movable, listed))
-    _, *found = places.runtime.variants(
-        operator, graph.tensors, problem.alignment, movable=names, listed=rows, values=constants_of(graph)
-    )
-    planned = problem.operators[index].variants[number - 1]
-    if number <= len(found) and found[number - 1].workspace.temporaries_bytes == planned.workspace_bytes:
-        return found[number - 1]
-    raise PlanError(
-        f"the plan runs {operator.name!r} by its variant {number} with {planned.workspace_bytes} B of workspace, and "
-        "the runtime has no such variant; solve the model again"
-    )
 
 
 def _lists(detail: Streamed, graph: TrainingGraph, places: Places) -> dict[str, str]:

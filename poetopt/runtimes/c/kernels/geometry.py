@@ -24,6 +24,11 @@ class Geometry:
     before: tuple[int, int]
 
     @property
+    def reach(self) -> int:
+        """How many rows the last tap is behind the first."""
+        return (self.kernel[0] - 1) * self.taps[0]
+
+    @property
     def pointwise(self) -> bool:
         """Whether it is a product of matrices, image by image."""
         one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)

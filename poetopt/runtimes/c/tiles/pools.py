@@ -48,15 +48,13 @@ Line = Callable[[Window, Chunk, Sequence[str]], str]
 
 def pooled_rows(call: Call, window: Window, line: Line) -> tuple[Tiling, ...]:
     """Chunks of the rows of the outputs; the input's are those that their windows reach."""
-    step, before = window.steps[0], window.before[0]
-    needed = Rows(window.size[0], step, 1, -before, window.reach + 1 - before - step)
+    needed = Rows.read(window.size[0], window.steps[0], window.before[0], window.reach)
     return _tilings(call, window, window.out[0], needed, Rows(window.out[0]), line)
 
 
 def spread_rows(call: Call, window: Window, line: Line) -> tuple[Tiling, ...]:
     """Chunks of the rows of the gradient by the input; the inputs' are those whose windows meet them."""
-    step, before = window.steps[0], window.before[0]
-    needed = Rows(window.out[0], 1, step, before - window.reach + step - 1, before - 1 + step)
+    needed = Rows.meeting(window.out[0], window.steps[0], window.before[0], window.reach)
     return _tilings(call, window, window.size[0], needed, Rows(window.size[0]), line)
 
 

@@ -43,8 +43,8 @@ def input_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
     (height, width), (rows, columns), step = found.size, found.out, found.steps[0]
     if not _by_rows(found) or height <= step:
         return ()
-    before, reach = found.before[0], (found.kernel[0] - 1) * found.taps[0]
-    needed = Rows(rows, 1, step, before - reach + step - 1, before - 1 + step)
+    before = found.before[0]
+    needed = Rows.meeting(rows, step, before, found.reach)
 
     def code(call: Call, chunk: Chunk) -> str:
         line = called(
@@ -91,14 +91,12 @@ def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, 
 
 def _by_rows(found: Geometry) -> bool:
     """Whether there are rows, no pad is wider than what the taps reach, and pixels are not alike."""
-    reach = (found.kernel[0] - 1) * found.taps[0]
-    return found.out[0] > 1 and 0 <= found.before[0] <= reach and not found.pointwise
+    return found.out[0] > 1 and 0 <= found.before[0] <= found.reach and not found.pointwise
 
 
 def _met(found: Geometry) -> Rows:
     """The rows of x that rows of y are made of."""
-    reach, step, before = (found.kernel[0] - 1) * found.taps[0], found.steps[0], found.before[0]
-    return Rows(found.size[0], step, 1, -before, reach + 1 - before - step)
+    return Rows.read(found.size[0], found.steps[0], found.before[0], found.reach)
 
 
 def _slice(found: Geometry, channels: int, columns: int, rows: Rows) -> Slice:

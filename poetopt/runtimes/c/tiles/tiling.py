@@ -58,6 +58,20 @@ class Rows:
     low: int = 0
     high: int = 0
 
+    @classmethod
+    def read(cls, extent: int, step: int, before: int, reach: int) -> Rows:
+        """The rows that windows read, of so many: windows are `step` apart, and the first begins `before` rows early.
+
+        reach
+            How many rows the last tap is behind the first.
+        """
+        return cls(extent, step, 1, -before, reach + 1 - before - step)
+
+    @classmethod
+    def meeting(cls, extent: int, step: int, before: int, reach: int) -> Rows:
+        """The other way round: the windows, of so many, that read a row."""
+        return cls(extent, 1, step, before - reach + step - 1, before - 1 + step)
+
     def span(self, begin: int, end: int) -> tuple[int, int]:
         """The first row, and the one after the last, of steps `begin` to `end`."""
         first, last = (begin * self.step + self.low) // self.per, (end * self.step + self.high) // self.per
