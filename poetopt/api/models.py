@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.training import LAZY, Training, TrainingFile, described, scheduled
 from poetopt.errors import ModelError, OptionError
 from poetopt.garbage import building
+from poetopt.optimizers import CLIP
 from poetopt.runtimes import DEFAULT
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Model:
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
+        clip_norm: bool = False,
         maxima: bool = True,
         lazy_tables: bool = False,
     ) -> Training:
@@ -63,6 +65,9 @@ class Model:
             `none`, the step ends with the gradients.
         fuse
             Whether an update is one operator with the gradient that it alone reads.
+        clip_norm
+            Whether updates clip the gradients by the norm of all of them. The bound is given with each step
+            (`clip_norm`), as a learning rate is; each gradient waits for that norm.
         maxima
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
@@ -83,6 +88,7 @@ class Model:
             straight_through=straight_through,
             optimizer=optimizer,
             fuse=fuse,
+            clip_norm=clip_norm,
             maxima=maxima,
         )
         recipe = {**self.recipe, "loss": loss, "output": output}
@@ -94,9 +100,14 @@ class Model:
             recipe["granularity"] = granularity
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
+        if clip_norm:
+            recipe[CLIP] = True
         if lazy_tables:
             recipe[LAZY] = True
-        asked = {"loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "maxima": maxima}
+        asked = {
+            "loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "clip_norm": clip_norm,
+            "maxima": maxima,
+        }  # fmt: skip
         if self.graph.parts > 1:  # their tables stay whole, and only what has no optimizer yet is made anew
             by_rows = partial(self.training_graph, **asked) if optimizer == "none" else None  # type: ignore[arg-type]
         else:
@@ -112,6 +123,7 @@ class Model:
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
+        clip_norm: bool = False,
         rows: bool = False,
         row_bytes: int = 1,
         maxima: bool = True,
@@ -133,7 +145,7 @@ class Model:
             with building():
                 graph = by_rows(self.graph, row_bytes) if rows else self.graph
                 step = differentiate(graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima)
-                made = with_updates(step, optimizer, fuse=fuse)
+                made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm)
                 return made if made.parts > 1 else with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
@@ -223,6 +235,7 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
         straight_through=recipe.get("straight_through") is True,
         optimizer=optimizer if isinstance(optimizer, str) else "none",
         fuse=recipe.get("fuse") is not False,
+        clip_norm=recipe.get(CLIP) is True,
         maxima=recipe.get("maxima") is True,
         lazy_tables=recipe.get(LAZY) is True,
     )

@@ -44,6 +44,7 @@ class _Derived(TypedDict, total=False):
     straight_through: bool
     optimizer: str
     fuse: bool
+    clip_norm: bool
     lazy_tables: bool
 
 

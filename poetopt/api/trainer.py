@@ -50,7 +50,8 @@ class Trainer(Closing):
         name, which updates the parameters in place. If it has `states`, arrays by name that it writes in place, they
         are part of checkpoints.
     accumulate, clip_norm
-        For such a plan: sum the gradients of so many steps before an update, and bound the norm of all of them.
+        For such a plan: sum the gradients of so many steps before an update, and bound the norm of all of them. A plan
+        whose step clips (`solve --clip-norm`) takes `clip_norm` too, 1 by default.
     seed
         Of the order of batches.
     workdir

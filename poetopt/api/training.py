@@ -207,14 +207,15 @@ class TrainingFile:
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
+        clip_norm: bool = False,
         lazy_tables: bool = False,
     ) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        asked = (loss, output, granularity, straight_through, optimizer, fuse, lazy_tables)
-        if asked != ("auto", None, "operator", False, "none", True, False):
+        asked = (loss, output, granularity, straight_through, optimizer, fuse, clip_norm, lazy_tables)
+        if asked != ("auto", None, "operator", False, "none", True, False, False):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--granularity, --straight-through, --optimizer, --separate-updates and --lazy-tables"
+                "--granularity, --straight-through, --optimizer, --separate-updates, --clip-norm and --lazy-tables"
             )
         return self
 

@@ -9,6 +9,7 @@ import typer
 from poetopt.commands.options import (
     AllowSymlinksOption,
     BatchOption,
+    ClipNormOption,
     DimOption,
     JsonOption,
     LossOption,
@@ -82,6 +83,7 @@ def grad(
     straight_through: StraightThroughOption = False,
     optimizer: OptimizerOption = "none",
     separate_updates: SeparateUpdatesOption = False,
+    clip_norm: ClipNormOption = False,
     json: JsonOption = None,
 ) -> int:
     """Write the training graph (forward, loss, backward, and updates with --optimizer) as one standard ONNX file."""
@@ -101,8 +103,9 @@ def grad(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
     graph = loaded.training_graph(
-        loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=not separate_updates
-    )
+        loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=not separate_updates,
+        clip_norm=clip_norm,
+    )  # fmt: skip
     save_model(graph.joint, out)
     document = {"loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)}
     joint = graph.joint

@@ -123,6 +123,13 @@ SeparateUpdatesOption = Annotated[
         help="With --optimizer: updates are operators of their own, so that whole gradients exist for a while.",
     ),
 ]
+ClipNormOption = Annotated[
+    bool,
+    typer.Option(
+        "--clip-norm",
+        help="With --optimizer: updates wait for the norm of all gradients, and clip them to the step's `clip_norm`.",
+    ),
+]
 LazyTablesOption = Annotated[
     bool,
     typer.Option(

@@ -13,6 +13,7 @@ from poetopt.commands.options import (
     BackendOption,
     BatchOrMaxOption,
     BatteryOption,
+    ClipNormOption,
     DeadlineModelOption,
     DeadlineOption,
     DeviceOption,
@@ -98,6 +99,7 @@ def solve(
     straight_through: StraightThroughOption = False,
     optimizer: OptimizerOption = "none",
     separate_updates: SeparateUpdatesOption = False,
+    clip_norm: ClipNormOption = False,
     lazy_tables: LazyTablesOption = False,
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
@@ -166,6 +168,7 @@ def solve(
         "granularity": granularity,
         "optimizer": optimizer,
         "fuse": not separate_updates,
+        "clip_norm": clip_norm,
         "lazy_tables": lazy_tables,
     }
     with live_progress() as listener:

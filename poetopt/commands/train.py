@@ -12,7 +12,7 @@ from poetopt.commands.completion import choices
 from poetopt.commands.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
 from poetopt.console import check_outputs, doing, say, say_meanwhile, write_json
 from poetopt.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
-from poetopt.optimizers import NAMES
+from poetopt.optimizers import CLIP, NAMES
 
 if TYPE_CHECKING:
     from poetopt.api.trainer import Trainer
@@ -57,7 +57,10 @@ def train(
         int, typer.Option(metavar="K", help="Sum gradients over K steps; of a plan without --optimizer.", min=1)
     ] = 1,
     clip_norm: Annotated[
-        float | None, typer.Option(metavar="C", help="Bound the norm of all gradients; of a plan without --optimizer.")
+        float | None,
+        typer.Option(
+            metavar="C", help="Bound the norm of all gradients; of a plan whose step clips, or ends with them."
+        ),
     ] = None,
     batch_order: Annotated[
         str,
@@ -118,16 +121,15 @@ def train(
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
     if on is not None:
         others = {
-            "--accumulate": accumulate > 1, "--clip-norm": clip_norm is not None, "--validate": validate is not None,
-            "--checkpoint": checkpoint is not None, "--every": every is not None, "--resume": resume,
-            "--workdir": workdir is not None, "--check": check,
+            "--accumulate": accumulate > 1, "--validate": validate is not None, "--checkpoint": checkpoint is not None,
+            "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
         }  # fmt: skip
         if asked := next((name for name, given in others.items() if given), None):
             raise OptionError(
                 f"--on, {asked}: all steps in C are one program, which is always compared; {asked} is for training on "
                 "onnxruntime, leave it out"
             )
-        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
         course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
         return _train_in_c(plan, on, data, out, said, course, optimizer, model, allow_symlinks, json)
 

@@ -7,6 +7,7 @@
 
 `poetopt.optimizers.rules` has one function for each; `with_updates` puts them behind the gradients. Hyperparameters are
 scalars that are given with each step, not constants, so that a learning rate may change without another graph.
+`poetopt.optimizers.clip` has what clips gradients by the norm of all of them, before any update.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from poetopt.lazily import loading
 if TYPE_CHECKING:
     from poetopt.optimizers.attach import with_updates
 
-__all__ = ["NAMES", "with_updates"]
+__all__ = ["CLIP", "NAMES", "with_updates"]
 
 NAMES = ("none", "sgd", "momentum", "adam", "adamw")
 """What `--optimizer` takes."""
+
+CLIP = "clip_norm"
+"""The hyperparameter of a step that clips: the largest norm of all gradients together."""
 
 __getattr__ = loading(__name__, {"with_updates": "poetopt.optimizers.attach"})

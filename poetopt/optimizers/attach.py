@@ -12,7 +12,8 @@ from poetopt.autodiff.losses import HALF
 from poetopt.closest import closest
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Operator, Role, Tensor, TrainingGraph
-from poetopt.optimizers import NAMES
+from poetopt.optimizers import CLIP, NAMES
+from poetopt.optimizers.clip import DEFAULT, scale_of, squares_of
 from poetopt.optimizers.fuse import fused
 from poetopt.optimizers.rules import OPTIMIZERS, Optimizer, Scalars
 from poetopt.optimizers.statistics import updated_in_place
@@ -23,7 +24,7 @@ COPY = "Identity.copy"
 
 
 def with_updates(
-    graph: TrainingGraph, optimizer: str, *, fuse: bool = True, keep_gradients: bool = False
+    graph: TrainingGraph, optimizer: str, *, fuse: bool = True, keep_gradients: bool = False, clip: bool = False
 ) -> TrainingGraph:
     """`graph`, as autodiff left it, with operators that update its parameters and running statistics in place.
 
@@ -33,33 +34,45 @@ def with_updates(
         Whether an update is one operator with the gradient that it alone reads, so that no whole gradient outlives that
         operator. Otherwise gradients are tensors like those of activations.
     keep_gradients
-        Whether gradients stay results of the step. Then nothing is fused.
+        Whether gradients stay results of the step, as they are before they are clipped. Then nothing is fused.
+    clip
+        Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
+        hyperparameter (`poetopt.optimizers.clip`). Then nothing is fused, as each update waits for all gradients.
 
     The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for
     half precision in float32 with states of half precision.
 
-    Raises OptionError for an unknown optimizer, ModelError where the model has a tensor of such a name.
+    Raises OptionError for an unknown optimizer, or to clip without one, ModelError where the model has a tensor of such
+    a name.
     """
     if optimizer not in NAMES:
         raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
+    if clip and optimizer == "none":
+        raise OptionError(
+            "--clip-norm: the step ends with gradients, and has no update to clip them for; name one with --optimizer, "
+            "or clip what such a step leaves, with train --clip-norm"
+        )
     if graph.parts > 1:
         from poetopt.optimizers.sums import with_sums
 
-        return with_sums(graph, optimizer, fuse=fuse)
+        return with_sums(graph, optimizer, fuse=fuse, clip=clip)
     if optimizer == "none":
         return graph
-    return Attachment(graph, optimizer, keep_gradients=keep_gradients).graph(fuse=fuse and not keep_gradients)
+    made = Attachment(graph, optimizer, keep_gradients=keep_gradients, clip=clip)
+    return made.graph(fuse=fuse and not keep_gradients and not clip)
 
 
 class Attachment:
     """The graph that grows."""
 
-    def __init__(self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool) -> None:
+    def __init__(self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool, clip: bool) -> None:
         self.source = graph
         self.optimizer = optimizer
         self.keep_gradients = keep_gradients
+        self.clip = clip
         self.builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
         self.states: list[str] = []
+        self.scales: Mapping[str, Tensor] = {}
         self.gradients = dict(graph.gradients)
 
     @property
@@ -76,10 +89,14 @@ class Attachment:
             operators = self.transient(operators)
         given = self.hyperparameters()
         scalars, first = self.scalars(given)
-        updates: dict[str, list[Operator]] = {}
-        for name in graph.trained:
-            updates.setdefault(self.gradients[name], []).append(self.update(name, scalars))
-        operators = behind(operators, [first], updates)
+        squares, scale = self.clipping(given, scalars)
+        updates = {name: self.update(name, scalars) for name in graph.trained}
+        after: dict[str, list[Operator]] = {}
+        for name, operator in (squares or updates).items():
+            after.setdefault(self.gradients[name], []).append(operator)
+        operators = behind(operators, [first], after)
+        if scale is not None:
+            operators += [scale, *updates.values()]
         outputs = {graph.states[old]: new for old, new in statistics.items()}
         used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
         used.update(graph.values, graph.inputs, given.values())
@@ -127,7 +144,7 @@ class Attachment:
     def hyperparameters(self) -> Mapping[str, str]:
         """A scalar for each hyperparameter, with its default as its value."""
         found: dict[str, str] = {}
-        for name, default in self.rule.hyperparameters.items():
+        for name, default in {**self.rule.hyperparameters, **({CLIP: DEFAULT} if self.clip else {})}.items():
             dtype = "int64" if name == "step" else "float64"
             found[name] = self.builder.unique(name)
             self.builder.tensor(found[name], (), dtype, Role.HYPERPARAMETER)
@@ -142,11 +159,29 @@ class Attachment:
         kind = f"{self.optimizer}.scalars"
         draft = builder.operator(kind, kind, recomputable=False, role=Role.HYPERPARAMETER)
         found = self.rule.scalars(draft, {name: builder.tensors[tensor] for name, tensor in given.items()})
-        types = dict.fromkeys(_computing(builder.tensors[name]) for name in self.source.trained)
-        scalars = {dtype: {name: draft.cast(value, dtype) for name, value in found.items()} for dtype in types}
+        scalars = {dtype: {name: draft.cast(value, dtype) for name, value in found.items()} for dtype in self._types()}
         inner = {name for node in draft.nodes for name in node.outputs}
         written = dict.fromkeys(t.name for by in scalars.values() for t in by.values() if t.name in inner)
         return scalars, finish(draft, tuple(written), {})
+
+    def _types(self) -> tuple[str, ...]:
+        """The types that updates compute in."""
+        return tuple(dict.fromkeys(_computing(self.builder.tensors[name]) for name in self.source.trained))
+
+    def clipping(
+        self, given: Mapping[str, str], scalars: Mapping[str, Scalars]
+    ) -> tuple[Mapping[str, Operator], Operator | None]:
+        """For each parameter, what adds up its gradient's squares; and what makes the scale of those, for updates.
+
+        Nothing where the step doesn't clip.
+        """
+        if not self.clip:
+            return {}, None
+        builder = self.builder
+        squares = {n: squares_of(builder, n, builder.tensors[self.gradients[n]]) for n in self.source.trained}
+        sums = [builder.tensors[operator.outputs[0]] for operator in squares.values()]
+        self.scales, scale = scale_of(builder, sums, builder.tensors[given[CLIP]], tuple(scalars))
+        return squares, scale
 
     def update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
         """The operator that writes parameter `name` and its states anew."""
@@ -156,9 +191,11 @@ class Attachment:
         states = [self._state(p, what) for what in self.rule.states]
         draft = builder.operator(f"{name}.update", f"{self.optimizer}.update", recomputable=False)
         read = [draft.cast(tensor, dtype) for tensor in (p, g, *states)]
-        made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], read[1], read[2:], scalars[dtype])]
+        scale = [self.scales[dtype]] if self.clip else []
+        slope = draft.mul(read[1], scale[0]) if scale else read[1]
+        made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], slope, read[2:], scalars[dtype])]
         if p.dtype == dtype:
-            draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values()], made)
+            draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values(), *scale], made)
         pairs = [(old.name, self.carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
         rename = {tensor.name: new for tensor, (_, new) in zip(made, pairs, strict=True)}
         return replace(finish(draft, [tensor.name for tensor in made], rename), updates=tuple(pairs))

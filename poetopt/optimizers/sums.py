@@ -29,17 +29,19 @@ SUM = "Gradient.sum"
 """The kind of what adds a part's gradient to the sum."""
 
 
-def with_sums(graph: TrainingGraph, optimizer: str, *, fuse: bool = True) -> TrainingGraph:
+def with_sums(graph: TrainingGraph, optimizer: str, *, fuse: bool = True, clip: bool = False) -> TrainingGraph:
     """`graph`, one part of a batch as autodiff left it, with sums of its gradients, and updates behind the last part.
 
     optimizer
         Whose updates; with `none`, the sums are the step's gradients, and nothing follows.
     fuse
         Whether a sum is one operator with the gradient that it takes in.
+    clip
+        Whether updates clip the sums by the norm of all of them.
 
     Raises ModelError where the model has a tensor of a sum's name.
     """
-    return _Sums(graph, optimizer, keep_gradients=False).split(fuse=fuse)
+    return _Sums(graph, optimizer, keep_gradients=False, clip=clip).split(fuse=fuse)
 
 
 class _Sums(Attachment):
@@ -85,10 +87,12 @@ class _Sums(Attachment):
         self.gradients = dict(of)
         given = self.hyperparameters()
         scalars, first = self.scalars(given)
+        squares, scale = self.clipping(given, scalars)
+        norm = () if scale is None else (*squares.values(), scale)
         updates = [self._emptying(self.update(name, scalars), of[name]) for name in self.source.trained]
         graph = replace(
             part,
-            operators=(first, *updates),
+            operators=(first, *norm, *updates),
             inputs=(),
             outputs=(),
             gradients={},

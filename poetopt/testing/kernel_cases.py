@@ -101,16 +101,22 @@ def node_case(
 
 
 def step_cases(
-    model: onnx.ModelProto, op_type: str, random: np.random.Generator, *, loss: str = "mse", optimizer: str = "none"
+    model: onnx.ModelProto,
+    op_type: str,
+    random: np.random.Generator,
+    *,
+    loss: str = "mse",
+    optimizer: str = "none",
+    clip: bool = False,
 ) -> list[Case]:
     """The runs of nodes in a network's training step that amount to `op_type`, on a random batch.
 
-    optimizer
-        Whose updates the step has: as one with the gradients where `op_type` is of both.
+    optimizer, clip
+        Whose updates the step has: as one with the gradients where `op_type` is of both; and whether it clips them.
     """
     graph = load(model)
     assert isinstance(graph, Graph)
-    step = with_updates(differentiate(graph, loss=loss), optimizer, fuse=TOGETHER in op_type)
+    step = with_updates(differentiate(graph, loss=loss), optimizer, fuse=TOGETHER in op_type, clip=clip)
     step = replace(step, values={**step.values, **_settings(step, random)})
     batch = {name: _drawn(step.tensors[name], random) for name in step.inputs}
     found = [

@@ -9,6 +9,7 @@ from typing import Any
 from poetopt.backends.ort.stepping import STEP
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
+from poetopt.optimizers import CLIP
 from poetopt.units import show_bytes
 
 DESCENT = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
@@ -23,11 +24,10 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
         if name not in known or name == STEP:
             has = ", ".join(n for n in known if n != STEP)
             whose = "descent" if graph.optimizer == "none" else graph.optimizer
-            raise OptionError(
-                f"{option}: the plan's optimizer is {whose}, which has {has}; solve with another --optimizer"
-            )
+            remedy = "--clip-norm" if name == CLIP else "another --optimizer"
+            raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
         least, below = _RANGES.get(name, (0.0, math.inf))
-        if not (least <= value < below) or (name in ("lr", "eps") and value == 0):
+        if not (least <= value < below) or (name in ("lr", "eps", CLIP) and value == 0):
             raise OptionError(f"{option}: {_SENSE.get(name, 'must be 0 or more')}")
 
 
@@ -35,6 +35,7 @@ _RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
 _SENSE = {
     "lr": "must be more than 0, as in 0.01",
     "eps": "must be more than 0, as in 1e-8",
+    CLIP: "must be more than 0, as in 1.0",
     **dict.fromkeys(_RANGES, "must be at least 0 and less than 1, as in 0.9"),
 }
 
@@ -51,8 +52,9 @@ def check_inside(
     for what, wanted in asked.items():
         if wanted:
             size = sum(graph.tensors[name].nbytes for name in graph.trained)
+            inside = f"solve with --optimizer {graph.optimizer} --clip-norm, so that the step clips, or "
             raise OptionError(
                 f"{what}: the plan's step updates each parameter by {graph.optimizer} as soon as its gradient is "
-                f"there, and no whole gradient need exist; solve without --optimizer, so that the gradients stay "
-                f"({show_bytes(size)})"
+                f"there, and no whole gradient need exist; {inside if clip_norm is not None else ''}solve without "
+                f"--optimizer, so that the gradients stay ({show_bytes(size)})"
             )

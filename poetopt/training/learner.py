@@ -13,6 +13,7 @@ from poetopt.backends.ort import allocator
 from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import ExecutionError, PlanError
+from poetopt.optimizers import CLIP
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
@@ -62,8 +63,10 @@ class Learner:
     ) -> None:
         made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan))
         graph = made.graph
-        check_hyperparameters(graph, hyperparameters)
         check_update(accumulate, clip_norm)
+        if clip_norm is not None and CLIP in graph.hyperparameters:
+            hyperparameters, clip_norm = {**hyperparameters, CLIP: clip_norm}, None
+        check_hyperparameters(graph, hyperparameters)
         if graph.optimizer != "none":
             check_inside(graph, optimizer, accumulate, clip_norm)
         self.workdir, self.told, self.base_bytes = workdir, told, resident_bytes()
@@ -103,7 +106,7 @@ class Learner:
 
     @property
     def clip_norm(self) -> float | None:
-        """The largest norm of all gradients, or None."""
+        """The largest norm of all gradients after the step; None where nothing clips there."""
         return None if self.update is None else self.update.clip_norm
 
     @property

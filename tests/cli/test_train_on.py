@@ -100,7 +100,7 @@ def test_what_is_refused_is_one_message(run: Runner, plan: Path, data: Path, tmp
     asked = ("train", plan, "--data", data, "-o", out)
     cases = (
         (("--on", "host", "--checkpoint", tmp_path / "kept"), 2, "--on, --checkpoint: all steps in C are one program"),
-        (("--on", "host", "--clip-norm", "1"), 2, "--on, --clip-norm:"),
+        (("--on", "host", "--clip-norm", "1"), 2, "--clip-norm 1: the plan's optimizer is "),
         (("--on", "cortex-m5"), 2, "--on cortex-m5: there are host"),
         (("--on", "host", "--optimizer", "adam"), 2, "updates by momentum; solve again with --optimizer adam"),
         (("--on", "host", "--momentum", "1"), 2, "--momentum 1: must be at least 0 and less than 1"),

@@ -72,15 +72,15 @@ def matmul_gradient(op_type: str) -> Draw:
     return draw
 
 
-def update(op_type: str, optimizer: str) -> Draw:
-    """An optimizer's update, or one with the gradient of a matrix that it is of."""
+def update(op_type: str, optimizer: str, *, clips: float = 0.0) -> Draw:
+    """An optimizer's update, or one with the gradient of a matrix that it is of; so often in a step that clips."""
 
     def draw(random: Random) -> list[Case]:
         rows, columns, depth = (random_length(random) for _ in range(3))
         w = normal(random, (columns, depth))
         node = onnx_node("Gemm", ["h", "w"], attributes={"transB": 1})
         model = network(random, (rows, depth), [node], {"w": w})
-        return step_cases(model, op_type, random, optimizer=optimizer)
+        return step_cases(model, op_type, random, optimizer=optimizer, clip=random.random() < clips)
 
     return draw
 
@@ -92,6 +92,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "Gemm"): _gemm,
     ("", "MatMul"): _matmul,
     **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
-    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o) for o in OPTIMIZERS},
+    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o, clips=0.5) for o in OPTIMIZERS},
+    (OWN_DOMAIN, "Gradient.squares"): update("Gradient.squares", "sgd", clips=1.0),
     **{(OWN_DOMAIN, f"Gemm+{o}.update"): update(f"Gemm+{o}.update", o) for o in OPTIMIZERS},
 }

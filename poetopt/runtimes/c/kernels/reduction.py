@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, index, loops, merged, strides_of
 from poetopt.runtimes.c.tiles.axes import Code, along, leading
@@ -125,10 +126,10 @@ def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Calla
     return tilings
 
 
-def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}") -> Kernel:
+def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}", *, domain: str = "") -> Kernel:
     code = _reduction(first, term, joined, last)
     tilings = _tilings(code, first, term, joined, last)
-    return Kernel(op_type, code, refuses=_refuses, constants=(1,), tilings=tilings, headers=(HEADER,))
+    return Kernel(op_type, code, domain, refuses=_refuses, constants=(1,), tilings=tilings, headers=(HEADER,))
 
 
 _ADDED = "{s} + {p}"
@@ -136,6 +137,7 @@ KERNELS: tuple[Kernel, ...] = (
     _kernel("ReduceSum", "0.0f", "{s} + {x}", _ADDED),
     _kernel("ReduceMean", "0.0f", "{s} + {x}", _ADDED, "{s} * {n}"),
     _kernel("ReduceSumSquare", "0.0f", "{s} + {x} * {x}", _ADDED),
+    _kernel("Gradient.squares", "0.0f", "{s} + {x} * {x}", _ADDED, domain=OWN_DOMAIN),
     _kernel("ReduceL1", "0.0f", "{s} + fabsf({x})", _ADDED),
     _kernel("ReduceL2", "0.0f", "{s} + {x} * {x}", _ADDED, "sqrtf({s})"),
     _kernel("ReduceProd", "1.0f", "{s} * {x}", "{s} * {p}"),

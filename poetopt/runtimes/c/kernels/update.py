@@ -1,4 +1,7 @@
-"""Updates of parameters and optimizer states, each in one pass over them."""
+"""Updates of parameters and optimizer states, each in one pass over them.
+
+Where a step clips, an update has one operand more: what the gradient is multiplied with.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +66,19 @@ def declared(call: Call, arguments: Arguments, optimizer: str, places: tuple[int
 
 
 def _kernel(optimizer: str) -> Kernel:
-    states = RULES[optimizer].states
+    states, plain = RULES[optimizer].states, operands(optimizer, 1)
 
     def code(call: Call, arguments: Arguments) -> str:
         places = (0, *range(2, 2 + states))
         lines = declared(call, arguments, optimizer, places, 2 + states)
-        return block(*lines, called("po_update_all", "&u", arguments.inputs[1], call.output().size))
+        g, size = arguments.inputs[1], call.output().size
+        if len(call.inputs) == plain:
+            return block(*lines, called("po_update_all", "&u", g, size))
+        scale = read("scale", call.input(plain), arguments.inputs[plain])
+        return block(*lines, scale, called("po_update_scaled", "&u", g, size, "scale[0]"))
 
     def refuses(call: Call) -> str | None:
-        if len(call.inputs) != operands(optimizer, 1):
+        if len(call.inputs) not in (plain, plain + 1):
             return f"an update by {optimizer} of {len(call.inputs)} operands"
         return refuse_types(call, "float32")
 
