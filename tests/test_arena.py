@@ -142,6 +142,59 @@ def test_who_is_in_a_hurry_gets_what_was_asked_or_nothing(seed: int) -> None:
     assert pack(*case, target=asked[1], quick=True)[1] <= asked[1]
 
 
+def twins(case: Buffers, most: int) -> list[tuple[int, int]]:
+    """Pairs of buffers of one size that don't live together, each in one pair at most."""
+    sizes, starts, _ = case
+    found: list[tuple[int, int]] = []
+    for a, b in itertools.combinations(range(len(starts)), 2):
+        free = all(a not in pair and b not in pair for pair in found)
+        if free and sizes[a] and sizes[a] == sizes[b] and not together(case, a, b) and len(found) < most:
+            found.append((a, b))
+    return found
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(buffers(largest=4, count=6), st.integers(1, 3))
+def test_the_least_arena_in_which_pairs_share_an_offset(case: Buffers, most: int) -> None:
+    """Of all offsets, tried one by one."""
+    sizes = case[0]
+    shared = twins(case, most)
+    second = {b: a for a, b in shared}
+
+    def fits(arena: int, offsets: list[int]) -> bool:
+        k = len(offsets)
+        if k == len(sizes):
+            return True
+        tried = [offsets[second[k]]] if k in second else range(arena - sizes[k] + 1)
+        return any(
+            all(
+                not together(case, k, j) or offset + sizes[k] <= offsets[j] or offsets[j] + sizes[j] <= offset
+                for j in range(k)
+                if sizes[j] and sizes[k]
+            )
+            and fits(arena, [*offsets, offset])
+            for offset in tried
+        )
+
+    offsets, arena = pack(*case, shared=shared)
+    assert all(offsets[a] == offsets[b] for a, b in shared)
+    assert fits(arena, [])
+    assert arena == 0 or not fits(arena - 1, [])
+
+
+def test_pairs_that_share_an_offset_reach_the_bound() -> None:
+    """Where the greedy methods don't (the seed was found by trying)."""
+    case = entangled(54)
+    bound = lower_bound(*case)
+    shared = twins(case, 3)
+    offsets, arena = pack(*case, target=bound, shared=shared)
+    assert arena == bound == max(offset + size for offset, size in zip(offsets, case[0], strict=True))
+    assert all(offsets[a] == offsets[b] for a, b in shared)
+    for a, b in itertools.combinations(range(len(offsets)), 2):
+        if together(case, a, b):
+            assert offsets[a] + case[0][a] <= offsets[b] or offsets[b] + case[0][b] <= offsets[a]
+
+
 @settings(deadline=None, max_examples=60)
 @given(buffers(), st.sampled_from([1, 8]), st.integers(0, 3), st.integers(0, 20))
 def test_ejection_keeps_its_limit(case: Buffers, alignment: int, seed: int, room: int) -> None:

@@ -8,7 +8,7 @@ leave to gain:
     exact       a complete search, where there are few buffers
     repair      buffers that end beyond a limit move forward in the order
     ejection    buffers that find no gap under a limit push others out, until all fit
-    shared      buffers that must have one offset, by the greedy methods alone
+    shared      buffers that must have one offset
     stream      in the order of time, where there are too many to look at all that live together
 
 All work is counted, never timed: the same input gives the same offsets everywhere.

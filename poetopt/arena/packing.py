@@ -10,7 +10,7 @@ from poetopt.arena.exact import EXACT_BUFFERS, search
 from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance
 from poetopt.arena.repair import repair
-from poetopt.arena.shared import place_shared
+from poetopt.arena.shared import join
 from poetopt.arena.stream import MOST_PAIRS, pairs, stream
 
 SLACK = 2048
@@ -54,29 +54,25 @@ def pack(
     size, start, end = ([values[k] for k in kept] for values in (sizes, starts, ends))
     number = {k: place for place, k in enumerate(kept)}
     together = [(number[a], number[b]) for a, b in shared if a in number]
-    if together:
-        instance = Instance.of(size, start, end, alignment)
-        for k, offset in zip(kept, place_shared(instance, together, max(instance.bound, target or 0)), strict=True):
-            offsets[k] = int(offset)
-        return tuple(offsets), max(offsets[k] + sizes[k] for k in kept)
-    if pairs(start, end) > MOST_PAIRS:
+    many = pairs(start, end) > MOST_PAIRS
+    if many and not together:
         for k, offset in zip(kept, stream(size, start, end, alignment), strict=True):
             offsets[k] = offset
         return tuple(offsets), max(offsets[k] + sizes[k] for k in kept)
-    instance = Instance.of(size, start, end, alignment)
+    instance, places = join(Instance.of(size, start, end, alignment), together)
     goal = max(instance.bound, target or 0)
     layout, order = place(instance, goal)
     settled = layout.arena <= goal
-    if not settled and len(kept) <= EXACT_BUFFERS:
+    if not settled and len(places) <= EXACT_BUFFERS:
         layout, settled = search(instance, layout, goal)
     enough = goal + goal // SLACK if target is None else goal
-    if not settled and layout.arena > enough:
+    if not settled and not many and layout.arena > enough:
         first, layout = layout, repair(instance, layout, order, goal, until)
         if target is not None and layout.arena > goal:
             # Ejection gets on better from what is far off than from what repair has tried its best with.
             layout = hurry(instance, first, goal, until) or layout
         if not quick and layout.arena > enough:
             layout = tighten(instance, layout, goal, until)
-    for k, offset in zip(kept, layout.offsets.tolist(), strict=True):
+    for k, offset in zip(kept, layout.offsets[places].tolist(), strict=True):
         offsets[k] = offset
     return tuple(offsets), layout.arena

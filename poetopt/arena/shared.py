@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance, Ints
 
 
-def place_shared(instance: Instance, pairs: Sequence[tuple[int, int]], goal: int) -> Ints:
-    """Offsets of all buffers, one for both of each pair; the greedy methods alone.
+def join(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[Instance, Ints]:
+    """The instance in which each pair is one buffer; and for each buffer of `instance`, the one that it is there.
 
     pairs
         Buffers of one size that don't live together; none is in two pairs.
@@ -27,17 +26,17 @@ def place_shared(instance: Instance, pairs: Sequence[tuple[int, int]], goal: int
     near: list[set[int]] = [set() for _ in kept]
     for k, others in enumerate(instance.near):
         near[number[k]].update(number[other] for other in others.tolist())
-    ends = list(instance.ends)
+    starts, ends = list(instance.starts), list(instance.ends)
     for first, second in pairs:
-        ends[first] = ends[second]
+        starts[first] = min(starts[first], starts[second])
+        ends[first] = max(ends[first], ends[second])
     joined = Instance(
         sizes=[instance.sizes[k] for k in kept],
-        starts=[instance.starts[k] for k in kept],
+        starts=[starts[k] for k in kept],
         ends=[ends[k] for k in kept],
         alignment=instance.alignment,
         rounded=instance.rounded[kept],
         near=[np.array(sorted(others), dtype=np.int64) for others in near],
         bound=instance.bound,
     )
-    layout, _ = place(joined, goal)
-    return layout.offsets[[number[k] for k in range(len(instance.sizes))]]
+    return joined, np.array([number[k] for k in range(len(instance.sizes))])
