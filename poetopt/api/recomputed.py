@@ -116,6 +116,7 @@ def recomputed(
         where = parameters_of(problem.recipe)
         streams = stream_of(problem.recipe)
         made = step.cost(costed, profile=measures, runtime=named, parameters=where, stream=streams)
+        made = made if problem.closing_ram_bytes is None else made.within(problem.closing_ram_bytes)
         natural.append(made.keeping(problem.lasting))
         return natural[-1]
 

@@ -133,7 +133,7 @@ class Training:
         with building():
             problem = cost(graph, found, parameters=parameters, stream=ways)
             after = graph.closing
-            last = None if after is None else cost(after, found, parameters=parameters, stream=STREAM[1])
+            last = None if after is None else cost(after, found, parameters=parameters, stream=ways)
         recipe = {**self.recipe, **_of_file(device)}
         if parameters != "resident":
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}

@@ -53,6 +53,7 @@ def cheapest(
     leanest: Simulation | None = None
     fastest: Simulation | None = None
     refusal = ""
+    problem = problem.within(ram_bytes)
     for index, candidate in enumerate(candidates):
         plan = plan_of(problem, candidate) if isinstance(candidate, Schedule) else candidate
         try:

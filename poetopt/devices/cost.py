@@ -11,7 +11,7 @@ what kernels allocate themselves is one reserve beside the arena for the whole s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from poetopt.devices.feeding import fed_from_storage
@@ -102,6 +102,7 @@ def cost(
                 home=Home.STORAGE,
                 carried=True,
                 updated_by=place.get(updater, -1),
+                zero_first=name in zero_first(graph),
             )
         )
     numbers = getattr(takes, "row_numbers_bytes", lambda count: 0)
@@ -166,10 +167,18 @@ def cost(
 def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:
     """What moving a tensor with its home on storage takes: the rows of a table one by one."""
     tensor = graph.tensors[name]
+    if name in zero_first(graph):
+        whole, read = device.transfers(tensor.nbytes), 1 - 1 / graph.parts
+        return replace(whole, page_in_s=read * whole.page_in_s, page_in_j=read * whole.page_in_j)
     if name not in graph.rows:
         return device.transfers(tensor.nbytes)
     one = device.transfers(tensor.nbytes // tensor.shape[0])
     return Transfers(*(tensor.shape[0] * getattr(one, part.name) for part in fields(Transfers)))
+
+
+def zero_first(graph: TrainingGraph) -> Collection[str]:
+    """What is zero as the first part of a batch begins: in one of several parts, on the average, it is not read."""
+    return graph.sums.values()
 
 
 def _streamed(
@@ -183,18 +192,23 @@ def _streamed(
     done = work(operator, graph.tensors)
     updated = [old for old, _ in operator.updates if old in variant.streamed_in]
     reads, writes = variant.reads, variant.writes
+    zeros = [moved for name in variant.streamed_in if name in zero_first(graph) for moved in variant.reads_of[name]]
+    unread = 1 / graph.parts
     return Variant(
         streamed_in=places(variant.streamed_in),
         streamed_out=places((*variant.streamed_out, *updated)),
         workspace_bytes=variant.workspace.temporaries_bytes,
         time_s=device.compute_s(done)
         + sum(count * device.page_in_s(nbytes) for nbytes, count in reads)
+        - unread * sum(count * device.page_in_s(nbytes) for nbytes, count in zeros)
         + sum(count * device.page_out_s(nbytes) for nbytes, count in writes),
         energy_j=device.compute_j(done)
         + sum(count * device.page_in_j(nbytes) for nbytes, count in reads)
+        - unread * sum(count * device.page_in_j(nbytes) for nbytes, count in zeros)
         + sum(count * device.page_out_j(nbytes) for nbytes, count in writes),
         read_bytes=variant.read_bytes,
         written_bytes=variant.written_bytes,
+        zero_first_bytes=sum(nbytes * count for nbytes, count in zeros),
     )
 
 

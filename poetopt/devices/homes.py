@@ -71,6 +71,7 @@ def in_flash(graph: TrainingGraph, room_bytes: int) -> tuple[str, ...]:
     updated = {graph.root(old) for old in graph.updaters}
     resident = resident_storages(graph)
     frozen = [name for name, role in resident.items() if role in SCHEDULED and name not in updated]
+    frozen = [name for name in frozen if resident[name] is not Role.GRADIENT_SUM]  # which parts write
     frozen = [name for name in frozen if name not in graph.trained]
     found: list[str] = []
     for name in sorted(frozen, key=lambda name: (-graph.tensors[name].nbytes, name)):

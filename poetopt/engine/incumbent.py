@@ -81,6 +81,7 @@ class Incumbent:
     def __post_init__(self) -> None:
         self._judge = formulation(self.options.formulation)
         self._ram_bytes = self.options.ram_bytes - self._judge.reserve_bytes(self.problem)
+        self.problem = self.problem.within(self._ram_bytes)
 
     @property
     def value(self) -> float | None:

@@ -3,7 +3,7 @@
 The sum of parameter `p` is the tensor `p.grad.sum`, zero before the first part; `p.grad.sum.new` lies over it. It
 is one operator with the gradient that it takes in, so that no second whole gradient outlives that. Each part's loss
 counts by its share of the batch (`Graph.parts`), so that the sum is the gradient of the whole batch's mean. Updates are
-a graph of their own, which runs once; they leave the sums zero for the next step.
+a graph of their own, which runs once. Who runs a step begins it with sums that are zero.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Sums(Attachment):
         scalars, first = self.scalars(given)
         squares, scale = self.clipping(given, scalars)
         norm = () if scale is None else (*squares.values(), scale)
-        updates = [self._emptying(self.update(name, scalars), of[name]) for name in self.source.trained]
+        updates = [self.update(name, scalars) for name in self.source.trained]
         graph = replace(
             part,
             operators=(first, *norm, *updates),
@@ -135,22 +135,6 @@ class _Sums(Attachment):
         made = draft.add(old, draft.cast(part, old.dtype))
         new = self.carried(old, made.name)
         return replace(finish(draft, [made.name], {made.name: new}), updates=((total, new),))
-
-    def _emptying(self, update: Operator, total: str) -> Operator:
-        """An update that leaves the sum that it reads zero."""
-        builder = self.builder
-        old = builder.tensors[total]
-        draft = builder.operator(f"{update.name}.sum", "Sub", recomputable=False)
-        made = draft.node("Sub", [old, old], old.shape, old.dtype)
-        new = builder.tensor(builder.unique(f"{total}.empty"), old.shape, old.dtype, old.role).name
-        del builder.tensors[made.name]
-        empty = finish(draft, [made.name], {made.name: new})
-        return replace(
-            update,
-            nodes=(*update.nodes, *empty.nodes),
-            outputs=(*update.outputs, new),
-            updates=(*update.updates, (total, new)),
-        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> Array:

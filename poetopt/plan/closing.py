@@ -1,9 +1,9 @@
 """What follows the last part of a batch: each update with what it reads of storage around it.
 
 A plan says how a part runs. The updates behind the last one follow from it: what is in RAM from one part to the next
-lies where it was, all else is read for its update, and written back after it; so is what the parts keep in RAM and read
-from storage all the same, where they let it go in between. An operator has nothing in RAM that
-another one needs, so that there is nothing to decide. None streams.
+lies where it was, all else is read for its update, whole or chunk by chunk, and written back after it; so is what the
+parts keep in RAM and read from storage all the same, where they let it go in between. An operator has nothing in RAM
+that another one needs, so that each runs in the way of least energy that has room (`poetopt.problem.closing`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.problem.closing import closing_with, ways_within
 
 if TYPE_CHECKING:
     from poetopt.plan.simulate import Simulation
@@ -50,13 +51,17 @@ def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> Closing
         return None
     kept = {problem.tensors[i].name: i for i in problem.lasting}
     read = {step.target for step in instructions if step.action is Action.PAGE_IN}
+    for step in instructions:
+        if step.variant:
+            read.update(problem.operators[step.target].variant(step.variant).streamed_in)
     again = frozenset(name for name, i in kept.items() if i in read and problem.tensors[i].backed)
     known: dict[frozenset[str], Closing] = vars(problem).setdefault("_closing", {})
     if again not in known:
-        here = [i for i, held in enumerate(problem.closing.tensors) if held.name in kept and held.may_stay]
-        closing = problem.closing.keeping(here)
-        steps = tuple(_steps(closing, again))
-        beside = problem.nbytes(problem.lasting) - problem.closing.nbytes(here)
+        closing, beside = closing_with(problem, problem.lasting)
+        ways = (0,) * len(closing.operators)
+        if problem.closing_ram_bytes is not None:
+            ways = ways_within(closing, problem.closing_ram_bytes - problem.reserve_bytes - beside)
+        steps = tuple(_steps(closing, ways, again))
         known[again] = Closing(closing, steps, beside, simulate(closing, steps))
     return known[again]
 
@@ -113,14 +118,15 @@ def _updates(instructions: Sequence[Instruction]) -> list[int]:
     return found[::-1]
 
 
-def _steps(problem: Problem, again: Set[str]) -> Iterator[Instruction]:
-    """Each operator in its order, with its transfers around it; those named in `again` are written back, too."""
+def _steps(problem: Problem, ways: Sequence[int], again: Set[str]) -> Iterator[Instruction]:
+    """Each operator in its order and way, with its transfers; those named in `again` are written back, too."""
     there = set(problem.lasting)
-    for k, operator in enumerate(problem.operators):
-        moved = [i for i in operator.inputs if i not in there]
-        written = [i for i in operator.inputs if i not in there or problem.tensors[i].name in again]
+    for k, (operator, way) in enumerate(zip(problem.operators, ways, strict=True)):
+        whole = [i for i in operator.inputs if i not in operator.variant(way).streamed_in]
+        moved = [i for i in whole if i not in there]
+        written = [i for i in whole if i not in there or problem.tensors[i].name in again]
         yield from (Instruction(Action.PAGE_IN, i) for i in moved)
-        yield Instruction(Action.COMPUTE, k)
+        yield Instruction(Action.COMPUTE, k, way)
         yield from (Instruction(Action.PAGE_OUT, i) for i in written if problem.tensors[i].updated_by == k)
         yield from (Instruction(Action.FREE, i) for i in (*moved, *operator.outputs))
 

@@ -146,7 +146,7 @@ def simulate(
         )
     found = _timed(machine, done, live, initial_bytes)
     if problem.parts > 1:
-        found = _of_all_parts(found, problem, closing)
+        found = _of_all_parts(found, problem, steps, closing)
     if deadline_s is not None and found.makespan_s > deadline_s * (1 + RELATIVE_TOLERANCE):
         raise PlanError(
             f"the plan takes {found.makespan_s:.9g} s, {found.makespan_s - deadline_s:.3g} s more than "
@@ -162,9 +162,18 @@ COUNTED = (
 """What each part does anew."""
 
 
-def _of_all_parts(part: Simulation, problem: Problem, closing: Closing | None) -> Simulation:
+def _of_all_parts(
+    part: Simulation, problem: Problem, steps: Sequence[Instruction], closing: Closing | None
+) -> Simulation:
     """The whole step, where `part` has the seconds and joules of all parts, and the rest of one."""
     counts = {name: problem.parts * getattr(part, name) for name in COUNTED}
+    unread = [
+        step.target for step in steps if step.action is Action.PAGE_IN and problem.tensors[step.target].zero_first
+    ]
+    counts["page_ins"] -= len(unread)
+    counts["bytes_paged"] -= problem.nbytes(unread)
+    ways = (problem.operators[step.target].variant(step.variant) for step in steps if step.variant)
+    counts["bytes_streamed"] -= sum(way.zero_first_bytes for way in ways)
     if closing is None:
         return replace(part, **counts)
     last = closing.simulation

@@ -19,6 +19,8 @@ class Variant:
         Of one run, transfers of chunks included.
     read_bytes, written_bytes
         Bytes that one run reads from storage and writes there.
+    zero_first_bytes
+        Of those that it reads, bytes that are zero in the first part of a batch, and not read there.
     """
 
     streamed_in: tuple[int, ...] = ()
@@ -28,6 +30,7 @@ class Variant:
     energy_j: float = 0.0
     read_bytes: int = 0
     written_bytes: int = 0
+    zero_first_bytes: int = 0
 
     @property
     def streams(self) -> bool:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from poetopt.graph import TrainingGraph
 
 
-CLOSING: Mapping[str, Any] = {"parts": 1, "resident_bytes": 0, "flash_bytes": 0, "stack_bytes": 0, "notes": ()}
+CLOSING: Mapping[str, Any] = {
+    "parts": 1, "closing_ram_bytes": None, "resident_bytes": 0, "flash_bytes": 0, "stack_bytes": 0, "notes": (),
+}  # fmt: skip
 """Fields of what follows the last part of a batch that say nothing beside the step's own."""
 MOST_KEPT = 64
 """So many answers of `Problem.keeping` are remembered."""
@@ -60,6 +62,8 @@ class Problem:
     closing
         The operators that follow the last part, once a step: updates by summed gradients. Its tensors are those of the
         same names. None where nothing follows.
+    closing_ram_bytes
+        What these may take of RAM: each runs in the way of least energy that fits. None: plain.
     graph
         The training graph behind it, or None (a problem file): then the plan can't be executed.
     model_ref, model_hash, structure_hash
@@ -89,6 +93,7 @@ class Problem:
     runtime_version: str = ""
     parts: int = 1
     closing: Problem | None = None
+    closing_ram_bytes: int | None = None
     graph: TrainingGraph | None = field(default=None, repr=False, compare=False)
     model_ref: str = ""
     model_hash: str = ""
@@ -173,18 +178,26 @@ class Problem:
                     for i, held in enumerate(self.tensors)
                 ),
             )
-            vars(known[kept])["asked"] = self
+            vars(known[kept])["asked"] = self.asked
         return known[kept]
+
+    def within(self, ram_bytes: int) -> Problem:
+        """The same step where what follows the last part may take so many bytes; itself where nothing follows."""
+        if self.closing is None or self.closing_ram_bytes == ram_bytes:
+            return self
+        found = replace(self, closing_ram_bytes=ram_bytes)
+        vars(found)["asked"] = self.asked
+        return found
 
     @cached_property
     def asked(self) -> Problem:
         """The problem that a plan was looked for: what stays in RAM from step to step has its home on storage again."""
-        if not self.lasting:
+        if not self.lasting and self.closing_ram_bytes is None:
             return self
         tensors = list(self.tensors)
         for i in self.lasting:
             tensors[i] = replace(tensors[i], home=Home.STORAGE, backed=False)
-        return replace(self, tensors=tuple(tensors))
+        return replace(self, tensors=tuple(tensors), closing_ram_bytes=None)
 
     @cached_property
     def lasting(self) -> tuple[int, ...]:

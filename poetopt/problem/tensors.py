@@ -71,6 +71,9 @@ class ProblemTensor:
         Index of the operator that reads it and writes it anew, over itself; -1 for none. Nothing reads it afterwards.
     forms
         The packed forms that it may take; none means that it is always plain.
+    zero_first
+        Whether it is zero as the first part of a batch begins, whoever runs it: nothing of it is read from storage
+        there, and `transfers` have the reads of the other parts alone.
     """
 
     name: str
@@ -84,6 +87,7 @@ class ProblemTensor:
     forms: tuple[Form, ...] = ()
     backed: bool = False
     of_batch: bool = False
+    zero_first: bool = False
 
     def __post_init__(self) -> None:
         if self.home is None:

@@ -62,6 +62,8 @@ class RuntimeVariant:
         RAM. What it updates is among the inputs: old chunks are read, and new ones written over them.
     reads, writes
         Transfers of one run: bytes, and how many there are of so many bytes.
+    reads_of
+        The same of `reads` for each streamed input by itself.
     detail
         What the runtime's own code generator writes it from.
     """
@@ -73,6 +75,7 @@ class RuntimeVariant:
     reads: tuple[tuple[int, int], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
     detail: object = field(default=None, compare=False, repr=False)
+    reads_of: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def read_bytes(self) -> int:

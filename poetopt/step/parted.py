@@ -1,7 +1,7 @@
 """A step whose batch comes in parts: the plan's program for each of them, and then the program of what follows.
 
-Both share arena, resident region and storage. The sums of gradients are zero as a step begins: the updates leave them
-so, and where none follow, the step does.
+Both share arena, resident region and storage. The sums of gradients are zero as the first part begins: those in RAM are
+filled, and what the part reads of the others is zeros.
 """
 
 from __future__ import annotations
@@ -106,9 +106,6 @@ class Parted:
         self.part.load(self._batches[0], anew=anew)
         if anew and self.closing is not None:
             self.closing.carried.begin()
-        if self.closing is None:
-            for name in self.graph.sums.values():
-                self.region.given[name].fill(0)
 
     def each(self, between: Callable[[int], object]) -> None:
         """Call `between` with the number of each part before it runs."""
@@ -157,6 +154,12 @@ class Parted:
         self._between(k)
         if k:
             self.part.load(self._batches[k], anew=False)
+        sums = () if k else self.graph.sums.values()
+        self.pages.zeros(sums)
+        for name in sums:
+            for there in (self.region.given, self.part.carried.in_ram):
+                if name in there:
+                    there[name].fill(0)
 
     def _end(self) -> None:
         self._losses.append(np.array(self.part.result(self.graph.loss)))

@@ -11,7 +11,7 @@ import errno
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ class PageFile(Closing):
         self._sums: dict[str, int] = {}
         self._slices: dict[str, dict[Window, int]] = {}
         self._rows: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._zero: frozenset[str] = frozenset()
         end = 0
         for name, nbytes in sizes.items():
             self._slots[name] = end
@@ -72,6 +73,10 @@ class PageFile(Closing):
     def choose_all(self, name: str) -> None:
         """Let a tensor be all that is in its slot, until rows are chosen."""
         self._rows.pop(name, None)
+
+    def zeros(self, names: Iterable[str]) -> None:
+        """Let what is read of these tensors be zero, without a transfer, until others are named."""
+        self._zero = frozenset(names)
 
     def write(self, name: str, source: Bytes) -> None:
         """Copy a tensor's bytes to its slot."""
@@ -113,6 +118,9 @@ class PageFile(Closing):
 
     def read(self, name: str, target: Bytes) -> None:
         """Copy a tensor's bytes back from its slot, and check that they are those that were written."""
+        if name in self._zero:
+            target.fill(0)
+            return
         if name in self._rows:
             target.fill(0)  # as many rows as a batch may use at most
             self._each_row(name, target, self._get)
@@ -156,6 +164,9 @@ class PageFile(Closing):
 
     def read_slice(self, name: str, window: Window, target: Bytes) -> None:
         """Copy a slice from a tensor's slot, and check it where it was written as such."""
+        if name in self._zero:
+            target.fill(0)
+            return
         self._each_piece(name, window, target, self._get)
         known = self._slices.get(name, {})
         if window in known:

@@ -67,7 +67,7 @@ def valid(space: RetentionSpace | PoetSpace, ram_bytes: int) -> Tried:
     """Every schedule whose plan the simulator passes within `ram_bytes`, and with `poet` Algorithm 1 as well."""
     found = []
     for schedule in schedules(space):
-        plan = plan_of(space.problem, schedule)
+        plan = plan_of(space.problem.within(ram_bytes), schedule)
         try:
             simulation = simulate(plan, ram_bytes=ram_bytes)
         except PlanError:

@@ -19,6 +19,7 @@ from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import outer
 from poetopt.formulations.retention.chain_cuts import chain_cuts
+from poetopt.formulations.retention.closing import closing, staying
 from poetopt.formulations.retention.dominated import dominated
 from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
 from poetopt.formulations.retention.label_setting.search import label_search
@@ -40,6 +41,7 @@ from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.problem import Problem
+from poetopt.problem.closing import closing_with, ways_within
 from poetopt.schedule import FractionalSchedule, Schedule
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
@@ -113,7 +115,7 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
                 written[model.paging.o_index[i]] = 0.0
         values += [(model.paging.p, p), (model.paging.o, written)]
         if space.problem.closing is not None:
-            values.append((model.paging.closing, np.ones(1)))
+            values += [(model.closing.always, np.ones(1)), (model.closing.y, _behind(model, space, kept))]
     if space.streams:
         values += [(model.streaming.y, y), (model.memory.held, _held(space, kept, y))]
     if space.transfer_times:
@@ -124,6 +126,14 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
             moments[model.page_out_times.index[tensor, stage]] = 1.0
         values.append((model.page_out_times.x, moments))
     return values
+
+
+def _behind(model: Any, space: RetentionSpace, k: Floats) -> Floats:
+    """By which ways what follows the last part runs, of a schedule with these k."""
+    kept = [int(space.point_tensor[e]) for e in staying(space).values() if k[e]]
+    after, beside = closing_with(space.problem, kept)
+    ways = ways_within(after, int(space.room_bytes) - beside)
+    return np.array([float(ways[u] == v) for u, v in model.closing.ways])
 
 
 def _streamed(space: RetentionSpace, schedule: Schedule) -> Floats | None:
@@ -321,6 +331,7 @@ retention = Formulation(
         residency,
         page_out_times,
         memory,
+        closing,
         rounding,
         chain_cuts,
         storage_activation,
@@ -339,6 +350,7 @@ retention = Formulation(
         "residency",
         "page_out_times",
         "memory",
+        "closing",
         "rounding",
         "chain_cuts",
         "storage_activation",

@@ -28,6 +28,9 @@ def labels(model: Any) -> list[tuple[Any, Sequence[str]]]:
         ways = zip(space.streams.stage.tolist(), space.streams.operator.tolist(), space.streams.variant, strict=True)
         found.append((model.streaming.y, [f"stream.s{t}.{j}.{v}.{operators[j].name}" for t, j, v in ways]))
         found.append((model.memory.held, [f"held.s{t}.{i}.{tensors[i].name}" for i, t in space.held]))
+    if space.paging and space.problem.closing is not None:
+        behind = space.problem.closing.operators
+        found.append((model.closing.y, [f"closing.{u}.{v}.{behind[u].name}" for u, v in model.closing.ways]))
     if space.transfer_times:
         names = [f"page_out.s{t}.{i}.{tensors[i].name}" for i, t in model.page_out_times.index]
         found.append((model.page_out_times.x, names))

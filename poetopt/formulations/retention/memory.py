@@ -108,32 +108,10 @@ def _build(block: PyomoBlock) -> None:
         rule=stage_row,
         doc="(1g) what is live while the stage's own operator runs fits the budget [memory_unit]",
     )
-    closing = space.problem.closing
-    if closing is not None:
-        block.closing = pyo.Constraint(
-            pyo.RangeSet(0, len(closing.operators) - 1),
-            rule=lambda _, update: _closing_row(space, k, update),
-            doc="what stays in RAM from part to part leaves room for the updates behind the last one",
-        )
     if space.streams:
         block.start = pyo.Constraint(
             rule=lambda _: _start_row(space, k), doc="what is there as the step begins fits it"
         )
-
-
-def _closing_row(space: RetentionSpace, k: list[Any], update: int) -> PyomoRow:
-    """What stays in RAM from part to part, beside an update behind the last one with all that it reads."""
-    closing = space.problem.closing
-    assert closing is not None
-    read = {closing.tensors[i].name for i in closing.operators[update].inputs}
-    names = [held.name for held in space.problem.tensors]
-    kept = [e for e in np.flatnonzero(space.wrapped).tolist() if names[space.point_tensor[e]] not in read]
-    size = space.tensor_bytes[space.point_tensor]
-    room = space.room_bytes - float(closing.working_set_bytes(update))
-    if not kept or size[kept].sum() <= room:
-        return pyo.Constraint.Skip
-    coefficients = (size[kept] / space.memory_unit).tolist()
-    return LinearExpression(linear_coefs=coefficients, linear_vars=[k[e] for e in kept]) <= room / space.memory_unit
 
 
 def _start_row(space: RetentionSpace, k: list[Any]) -> PyomoRow:

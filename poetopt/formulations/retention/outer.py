@@ -34,6 +34,7 @@ import numpy as np
 from poetopt.formulations.block import Limits, PyomoBlock
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.retention.chain_cuts import chain_cuts
+from poetopt.formulations.retention.closing import closing
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.memory import ACTIVE, VIOLATION, memory
 from poetopt.formulations.retention.paging import paging
@@ -127,6 +128,7 @@ OUTER = (
     paging,
     replace(residency, build=partial(build, exclusive=False)),
     replace(memory, separator=_separate),
+    closing,
     chain_cuts,
     deadline,
 )

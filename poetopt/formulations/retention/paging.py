@@ -23,7 +23,8 @@ run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$.
 A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
 paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
 
-Of a batch in parts, the updates behind the last one cost what `closing` says.
+Of a batch in parts, the first page-in of what an update behind the last one reads bears the cost of moving it there
+(`closing`).
 
 `o` has no time. Where every block says that it doesn't care when tensors are moved (`Block.transfer_times`), writing
 right after the first compute is never worse than later: the bytes are in RAM then, no row of the model and no figure
@@ -43,7 +44,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.decisions import Decisions
-from poetopt.formulations.retention.closing import Moved, moved_if_away, of_page_ins
+from poetopt.formulations.retention.closing import of_page_ins
 from poetopt.formulations.rows import Count, Terms, alike, terms
 from poetopt.formulations.sets import in_order
 from poetopt.formulations.storage import fits_storage
@@ -110,16 +111,7 @@ def _build(block: PyomoBlock) -> None:
     block.page_ins = Decisions(block.p, np.arange(len(paged)), space.point_stage[space.page_point], paged)
     block.written_bytes = terms(block.o, np.array([float(space.problem.parts * tensors[i].nbytes) for i in candidates]))
     if space.problem.closing is not None:
-        _anyway(block, moved_if_away(space.problem)[1])
         block.written_bytes = _sum(block.written_bytes, terms(block.p, of_page_ins(space, "written_bytes")))
-
-
-def _anyway(block: PyomoBlock, moved: Moved) -> None:
-    """Count what the updates behind the last part move whatever the schedule is."""
-    block.closing = pyo.Var(pyo.RangeSet(0, 0), bounds=(1, 1), doc="the updates behind the last part")
-    for figure, name in (("energy_j", "energy_j"), ("transfer_s", "time_s"), ("written_bytes", "written_bytes")):
-        more = Terms([block.closing[0]], [getattr(moved, name)])
-        setattr(block, figure, _sum(getattr(block, figure), more))
 
 
 def _sum(first: Terms, second: Terms) -> Terms:

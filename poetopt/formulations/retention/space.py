@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.retention.streams import Streams, run_bytes, slots
+from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.sets import distinct
 from poetopt.problem import Problem, Variant
+from poetopt.problem.arena import run_bytes, slots
 
 Flags = NDArray[np.bool_]
 

@@ -45,9 +45,9 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.retention.closing import of_ways
 from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.retention.streams import run_bytes
 from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
 from poetopt.formulations.sets import in_order
+from poetopt.problem.arena import run_bytes
 
 
 class Room(NamedTuple):

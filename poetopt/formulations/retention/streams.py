@@ -23,6 +23,7 @@ import numpy as np
 from poetopt.formulations.block import Limits
 from poetopt.formulations.rows import Ints
 from poetopt.problem import Problem, ProblemOperator, Variant
+from poetopt.problem.arena import run_bytes
 
 ROUNDED = 1e-9
 """Sums of joules are rounded by less than this share."""
@@ -46,19 +47,6 @@ class Streams:
 
     def __bool__(self) -> bool:
         return len(self.operator) > 0
-
-
-def slots(problem: Problem, nbytes: int) -> int:
-    """What a buffer of so many bytes takes of the arena."""
-    return -(-nbytes // problem.alignment) * problem.alignment
-
-
-def run_bytes(problem: Problem, operator: int, variant: int = 0) -> int:
-    """What operands, outputs and workspace of a run take of the arena, without what it streams."""
-    op = problem.operators[operator]
-    way = op.variant(variant)
-    whole = [*({*op.inputs} - {*way.streamed_in}), *({*op.outputs} - {*way.streamed_out})]
-    return sum(slots(problem, problem.tensors[i].nbytes) for i in whole) + slots(problem, way.workspace_bytes)
 
 
 def streamed_runs(

@@ -258,6 +258,7 @@ class _OfForm:
         layout = self.layout(found.outer)
         reads: Counter[int] = Counter()
         writes: Counter[int] = Counter()
+        reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
         offsets: list[int] = []
         pitches: list[int] = []
         end = _aligned(layout.total_bytes)
@@ -270,6 +271,7 @@ class _OfForm:
             offsets.append(end)
             end += _aligned(traffic.buffer_bytes)
             reads.update(traffic.reads)
+            reads_of[n] = tuple(sorted(traffic.reads.items()))
             writes.update(traffic.writes)
         places = tuple(offsets), tuple(pitches)
         detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end)
@@ -283,6 +285,7 @@ class _OfForm:
             tuple(sorted(reads.items())),
             tuple(sorted(writes.items())),
             detail,
+            reads_of,
         )
 
 

@@ -238,13 +238,17 @@ def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, 
         if node.op_type == FETCH_ROWS and node.domain:
             rows = tensors[node.inputs[0]].size
             reads[tensors[node.outputs[0]].nbytes // max(rows, 1)] += rows
+    reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
     for name in streamed:
+        own: Counter[int] = Counter()
         for begin, count in sliced.chunks():
             window = sliced.window(tensors[name], begin, count)
             if name in operator.inputs:
-                reads[window.nbytes] += window.pieces
+                own[window.nbytes] += window.pieces
             if name in operator.outputs or name in old:
                 writes[window.nbytes] += window.pieces
+        reads.update(own)
+        reads_of[name] = tuple(sorted(own.items()))
     whole = sum(tensors[n].nbytes for n in _operands(operator) if n not in streamed)
     variant = RuntimeVariant(
         f"{sliced.chunk}.{'.'.join(streamed)}",
@@ -254,6 +258,7 @@ def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, 
         tuple(sorted(reads.items())),
         tuple(sorted(writes.items())),
         sliced,
+        reads_of,
     )
     price = sum((n + READ_BYTES) * count for n, count in reads.items())
     price += sum((n + WRITE_BYTES) * count for n, count in writes.items())
