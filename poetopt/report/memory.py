@@ -80,7 +80,7 @@ def parts_rows(problem: Problem) -> list[tuple[str, str]]:
     graph = problem.graph
     shape = graph.tensors[graph.split[0]].shape if graph is not None and graph.split else ()
     size = f" of {shape[0]:,}" if shape else ""
-    then = f", then the updates of {len(problem.closing.operators) - 1} parameters" if problem.closing else ""
+    then = f", then the updates of {sum(map(bool, problem.closing.updates))} parameters" if problem.closing else ""
     return [
         ("batch", f"in {problem.parts:,} parts{size}, each by this schedule{then}; all figures are of the whole step")
     ]
