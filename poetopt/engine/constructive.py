@@ -16,7 +16,6 @@ from poetopt.engine.tuning import (
     PLAIN,
     QUICK_PRICES,
     QUICK_SHARE,
-    RUN_PLAIN,
     WORK,
 )
 from poetopt.formulations import formulation
@@ -25,7 +24,7 @@ from poetopt.heuristics.lasting import lasting_sets
 from poetopt.heuristics.ways import ALL_PLAIN, streamed_out, ways_within
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
-from poetopt.problem import Feature, Problem
+from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 STREAMING_SHARES = (1.0, 0.88)
@@ -77,16 +76,13 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
     relaxation pays for a small part of one in each. It tells little, and a search guided by it may end above what
     either of the two finds at once.
 
-    With no operator streaming that fits plain: that problem is smaller and its relaxation tighter, so that what it
-    finds in time isn't missed.
-
     solve
         What solves them, in a part of the run's time each; an interrupt of it is one of the run.
     """
-    for plainer, options, share in _plainer(run):
+    for options, share in _plainer(run):
         limit = share * max(run.budget.remaining_s, 0.0)
         with run.timed("plain schedules"):
-            found = solve(plainer, replace(options, time_limit_s=limit))
+            found = solve(run.problem, replace(options, time_limit_s=limit))
         if found.plan is not None:
             known = schedule_of(found.plan, page_outs=run.chosen.transfer_times)
             _taken(run, run.incumbent, known, "start", strict=False)
@@ -94,25 +90,12 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
             raise KeyboardInterrupt
 
 
-def _plainer(run: Run) -> Iterator[tuple[Problem, Options, float]]:
-    """Problems and options, and a share of the time that is left for each."""
+def _plainer(run: Run) -> Iterator[tuple[Options, float]]:
+    """Options, and a share of the time that is left for each."""
     options, problem = run.options, run.problem
     if problem.wake_j and problem.paging and options.paging and options.remat:
         for paging, remat, share in PLAIN:
-            yield problem, replace(options, paging=paging, remat=remat), share
-    plain = run_plain(problem, options.ram_bytes)
-    if options.paging and plain is not problem:
-        yield plain, options, RUN_PLAIN[Feature.STREAMED in plain.features]
-
-
-def run_plain(problem: Problem, ram_bytes: int) -> Problem:
-    """The problem without the variants of operators that fit a budget plain."""
-    room = ram_bytes - problem.reserve_bytes
-    operators = tuple(
-        replace(operator, variants=()) if problem.working_set_bytes(k) <= room else operator
-        for k, operator in enumerate(problem.operators)
-    )
-    return problem if operators == problem.operators else replace(problem, operators=operators)
+            yield replace(options, paging=paging, remat=remat), share
 
 
 def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:

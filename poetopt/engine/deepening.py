@@ -20,7 +20,7 @@ from poetopt.engine.outer import no_plan
 from poetopt.engine.proof import Proof
 from poetopt.engine.relaxation import RelaxedRun
 from poetopt.engine.run import Run
-from poetopt.engine.scope_search import interrupted, search_scope
+from poetopt.engine.scope_search import interrupted, price_scope, search_scope
 from poetopt.engine.solution import Options
 from poetopt.engine.tuning import (
     BRIEF_S,
@@ -33,6 +33,7 @@ from poetopt.engine.tuning import (
     NEARLY,
     NO_GOODS_SHARE,
     OUTER_SHARE,
+    PRICE_SHARE,
     SOON_SHARE,
     WARM_ENOUGH_SHARE,
     WARM_UP_GAP,
@@ -110,6 +111,8 @@ class Deepening:
     def _to(self, asked: str) -> Proof:
         """Prove the scope that was asked for, once narrower ones have warmed it up."""
         run = self._run
+        if proof := self._priced([asked]):
+            return proof
         # Label setting says as much of a depth, but depths are asked for to see what lies in them.
         self._labels = LabelSetting.of(run, asked) if _wide(asked) else None
         quick = paid = True
@@ -141,11 +144,14 @@ class Deepening:
         run, gap = self._run, self._run.options.gap
         *rungs, widest = self._scopes
         top = rungs[-1]
-        last: Proof | None = None
         settled = False
+        last = self._priced(rungs)
+        self._proven = last
         for place, scope in enumerate(rungs):
             if place and run.budget.remaining_s < LEAST_S:
                 break
+            if last is not None and place <= rungs.index(last.asked):
+                continue
             if settled and not _wide(scope):
                 continue
             if scope != top and _wide(scope):
@@ -177,6 +183,18 @@ class Deepening:
             self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
+
+    def _priced(self, scopes: Sequence[str]) -> Proof | None:
+        """The scope that is proven of the plain problem, where its relaxation says that no streaming pays."""
+        plain = self._run.plain
+        if plain is None or plain.asked not in scopes:
+            return None
+        self._at_hand = plain.asked
+        found = price_scope(self._run, plain.asked, self._run.budget.part(PRICE_SHARE))
+        if not found.closed:
+            return None
+        self._last = found
+        return found
 
     def _of_all(self, last: Proof, share: float) -> Proof:
         """`last`, a proof that a scope has no schedule, as one that there is no plan at all, where that is proven."""

@@ -41,16 +41,22 @@ class Mode:
         Whether the model is what was asked: the bounds of a restriction prove nothing.
     no_goods
         Whether a schedule that layout or clock refuse is left out, and the search goes on.
-    difference
-        The scope-difference cut, where an inner scope was proven before.
+    known
+        Rows that leave out what was proven before.
+    beyond
+        Whether that holds an inner scope.
     bound_only
         True if a better incumbent is unlikely: no heuristics, only the bound is raised.
+    relaxed_only
+        Whether the relaxation is all that is wanted.
     """
 
     exact: bool = True
     no_goods: bool = False
-    difference: Row | None = None
+    known: tuple[Row, ...] = ()
+    beyond: bool = False
     bound_only: bool = False
+    relaxed_only: bool = False
 
 
 class ModelSearch:
@@ -89,6 +95,8 @@ class ModelSearch:
             return Ending.INFEASIBLE
         if self._closed():
             return Ending.FINISHED
+        if self.mode.relaxed_only:
+            return Ending.STOPPED
         if not self._exact or self.mode.no_goods:
             return self._whole()
         self.run.proving.root = time.monotonic(), self.run.bound
@@ -109,8 +117,7 @@ class ModelSearch:
 
         now, remaining_s = time.monotonic(), max(run.remaining_s(self.budget), 0.0)
         with run.timed("relaxation"):
-            if self.mode.difference is not None:
-                session.add([self.mode.difference])
+            session.add(self.mode.known)
             session.add(run.chosen.revive(self.model, self.binding))
             cutting = cut(
                 run.chosen,
@@ -144,7 +151,7 @@ class ModelSearch:
         """Neighbourhoods first where that may pay, then the integer search."""
         run, session, mode = self.run, self.session, self.mode
         # What lies beyond a proven scope is seldom better: there the whole is searched at once.
-        wide = mode.difference is None and not mode.bound_only and not run.closed(max(self.budget.gap, WINDOWS_GAP))
+        wide = not mode.beyond and not mode.bound_only and not run.closed(max(self.budget.gap, WINDOWS_GAP))
         near = wide or (not mode.bound_only and run.closed(CORE_GAP))
         if near or mode.no_goods:
             with run.timed("neighbourhoods"):
@@ -265,7 +272,7 @@ class ModelSearch:
         best = self.run.incumbent.best
         for schedule in [*([] if best is None else [best.schedule]), *self.run.starts]:
             values = self.run.chosen.points.values(self.model, schedule)
-            if values is not None and (self.mode.difference is None or _keeps(self.mode.difference, values)):
+            if values is not None and all(_keeps(row, values) for row in self.mode.known):
                 return values
         return None
 

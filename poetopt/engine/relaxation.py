@@ -104,7 +104,15 @@ class RelaxedRun(Run):
             small = sum(whole.nbytes - light.nbytes for whole, light in pairs)
             options = replace(options, ram_bytes=options.ram_bytes - small)
         return cls(
-            problem, options, None, begin=run.begin, timing=run.timing, lock=run.lock, whole=run, bounds=not aside
+            problem,
+            options,
+            None,
+            begin=run.begin,
+            timing=run.timing,
+            plain=None if aside else run.plain,
+            lock=run.lock,
+            whole=run,
+            bounds=not aside,
         )
 
     def raise_bound(self, bound: float, phase: str) -> None:

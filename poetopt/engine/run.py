@@ -14,6 +14,7 @@ from typing import Any
 from poetopt import interrupts
 from poetopt.engine.budget import Budget
 from poetopt.engine.incumbent import Incumbent
+from poetopt.engine.proof import Proof
 from poetopt.engine.solution import Listener, Options, Progress
 from poetopt.engine.tuning import ENDING_S, ENDING_SHARE, NEARLY, PACE_S
 from poetopt.formulations import formulation
@@ -64,6 +65,8 @@ class Run:
     proving: Proving = field(default_factory=lambda: Proving("store-all"))
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
+    plain: Proof | None = None
+    """What is proven of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
     interrupted: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever changes any of this, or asks the blocks' separators: two searches may be at work. Nobody holds it

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from poetopt import clock
 from poetopt.engine.budget import Budget
@@ -18,6 +19,7 @@ from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel
 from poetopt.engine.tuning import ATTEMPTS, LEAST_S, OBJECTIVE_TARGET, RESTRICTED_SHARE, SETTLED_DEPTH
 from poetopt.errors import InfeasibleError, TimeUpError
+from poetopt.formulations.rows import Row
 from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.problem import Feature
 from poetopt.units import show_bytes, show_seconds
@@ -46,6 +48,12 @@ def search_scope(
     """
     run.enter(scope, bound)
     return _ScopeSearch(run, scope, budget, inner, bound_only).search(no_goods)
+
+
+def price_scope(run: Run, scope: str, budget: Budget) -> Proof:
+    """What the relaxation of one scope proves, with what is known of the plain problem: no schedule is looked for."""
+    run.enter(scope)
+    return _ScopeSearch(run, scope, budget, None, bound_only=True).price()
 
 
 def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
@@ -97,6 +105,14 @@ class _ScopeSearch:
         if no_goods and open_ and run.chosen.no_good is not None and refused:
             exact = self._without_refused(exact, no_goods)
             refusal = (refusal and _refused(run.incumbent)) or refusal
+        return self._proof(exact, refusal)
+
+    def price(self) -> Proof:
+        """Build and relax what was asked for."""
+        return self._proof(self._attempt(Restriction(), self.budget, relaxed_only=True), "")
+
+    def _proof(self, exact: Ending, refusal: str) -> Proof:
+        run, gap = self.run, self.run.options.gap
         return Proof(
             self.scope,
             scope_name(self.scope),
@@ -134,34 +150,42 @@ class _ScopeSearch:
         ending = self._attempt(Restriction(), budget, no_goods=True)
         return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED, Ending.EXHAUSTED) else before
 
-    def _attempt(self, restriction: Restriction, budget: Budget, *, no_goods: bool = False) -> Ending:
+    def _attempt(
+        self, restriction: Restriction, budget: Budget, *, no_goods: bool = False, relaxed_only: bool = False
+    ) -> Ending:
         """Build and search one model."""
-        run, chosen, inner = self.run, self.run.chosen, self.settled
+        run, chosen, ceiling = self.run, self.run.chosen, self._ceiling()
         run.incumbent.forget()
-        difference, ceiling = None, self._ceiling()
         try:
             with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s(budget)):
                 asked = restriction.of(run.options)
                 model = model_of(
                     chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share, ceiling_j=ceiling
                 )
-                # What is proven of the inner scope is proven of the limits that were asked for.
-                if restriction.exact and inner is not None and chosen.scope_difference is not None:
-                    difference = chosen.scope_difference(model, inner.asked, inner.sources)
-                if inner is not None and difference is not None and not difference.variables:
-                    self.sources = inner.sources
-                    return self._nothing_beyond(inner)
+                covered = self._covered(model, restriction)
+                known = next((proof for row, proof in covered if not row.variables), None)
+                if known is not None:
+                    self.sources = known.sources
+                    return self._nothing_beyond([known], ceiling)
                 session = session_of(model, run.options, scale=self._scale())
         except InfeasibleError:
-            return self._none_below(ceiling)
+            return self._nothing_beyond((), ceiling)
         except TimeUpError:
             return Ending.STOPPED
-        mode = Mode(restriction.exact, no_goods, bound_only=self.bound_only)
-        run.proving.ceiling = ceiling
-        if inner is not None and difference is not None:
-            run.proving.ceiling = ceiling if inner.infeasible else min(ceiling, inner.bound)
-            deep = not inner.infeasible and not inner.outdone and scope_depth(inner.asked) >= SETTLED_DEPTH
-            mode = replace(mode, difference=difference, bound_only=deep)
+        bounds = [ceiling, *(proof.bound for _, proof in covered if not proof.infeasible)]
+        run.proving.ceiling = min(bounds)
+        inner = self.settled if any(proof is self.settled for _, proof in covered) else None
+        deep = (
+            inner is not None and not (inner.infeasible or inner.outdone) and scope_depth(inner.asked) >= SETTLED_DEPTH
+        )
+        mode = Mode(
+            restriction.exact,
+            no_goods,
+            known=tuple(row for row, _ in covered),
+            beyond=inner is not None,
+            bound_only=self.bound_only or deep,
+            relaxed_only=relaxed_only,
+        )
         search = ModelSearch(run, budget, model, session, mode, self.binding)
         try:
             ending = search.search()
@@ -169,12 +193,25 @@ class _ScopeSearch:
             run.proving.ceiling = math.inf
         self.binding = search.binding
         if restriction.exact:
-            self.sources = search.sources
-            if inner is not None and difference is not None:
-                self.sources |= inner.sources
-        if ending is Ending.INFEASIBLE and inner is not None and difference is not None:
-            return self._nothing_beyond(inner, ceiling)
-        return self._none_below(ceiling) if ending is Ending.INFEASIBLE else ending
+            self.sources = search.sources.union(*(proof.sources for _, proof in covered))
+        if ending is Ending.INFEASIBLE:
+            return self._nothing_beyond([proof for _, proof in covered], ceiling)
+        return ending
+
+    def _covered(self, model: Any, restriction: Restriction) -> list[tuple[Row, Proof]]:
+        """What is proven already of a part of the model, each with the row that leaves that part out.
+
+        It is proven of the limits that were asked for.
+        """
+        chosen, inner, plain = self.run.chosen, self.settled, self.run.plain
+        if not restriction.exact:
+            return []
+        rows: list[tuple[Row | None, Proof]] = []
+        if inner is not None and chosen.scope_difference is not None:
+            rows.append((chosen.scope_difference(model, inner.asked, inner.sources), inner))
+        if plain is not None and chosen.streaming_difference is not None:
+            rows.append((chosen.streaming_difference(model, plain.asked, plain.sources), plain))
+        return [(row, proof) for row, proof in rows if row is not None]
 
     def _ceiling(self) -> float:
         """What the best plan costs, where a model may leave out what costs more: which runs may stream."""
@@ -182,22 +219,19 @@ class _ScopeSearch:
         useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.lean
         return math.inf if value is None or not useful else value
 
-    def _none_below(self, ceiling: float) -> Ending:
-        """A model without a schedule; one that lacks what costs more than a plan says that there is none cheaper."""
-        if ceiling == math.inf:
-            return Ending.INFEASIBLE
-        self.run.raise_bound(ceiling, "search")
-        return Ending.FINISHED
-
     def _scale(self) -> float:
         """What the objective is multiplied by."""
         run, chosen = self.run, self.run.chosen
         baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
         return OBJECTIVE_TARGET / (run.incumbent.value or baseline or 1.0)
 
-    def _nothing_beyond(self, inner: Proof, ceiling: float = math.inf) -> Ending:
-        """A scope without a schedule outside of `inner`, or without one below a ceiling, is proven as that is."""
-        if inner.infeasible:
-            return self._none_below(ceiling)
-        self.run.raise_bound(min(inner.bound, ceiling), "search")
+    def _nothing_beyond(self, covered: Sequence[Proof], ceiling: float) -> Ending:
+        """A model without a schedule, beside those that some proofs cover and those that cost more than a plan.
+
+        It lacks what costs more than the ceiling, inf where that is nothing.
+        """
+        bounds = [proof.bound for proof in covered if not proof.infeasible]
+        if not bounds and ceiling == math.inf:
+            return Ending.INFEASIBLE
+        self.run.raise_bound(min([ceiling, *bounds]), "search")
         return Ending.FINISHED

@@ -13,6 +13,7 @@ from poetopt.engine.limits import impossible
 from poetopt.engine.objective import objective_of
 from poetopt.engine.proof import Proof, outdone
 from poetopt.engine.run import Run
+from poetopt.engine.run_plain import plain_first
 from poetopt.engine.solution import Listener, Options, Solution, Status, graded
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
@@ -82,6 +83,7 @@ def search(
             first_schedules(run, strict=strict, given=starts)
         if not strict:
             plain_schedules(run, search)
+            run.plain = plain_first(run)
         proof = deepening.deepen()
     except KeyboardInterrupt:
         run.interrupt()

@@ -84,6 +84,7 @@ def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) ->
         blocks=tuple(blocks),
         lean=False,
         scope_difference=None,
+        streaming_difference=None,
         label_search=None,
     )
 

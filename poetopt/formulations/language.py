@@ -120,6 +120,9 @@ class Formulation:
         only schedules with a decision that the inner scope lacks satisfy: what was proven inside isn't searched again.
         A row without variables says that there is no such decision, so that the inner proof is all. None says that
         there is no such row: all of the scope is searched.
+    streaming_difference
+        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> likewise,
+        where what is proven of the inner scope is of plain runs alone, of all operators that fit the budget plain.
     no_good
         Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
         satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
@@ -147,6 +150,7 @@ class Formulation:
     lean: bool = True
     scopes: Callable[[Problem, Limits, bool, bool], tuple[str, ...]] = _full_alone
     scope_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
+    streaming_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
     no_good: NoGood | None = None
     thrift: Callable[[Any], list[Row]] | None = None
     label_search: Callable[[Problem, Limits, str, bool, bool], LabelSearch | None] | None = None

@@ -329,6 +329,10 @@ class Problem:
             return sum(self.tensors[i].nbytes for operands in whole for i in operands) + way.workspace_bytes
         return self.nbytes(op.inputs) + self.nbytes(op.outputs) + op.workspace_bytes
 
+    def fits_plain(self, operator: int, ram_bytes: int) -> bool:
+        """Whether a budget has room for `operator` alone, with nothing streamed."""
+        return self.working_set_bytes(operator) <= ram_bytes - self.reserve_bytes
+
     def ways(self, operator: int, *, paging: bool = True) -> tuple[int, ...]:
         """The ways in which `operator` may run, as an `Instruction` numbers them; without storage none that streams."""
         variants = enumerate(self.operators[operator].variants, 1)

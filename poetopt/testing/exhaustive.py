@@ -53,14 +53,23 @@ def schedules(space: RetentionSpace | PoetSpace) -> Iterator[Schedule]:
 
 
 def _by_all_ways(space: RetentionSpace, plain: Schedule) -> Iterator[Schedule]:
-    """The schedule with each of its runs by each of the ways that the space has."""
+    """The schedule with each of its runs by each of the ways that the space has.
+
+    What could stay for the next stage comes in there only where it was streamed.
+    """
     runs: list[list[tuple[int, int, int] | None]] = [
         [None, *((t, j, int(space.streams.variant[n])) for n in own)]
         for (j, t), own in space.streams_of.items()
         if j == t or (t, j) in plain.recomputes
     ]
+    gates = []
+    for e, own in space.gated.items():
+        if (int(space.point_stage[e]), int(space.point_tensor[e])) in plain.page_ins:
+            gates.append({(int(space.point_stage[e]) - 1, int(space.streams.variant[n])) for n in own})
     for ways in itertools.product(*runs):
-        yield replace(plain, variants=frozenset(way for way in ways if way is not None))
+        first = {(t, v) for t, j, v in filter(None, ways) if t == j}
+        if all(gate & first for gate in gates):
+            yield replace(plain, variants=frozenset(way for way in ways if way is not None))
 
 
 def valid(space: RetentionSpace | PoetSpace, ram_bytes: int) -> Tried:

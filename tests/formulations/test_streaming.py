@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from poetopt.diagnosis.certificate import rederive
-from poetopt.engine.constructive import run_plain
 from poetopt.engine.limits import impossible, least_time_s
 from poetopt.engine.model import session_of
+from poetopt.engine.run_plain import run_plain
 from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import PoetError

@@ -31,7 +31,7 @@ from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import next_point, residency
 from poetopt.formulations.retention.rounding import rounding
-from poetopt.formulations.retention.scope_difference import scope_difference
+from poetopt.formulations.retention.scope_difference import scope_difference, streaming_difference
 from poetopt.formulations.retention.sets import SETS
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.streaming import streaming
@@ -81,8 +81,9 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
 def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     """Values of all variables for `schedule`, or None where it uses a decision that the space hasn't."""
     space: RetentionSpace = model.space
-    settled = _settled(space, schedule)
-    if settled is None:
+    y = _streamed(space, schedule)
+    settled = None if y is None else _settled(space, schedule)
+    if y is None or settled is None:
         return None
     schedule = settled
     r = np.zeros(len(space.recompute_operator))
@@ -95,9 +96,8 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     for stage, tensor in schedule.page_ins:
         p[space.page_index[space.point_of[tensor, stage]]] = 1.0
     page_outs = _page_outs(space, schedule)
-    y = _streamed(space, schedule)
-    kept = None if y is None else _kept(space, schedule, page_outs)
-    if kept is None or y is None:
+    kept = _kept(space, schedule, page_outs)
+    if kept is None:
         return None
     values = [(model.recompute.r, r), (model.residency.k, kept)]
     if space.paging:
@@ -198,6 +198,7 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
             continue
         real_before = not space.point_first[e] and space.point_real[e - 1]
         stays = space.page_index[e] < 0 and real_before and space.point_stage[e - 1] == space.point_stage[e] - 1
+        stays |= e in space.gated and not _streams_in(space, schedule, i, int(space.point_stage[e]) - 1)
         while e < end and not stays and space.page_index[e] < 0:
             e += 1  # nothing reads it here
             if e < end and producer >= 0 and (int(space.point_stage[e]), producer) in recomputes:
@@ -205,6 +206,11 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
         if e < end and not stays:
             settled.add((int(space.point_stage[e]), i))
     return Schedule(frozenset(recomputes), frozenset(settled), schedule.page_outs, schedule.variants)
+
+
+def _streams_in(space: RetentionSpace, schedule: Schedule, i: int, stage: int) -> bool:
+    """Whether the first run of that stage's operator reads tensor i from storage."""
+    return i in space.problem.operators[stage].variant(schedule.variant_of.get((stage, stage), 0)).streamed_in
 
 
 def _streams_out(space: RetentionSpace, schedule: Schedule, i: int) -> bool:
@@ -359,6 +365,7 @@ retention = Formulation(
     ),
     scopes=_scopes,
     scope_difference=scope_difference,
+    streaming_difference=streaming_difference,
     no_good=no_good,
     thrift=thrift,
     label_search=label_search,

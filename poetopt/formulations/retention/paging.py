@@ -18,7 +18,8 @@ storage is never written.
 
 Where runs may stream (`streaming`), what is streamed out is written by that, and what is streamed in has to be there:
 $p_{i,q} \le o_i + Y^{out}_i$ and $y_{j,t,v} \le o_i + Y^{out}_i$. What comes back in the very stage after its first
-run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$.
+run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$. And what the stage before reads comes in only where it was streamed
+there, as it could stay else: $p_{i,t+1} \le Y^{in}_{i,t,t}$.
 
 A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
 paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
@@ -80,6 +81,16 @@ def _build(block: PyomoBlock) -> None:
     block.written_first = pyo.Constraint(
         model.page_ins, rule=in_order(written_first), doc="(1d, 1e) what is paged in was written to storage"
     )
+    gates = [(p[int(space.page_index[e])], [streamed[n] for n in own]) for e, own in space.gated.items()]
+
+    def streamed_before(_: PyomoBlock, index: int) -> PyomoRow:
+        back, own = gates[index]
+        return LinearExpression(linear_coefs=[1, *[-1] * len(own)], linear_vars=[back, *own]) <= 0
+
+    if gates:
+        block.streamed_before = pyo.Constraint(
+            pyo.RangeSet(0, len(gates) - 1), rule=streamed_before, doc="what isn't streamed stays for the next stage"
+        )
     reads = [(n, i) for n, way in enumerate(space.stream_ways) for i in way.streamed_in if i in slot]
     reads = [(n, i) for n, i in reads if n not in space.streamed_out.get(i, ())]
 

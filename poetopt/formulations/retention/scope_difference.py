@@ -9,6 +9,11 @@ pages a tensor in at a point that the inner scope lacks, nothing reads it there,
 next point that is read, and take less memory. That moves transfers, and leaves all sums of joules and seconds as they
 are: so there is no such row where the order of transfers counts (a storage that is woken), nor where the proof of the
 inner scope rests on rows about when transfers run (`transfer_overlap`).
+
+Where what is proven of the inner scope is of plain runs alone, with Y the streamed runs of operators that fit the
+budget plain, the row is
+
+$$ \sum_{(j,t) \in N} r_{j,t} + \sum_{(j,t,v) \in Y} y_{j,t,v} \ge 1 $$
 """
 
 from __future__ import annotations
@@ -27,6 +32,27 @@ def scope_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | N
     sources
         The blocks whose lazy constraints the proof of the inner scope may rest on.
     """
+    new = _new_recomputes(model, inner, sources)
+    return None if new is None else _at_least_one(new)
+
+
+def streaming_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
+    """The row over streamed runs of operators that fit plain, and over recomputes that the scope `inner` lacks.
+
+    inner
+        A scope that is proven of the problem where those operators run plain; it need not lie inside of the model's.
+    """
+    space: RetentionSpace = model.space
+    new = _new_recomputes(model, inner, sources)
+    if new is None or not space.streams:
+        return None if new is None else _at_least_one(new)
+    plain = [space.problem.fits_plain(k, space.limits.ram_bytes) for k in space.streams.operator.tolist()]
+    streamed = zip(model.streaming.y.values(), plain, strict=True)
+    return _at_least_one([*new, *(y for y, fits in streamed if fits)])
+
+
+def _new_recomputes(model: Any, inner: str, sources: frozenset[str]) -> list[Any] | None:
+    """r of the recomputes that the scope `inner` lacks; None where a row on them may leave out what isn't proven."""
     space: RetentionSpace = model.space
     if space.problem.wake_j or "transfer_overlap" in sources:
         return None
@@ -36,4 +62,8 @@ def scope_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | N
     operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]
     if any(not operator.energy_j for operator in operators):
         return None  # what costs nothing may satisfy the row for nothing, and may be in no other row of the model
-    return Row([variables[x] for x in new], [1.0] * len(new), 1.0, math.inf, 1.0, "scope_difference", core=True)
+    return [variables[x] for x in new]
+
+
+def _at_least_one(variables: list[Any]) -> Row:
+    return Row(variables, [1.0] * len(variables), 1.0, math.inf, 1.0, "scope_difference", core=True)

@@ -289,6 +289,24 @@ class RetentionSpace:
         return found
 
     @cached_property
+    def gated(self) -> dict[int, list[int]]:
+        """Point -> the streamed runs of the stage before that let the tensor come in there: else it stays from there.
+
+        Of points at which nothing would come in if nothing streamed (see `retention_space`).
+        """
+        found: dict[int, list[int]] = {}
+        if self.limits.open:
+            return found
+        for e in self.page_point.tolist():
+            i, t = int(self.point_tensor[e]), int(self.point_stage[e])
+            producer = self.problem.tensors[i].producer
+            adjacent = not self.point_first[e] and self.point_real[e - 1] and self.point_stage[e - 1] == t - 1
+            streamed = self.streamed_in.get((i, t - 1, t - 1)) if adjacent and not self.stored[i] else None
+            if streamed and not (producer >= 0 and self.dominated[producer]):
+                found[e] = streamed
+        return found
+
+    @cached_property
     def held(self) -> list[tuple[int, int]]:
         """(tensor, stage): the stage's own operator may stream the tensor, which may be kept in RAM all the same."""
         return [

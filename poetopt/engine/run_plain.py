@@ -1,0 +1,74 @@
+"""The plain problem: only those operators stream that don't fit the budget plain.
+
+It is smaller than the whole one, and its relaxation tighter. Its plans are plans of the whole problem, for as many
+joules; and what is proven of it need not be searched again where operators may stream: only what streams is left.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from poetopt.engine.deepening import Deepening
+from poetopt.engine.proof import Proof
+from poetopt.engine.run import Run
+from poetopt.engine.tuning import RUN_PLAIN
+from poetopt.problem import Feature, Problem
+from poetopt.schedule import Schedule
+
+
+def run_plain(problem: Problem, ram_bytes: int) -> Problem:
+    """The problem without the variants of operators that fit a budget plain."""
+    operators = tuple(
+        replace(operator, variants=()) if problem.fits_plain(k, ram_bytes) else operator
+        for k, operator in enumerate(problem.operators)
+    )
+    return problem if operators == problem.operators else replace(problem, operators=operators)
+
+
+@dataclass
+class PlainRun(Run):
+    """A run over the plain problem, in a part of the time of the `whole` one, with whose incumbent it begins.
+
+    It ends where nothing plain is better than that, so that a streamed plan spares most of it.
+    """
+
+    whole: Run = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.incumbent = self.whole.incumbent
+
+    @classmethod
+    def of(cls, run: Run) -> PlainRun | None:
+        """None where all problems are plain, or none is."""
+        plain = run_plain(run.problem, run.options.ram_bytes)
+        if not run.options.paging or plain is run.problem:
+            return None
+        limit_s = RUN_PLAIN[Feature.STREAMED in plain.features] * max(run.budget.remaining_s, 0.0)
+        options = replace(run.options, time_limit_s=limit_s)
+        return cls(plain, options, None, begin=time.monotonic(), starts=run.starts, lock=run.lock, whole=run)
+
+    def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
+        """Whether it is the whole problem's best now."""
+        return self.whole.offer(schedule, phase, quick=quick)
+
+    def say(self, phase: str) -> None:
+        """Nothing: its bounds are not the whole problem's."""
+
+
+def plain_first(run: Run) -> Proof | None:
+    """Search the plain problem, whose plans are the run's; what is proven of it, where that is settled.
+
+    An interrupt of it is one of the run.
+    """
+    plain = PlainRun.of(run)
+    if plain is None:
+        return None
+    deepening = Deepening(plain)
+    plain.enter(deepening.first)
+    with run.timed("plain schedules"):
+        proof = deepening.deepen()
+    if plain.interrupted:
+        raise KeyboardInterrupt
+    return proof if proof.settled else None
