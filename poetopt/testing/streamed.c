@@ -137,7 +137,7 @@ static void po_one(int number, const po_trial *trial, int w, void **given, void 
         ++streamed;
         if (k < trial->inputs) {
             po_copy(po_storage + at, given[k], trial->sizes[k], trial->rows[k]);
-            memset(po_known + at, 1, trial->sizes[k]);
+            memset(po_known + at, 1, (trial->sizes[k] + PO_BLOCK_BYTES - 1u) / PO_BLOCK_BYTES * PO_BLOCK_BYTES);
         }
     }
     for (k = 0; k < (int)streamed; ++k) {

@@ -51,7 +51,9 @@ def conv_transpose(op: Primal, cotangents: Cotangents) -> Gradients:
             group=group,
         )  # fmt: skip
     if op.need(1):
-        dw = weight_gradient(op.emit("grad_weight"), dy, x, w, frame, group)
+        k = op.emit("grad_weight")
+        dw = weight_gradient(k, dy, x, w, frame, group)
+        k.amounts_to("Conv.grad_weight", [x, dy], [dw], **_attributes(frame, group))
     if op.need(2):
         axes = [axis for axis in range(len(dy.shape)) if axis != 1]
         db = op.emit("grad_bias").reduce_sum(dy, axes, keepdims=False)

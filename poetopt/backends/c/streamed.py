@@ -134,6 +134,9 @@ class _Moved:
         if not self.taken.picks:
             return ""
         unit, number = self.taken.unit_bytes, f"{self.rows}[1 + (@)]" if self.rows else "(uint32_t)(@)"
+        if unit % windows.BLOCK_BYTES:
+            blocks = f"{-(-self.nbytes // windows.BLOCK_BYTES)}u, {windows.step_blocks(unit)}u"
+            return f"PO_TRY(po_step_in(b{self.number}, {blocks}, {number} * {unit}u, {self.at}, {unit}u));"
         block = f"b{self.number} + {number} * {unit // windows.BLOCK_BYTES}u"
         return f"PO_TRY(po_read({block}, {self.at}, {unit}u));"
 

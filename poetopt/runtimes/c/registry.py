@@ -22,7 +22,9 @@ MODULES = (
     "product",
     "convolution",
     "normalization",
+    "softmax",
     "pooling",
+    "resizing",
     "update",
     "recurrent",
 )

@@ -90,8 +90,17 @@ def _likelihood(random: Random) -> list[Case]:
     return [node_case("NegativeLogLikelihoodLoss", x, labels, attributes={"reduction": chosen})]
 
 
+def _loss(random: Random) -> list[Case]:
+    x = normal(random, (*random_shape(random, 2, 2), *random_shape(random, 0, 2)))
+    labels = random.integers(0, x.shape[1], (x.shape[0], *x.shape[2:]))
+    chosen = str(random.choice(["mean", "sum"]))
+    written = ("float32", "float32")
+    return [node_case("SoftmaxCrossEntropyLoss", x, labels, outputs=written, attributes={"reduction": chosen})]
+
+
 def _cross_entropy(random: Random) -> list[Case]:
-    shape = (int(random.integers(1, 5)), int(random.integers(2, 9)))
+    behind = random_shape(random, 2, 2) if random.random() < 0.5 else ()
+    shape = (int(random.integers(1, 5)), int(random.integers(2, 9)), *behind)
     model = network(random, shape, [onnx_node("Identity", ["h"])], {})
     return step_cases(model, "SoftmaxCrossEntropyLoss.grad_input", random, loss="cross-entropy")
 
@@ -103,6 +112,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "Softmax"): softmax("Softmax"),
     ("", "LogSoftmax"): softmax("LogSoftmax"),
     ("", "NegativeLogLikelihoodLoss"): _likelihood,
+    ("", "SoftmaxCrossEntropyLoss"): _loss,
     **{
         (OWN_DOMAIN, f"BatchNormalization.{k}"): batch_norm_step(f"BatchNormalization.{k}")
         for k in ("training", "grad_weight")

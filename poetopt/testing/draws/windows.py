@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from poetopt.graph import OWN_DOMAIN
 from poetopt.testing.draws.pieces import (
     Random,
@@ -46,7 +48,8 @@ def _conv(random: Random) -> list[Case]:
     return [node_case("Conv", x, w, *([bias] if random.random() < 0.5 else []), attributes=window)]
 
 
-def _conv_transpose(random: Random) -> list[Case]:
+def _transposed(random: Random) -> tuple[Array, Array, Array, dict[str, Any]] | None:
+    """Operands and attributes of a ConvTranspose; None where it would write nothing."""
     x, w, bias, window = _convolution(random, transposed=True)
     kernel, strides = window["kernel_shape"], window["strides"]
     extra = [int(random.integers(0, s)) for s in strides]
@@ -59,17 +62,27 @@ def _conv_transpose(random: Random) -> list[Case]:
             strict=False,
         )
     ]  # fmt: skip
-    if min(out) < 1:
+    return None if min(out) < 1 else (x, w, bias, window)
+
+
+def _conv_transpose(random: Random) -> list[Case]:
+    drawn = _transposed(random)
+    if drawn is None:
         return []
+    x, w, bias, window = drawn
     return [node_case("ConvTranspose", x, w, *([bias] if random.random() < 0.5 else []), attributes=window)]
 
 
 def convolution_gradient(op_type: str, optimizer: str = "none") -> Draw:
-    """A gradient of a convolution, or one with the update by it."""
+    """A gradient of a convolution, or one with the update by it; by the weights also one of a ConvTranspose."""
 
     def draw(random: Random) -> list[Case]:
-        x, w, bias, window = _convolution(random)
-        model = network(random, x.shape, [onnx_node("Conv", ["h", "w", "b"], attributes=window)], {"w": w, "b": bias})
+        of = "ConvTranspose" if "grad_weight" in op_type and random.random() < 0.2 else "Conv"
+        drawn = _convolution(random) if of == "Conv" else _transposed(random)
+        if drawn is None:
+            return []
+        x, w, bias, window = drawn
+        model = network(random, x.shape, [onnx_node(of, ["h", "w", "b"], attributes=window)], {"w": w, "b": bias})
         return step_cases(model, op_type, random, optimizer=optimizer)
 
     return draw
@@ -115,7 +128,25 @@ def _global_average(random: Random) -> list[Case]:
     return [node_case("GlobalAveragePool", normal(random, random_planes(random)))]
 
 
+def _resize(random: Random) -> list[Case]:
+    """By scales of which every length is whole, or by sizes."""
+    x = normal(random, random_planes(random))
+    mode = str(random.choice(["nearest", "linear"]))
+    places = str(random.choice(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]))
+    ties = str(random.choice(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]))
+    axes = x.ndim - 2
+    scales, sizes = None, None
+    if random.random() < 0.6:
+        scales = np.array([1, 1, *random.choice([1.0, 2.0, 3.0, 4.0], axes)], np.float32)
+    else:
+        sizes = np.array([*x.shape[:2], *random.integers(1, 20, axes)], np.int64)
+    chosen = {"mode": mode, "coordinate_transformation_mode": places, "nearest_mode": ties}
+    given = [None, scales] if sizes is None else [None, None, sizes]
+    return [node_case("Resize", x, *given, constants=(len(given),), attributes=chosen)]
+
+
 DRAWS: Mapping[tuple[str, str], Draw] = {
+    ("", "Resize"): _resize,
     ("", "Conv"): _conv,
     ("", "ConvTranspose"): _conv_transpose,
     ("", "MaxPool"): pool("MaxPool"),

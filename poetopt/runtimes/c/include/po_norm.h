@@ -242,50 +242,70 @@ PO_INLINE void po_layer_norm_gradient(float *dx, float *dscale, float *dbias, co
     }
 }
 
-/* Along the middle axis of [outer, size, inner]; y may be x. `logarithm`: of the probabilities. */
-PO_INLINE void po_softmax(float *y, const float *x, int32_t outer, int32_t size, int32_t inner, int32_t logarithm)
+/* Along the middle axis of [outer, size, inner], whose steps are `y_step` and `x_step` elements apart; y may be x.
+ * `logarithm`: of the probabilities. */
+PO_INLINE void po_softmax(float *y, const float *x, int32_t outer, int32_t size, int32_t inner, int32_t y_step,
+                          int32_t x_step, int32_t logarithm)
 {
     int32_t o, j, i;
     for (o = 0; o < outer; ++o) {
         for (j = 0; j < inner; ++j) {
-            const float *p = x + o * size * inner + j;
-            float *q = y + o * size * inner + j;
+            const float *p = x + o * size * x_step + j;
+            float *q = y + o * size * y_step + j;
             float most = p[0], sum = 0.0f;
             for (i = 1; i < size; ++i) {
-                most = po_max(most, p[i * inner]);
+                most = po_max(most, p[i * x_step]);
             }
             if (logarithm) {
                 for (i = 0; i < size; ++i) {
-                    sum += po_exp(p[i * inner] - most);
+                    sum += po_exp(p[i * x_step] - most);
                 }
                 sum = po_log(sum);
                 for (i = 0; i < size; ++i) {
-                    q[i * inner] = p[i * inner] - most - sum;
+                    q[i * y_step] = p[i * x_step] - most - sum;
                 }
             } else {
                 for (i = 0; i < size; ++i) {
-                    q[i * inner] = po_exp(p[i * inner] - most);
+                    q[i * y_step] = po_exp(p[i * x_step] - most);
                 }
-                sum = po_row_sum(q, size, inner);
+                sum = po_row_sum(q, size, y_step);
                 for (i = 0; i < size; ++i) {
-                    q[i * inner] /= sum;
+                    q[i * y_step] /= sum;
                 }
             }
         }
     }
 }
 
+/* The sum of products of two rows. */
+PO_INLINE float po_row_product(const float *x, const float *y, int32_t size, int32_t x_step, int32_t y_step)
+{
+    float sum = 0.0f;
+    int32_t i, k;
+    for (i = 0; i < size; i += PO_PART) {
+        const int32_t end = po_smaller(size, i + PO_PART);
+        float part = 0.0f;
+        for (k = i; k < end; ++k) {
+            part += x[k * x_step] * y[k * y_step];
+        }
+        sum += part;
+    }
+    return sum;
+}
+
 /* dx = y (dy - sum of dy y); dx may be dy. */
 PO_INLINE void po_softmax_gradient(float *dx, const float *dy, const float *y, int32_t outer, int32_t size,
-                                   int32_t inner)
+                                   int32_t inner, int32_t dx_step, int32_t dy_step, int32_t y_step)
 {
     int32_t o, j, i;
     for (o = 0; o < outer; ++o) {
         for (j = 0; j < inner; ++j) {
-            const int32_t at = o * size * inner + j;
-            const float sum = po_row_dot(dy + at, y + at, 0.0f, 0.0f, size, inner);
+            const float *d = dy + o * size * dy_step + j;
+            const float *p = y + o * size * y_step + j;
+            float *q = dx + o * size * dx_step + j;
+            const float sum = po_row_product(d, p, size, dy_step, y_step);
             for (i = 0; i < size; ++i) {
-                dx[at + i * inner] = y[at + i * inner] * (dy[at + i * inner] - sum);
+                q[i * dx_step] = p[i * y_step] * (d[i * dy_step] - sum);
             }
         }
     }
@@ -293,34 +313,41 @@ PO_INLINE void po_softmax_gradient(float *dx, const float *dy, const float *y, i
 
 /* dx = (softmax - 1 at the label) factor, from log-probabilities [outer, size, inner]; dx may be these. */
 PO_INLINE void po_cross_entropy_gradient(float *dx, const float *logs, const int64_t *labels, float factor,
-                                         int32_t outer, int32_t size, int32_t inner)
+                                         int32_t outer, int32_t size, int32_t inner, int32_t dx_step,
+                                         int32_t logs_step, int32_t labels_step)
 {
     int32_t o, j, i;
     for (o = 0; o < outer; ++o) {
         for (i = 0; i < size; ++i) {
+            const float *p = logs + (o * size + i) * logs_step;
+            float *q = dx + (o * size + i) * dx_step;
             for (j = 0; j < inner; ++j) {
-                const int32_t at = (o * size + i) * inner + j;
-                const float hit = labels[o * inner + j] == i ? 1.0f : 0.0f;
-                dx[at] = (po_exp(logs[at]) - hit) * factor;
+                const float hit = labels[o * labels_step + j] == i ? 1.0f : 0.0f;
+                q[j] = (po_exp(p[j]) - hit) * factor;
             }
         }
     }
 }
 
-/* The mean (or sum) of -log p of the labels. */
+/* The mean (or sum) of -log p of the labels. Where it has `begun`, what was summed up so far is in `loss`, and with
+ * `parts`, of each of `outer`, there; it is negated and multiplied as it `ends`. */
 PO_INLINE void po_likelihood_loss(float *loss, const float *logs, const int64_t *labels, int32_t outer, int32_t size,
-                                  int32_t inner, float factor)
+                                  int32_t inner, int32_t logs_step, int32_t labels_step, float *parts, int32_t begun,
+                                  int32_t ends, float factor)
 {
-    float sum = 0.0f;
+    float sum = begun && parts == NULL ? loss[0] : 0.0f;
     int32_t o, j;
     for (o = 0; o < outer; ++o) {
-        float part = 0.0f;
+        float part = begun && parts != NULL ? parts[o] : 0.0f;
         for (j = 0; j < inner; ++j) {
-            part += logs[(o * size + (int32_t)labels[o * inner + j]) * inner + j];
+            part += logs[(o * size + (int32_t)labels[o * labels_step + j]) * logs_step + j];
+        }
+        if (parts != NULL) {
+            parts[o] = part;
         }
         sum += part;
     }
-    loss[0] = -sum * factor;
+    loss[0] = ends ? -sum * factor : sum;
 }
 
 #endif

@@ -65,6 +65,16 @@ static inline int po_window_out(const po_window *w, uint32_t to)
     return code;
 }
 
+/* A step of a tensor of `blocks` blocks that begins with byte `from`, by `count` blocks that hold it. */
+static inline int po_step_in(uint32_t block, uint32_t blocks, uint32_t count, uint32_t from, unsigned char *at,
+                             uint32_t bytes)
+{
+    const uint32_t own = from / PO_BLOCK_BYTES, first = own + count < blocks ? own : blocks - count;
+    const int code = po_read(block + first, at, count * PO_BLOCK_BYTES);
+    (void)memmove(at, at + (from - first * PO_BLOCK_BYTES), bytes);
+    return code;
+}
+
 /* Pieces of whole blocks, as far apart as `apart` blocks, side by side in RAM. */
 static inline int po_pieces_in(uint32_t block, uint32_t apart, unsigned char *at, uint32_t bytes, uint32_t pieces)
 {

@@ -1,4 +1,4 @@
-"""BatchNormalization, LayerNormalization and its kin, softmax and cross-entropy, with their gradients."""
+"""BatchNormalization, LayerNormalization and its kin, with their gradients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.loops import block
-from poetopt.runtimes.c.tiles.axes import Code, along, flat, leading
+from poetopt.runtimes.c.tiles.axes import Code, along, by_row, flat
 from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
-from poetopt.runtimes.c.write import called, read, refuse_types
+from poetopt.runtimes.c.write import called, refuse_types
 
 HEADER = "po_norm.h"
 
@@ -137,57 +136,6 @@ def _layer_norm_gradient_tilings(call: Call) -> tuple[Tiling, ...]:
     return along(_layer_norm_gradient, call, [axis, axis, None, axis, axis], outputs, begun, merged=True)
 
 
-def _along(call: Call, x: Tensor, default: int = -1) -> tuple[int, int, int]:
-    axis = call.integer("axis", default) % len(x.shape)
-    return prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
-
-
-def _softmax(call: Call, arguments: Arguments) -> str:
-    logarithm = int(call.node.op_type == "LogSoftmax")
-    return called("po_softmax", arguments.outputs[0], arguments.inputs[0], *_along(call, call.input(0)), logarithm)
-
-
-def _softmax_gradient(call: Call, arguments: Arguments) -> str:
-    return called("po_softmax_gradient", arguments.outputs[0], *arguments.inputs[:2], *_along(call, call.input(0)))
-
-
-def _labelled(call: Call) -> str | None:
-    if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
-        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype}"
-    return None
-
-
-def _cross_entropy_gradient(call: Call, arguments: Arguments) -> str:
-    logs, labels = call.input(0), call.input(1)
-    factor = "1.0f"
-    declared = [read("b", labels, arguments.inputs[1])]
-    if call.has(2):
-        declared.append(read("c", call.input(2), arguments.inputs[2]))
-        factor = "c[0]"
-    return block(
-        *declared,
-        called(
-            "po_cross_entropy_gradient", arguments.outputs[0], arguments.inputs[0], "b", factor, *_along(call, logs, 1)
-        ),
-    )
-
-
-def _likelihood_loss(call: Call, arguments: Arguments) -> str:
-    logs, labels = call.input(0), call.input(1)
-    factor = 1.0 / labels.size if call.text("reduction", "mean") == "mean" else 1.0
-    return called("po_likelihood_loss", arguments.outputs[0], *arguments.inputs[:2], *_along(call, logs, 1), factor)
-
-
-def _likelihood_refuses(call: Call) -> str | None:
-    if call.has(2) or "ignore_index" in call.node.attributes or call.text("reduction", "mean") == "none":
-        return f"{call.node.op_type} with weights, ignore_index or without reduction"
-    return _labelled(call)
-
-
-def _factor_refuses(call: Call) -> str | None:
-    return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
-
-
 def _by_channel(code: Code, wide_inputs: tuple[int, ...]) -> Callable[[Call], tuple[Tiling, ...]]:
     """Chunks of channels: the second axis of these inputs and the first output, the first one of all else."""
 
@@ -196,26 +144,6 @@ def _by_channel(code: Code, wide_inputs: tuple[int, ...]) -> Callable[[Call], tu
             return ()
         inputs = [1 if k in wide_inputs else 0 for k in range(len(call.inputs))]
         return along(code, call, inputs, [1, *(0 for _ in call.outputs[1:])])
-
-    return tilings
-
-
-def _by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of rows: of all axes before the one along which rows go."""
-
-    def tilings(call: Call) -> tuple[Tiling, ...]:
-        shape = call.output().shape
-        axis = call.integer("axis", -1) % len(shape) - 1
-        if axis < 0:
-            return ()
-        inputs = [axis if k in wide_inputs else None for k in range(len(call.inputs))]
-        axes = [axis if k < outputs else None for k in range(len(call.outputs))]
-        found = along(code, call, inputs, axes, merged=True)
-        first = leading(shape, axis)
-        if first is not None:  # as a product of matrices before it may be cut
-            inputs, axes = ([a if a is None else first for a in of] for of in (inputs, axes))
-            found += along(code, call, inputs, axes, merged=True)
-        return found
 
     return tilings
 
@@ -247,7 +175,7 @@ KERNELS: tuple[Kernel, ...] = (
     ),
     Kernel(
         "LayerNormalization", _layer_norm, refuses=_layer_norm_refuses, in_place=(0,), headers=(HEADER,),
-        tilings=_by_row(_layer_norm, (0,), 3),
+        tilings=by_row(_layer_norm, (0,), 3),
     ),
     Kernel(
         "InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,),
@@ -259,16 +187,5 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel(
         "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
         tilings=_layer_norm_gradient_tilings,
-    ),
-    Kernel("Softmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
-    Kernel("LogSoftmax", _softmax, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_by_row(_softmax, (0,), 1)),
-    Kernel(
-        "Softmax.grad_input", _softmax_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
-        tilings=_by_row(_softmax_gradient, (0, 1), 1),
-    ),
-    Kernel("NegativeLogLikelihoodLoss", _likelihood_loss, refuses=_likelihood_refuses, headers=(HEADER,)),
-    Kernel(
-        "SoftmaxCrossEntropyLoss.grad_input", _cross_entropy_gradient, OWN_DOMAIN, _factor_refuses, in_place=(0,),
-        headers=(HEADER,),
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from poetopt.graph import OWN_DOMAIN
 from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
 from poetopt.runtimes.c.kernels.update import RULES, declared, operands
 from poetopt.runtimes.c.loops import block, broadcast_strides, index, loops, merged, strides_of
-from poetopt.runtimes.c.tiles.axes import along, leading
+from poetopt.runtimes.c.tiles.axes import aligned, along, leading
 from poetopt.runtimes.c.tiles.batches import depth_of_many, rows_of_many
 from poetopt.runtimes.c.tiles.matrices import PART, Ways
 from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Part, Tiling
@@ -124,7 +124,14 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
     if len(a.shape) == len(b.shape) == len(y.shape) and a.shape[:-2] == b.shape[:-2]:
         sizes = y.shape[-2], y.shape[-1], a.shape[-1]
         return (*_by_matrix(_matmul, call), *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1)))
-    return ()
+    if min(len(a.shape), len(b.shape)) < 2:
+        return ()
+    axis, rank = leading(y.shape, len(y.shape) - 2), len(y.shape)
+    cut = () if axis is None else along(_matmul, call, (aligned(a, axis, rank), aligned(b, axis, rank)), (axis,))
+    if prod(a.shape[:-2]) > 1 or len(b.shape) != rank or b.shape[:-2] != y.shape[:-2]:
+        return cut
+    sizes = y.shape[-2], y.shape[-1], a.shape[-1]
+    return (*cut, *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1), one_left=True))
 
 
 def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:

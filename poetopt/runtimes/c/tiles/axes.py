@@ -136,6 +136,26 @@ def aligned(tensor: Tensor | None, axis: int, rank: int) -> int | None:
     return own if tensor is not None and own >= 0 and tensor.shape[own] > 1 else None
 
 
+def by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[Call], tuple[Tiling, ...]]:
+    """Chunks of rows, which go along the node's axis: of these inputs, and of so many outputs."""
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        shape = call.output().shape
+        axis = call.integer("axis", -1) % len(shape) - 1
+        if axis < 0:
+            return ()
+        inputs = [axis if k in wide_inputs else None for k in range(len(call.inputs))]
+        axes = [axis if k < outputs else None for k in range(len(call.outputs))]
+        found = along(code, call, inputs, axes, merged=True)
+        first = leading(shape, axis)
+        if first is not None:  # as a product of matrices before it may be cut
+            inputs, axes = ([a if a is None else first for a in of] for of in (inputs, axes))
+            found += along(code, call, inputs, axes, merged=True)
+        return found
+
+    return tilings
+
+
 def leading(shape: Sequence[int], end: int) -> int | None:
     """The first axis before `end` that has more than one step."""
     return next((axis for axis in range(end) if shape[axis] > 1), None)

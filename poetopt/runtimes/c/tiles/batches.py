@@ -15,17 +15,23 @@ Sizes = tuple[int, int, int]
 Steps = tuple[int, int]
 
 
-def rows_of_many(count: int, sizes: Sizes, b_steps: Steps) -> tuple[Tiling, ...]:
-    """Chunks of rows of a and y, of `count` products y = a b; b's steps are those by depth and by column."""
+def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = False) -> tuple[Tiling, ...]:
+    """Chunks of rows of a and y, of `count` products y = a b; b's steps are those by depth and by column.
+
+    one_left
+        Whether a is one matrix, the same for each b: it stays whole.
+    """
     rows, columns, depth = sizes
     if rows < 2:
         return ()
 
     def product(first: str, many: str, number: str) -> str:
-        y, a, b = f"y + {first} * {columns}", f"a + {first} * {depth}", f"b + {number} * {depth * columns}"
+        own = f"({FROM[OUTER]} + {first}) % {rows}" if one_left else first
+        y, a, b = f"y + {first} * {columns}", f"a + {own} * {depth}", f"b + {number} * {depth * columns}"
         return called("po_product", y, a, b, many, columns, depth, columns, 1, depth, 1, *b_steps, 0)
 
-    a, y = Slice(OUTER, ELEMENT_BYTES * depth), Slice(OUTER, ELEMENT_BYTES * columns)
+    a = None if one_left else Slice(OUTER, ELEMENT_BYTES * depth)
+    y = Slice(OUTER, ELEMENT_BYTES * columns)
     b = Slice(OUTER, ELEMENT_BYTES * depth * columns, 1, _matrices(count, rows))
     return (Tiling(Loop(count * rows), None, (a, b), (y,), _by_matrix(rows, product)),)
 

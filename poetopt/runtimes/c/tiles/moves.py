@@ -17,16 +17,20 @@ def together(call: Call, axis: int) -> tuple[Tiling, ...]:
     y = call.output()
     if leading(y.shape, axis) is not None or any(x is None or not x.size for x in call.inputs):
         return ()
-    parts, unit = _parts(call.inputs, axis), _unit(y, axis)
 
-    def code(call: Call, chunk: Chunk) -> str:
-        whole = f"(unsigned char *){chunk.outputs[0].at}"
-        return block(
-            *(_run(chunk, rows, f"{whole} + %s", x.at, unit) for rows, x in zip(parts, chunk.inputs, strict=True))
-        )
+    def tiling(inner: int) -> Tiling:
+        parts, unit = _parts(call.inputs, axis, inner), _unit(y, axis) // inner
 
-    inputs = tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
-    return (Tiling(Loop(y.shape[axis]), None, inputs, (Slice(OUTER, unit),), code),)
+        def code(call: Call, chunk: Chunk) -> str:
+            whole = f"(unsigned char *){chunk.outputs[0].at}"
+            return block(
+                *(_run(chunk, rows, f"{whole} + %s", x.at, unit) for rows, x in zip(parts, chunk.inputs, strict=True))
+            )
+
+        inputs = tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
+        return Tiling(Loop(y.shape[axis] * inner), None, inputs, (Slice(OUTER, unit),), code)
+
+    return tuple(map(tiling, _fine(y, axis)))
 
 
 def apart(call: Call, axis: int) -> tuple[Tiling, ...]:
@@ -34,34 +38,42 @@ def apart(call: Call, axis: int) -> tuple[Tiling, ...]:
     x = call.input(0)
     if leading(x.shape, axis) is not None or any(y is None or not y.size for y in call.outputs):
         return ()
-    parts, unit = _parts(call.outputs, axis), _unit(x, axis)
 
-    def code(call: Call, chunk: Chunk) -> str:
-        whole = f"(const unsigned char *){chunk.inputs[0].at}"
-        return block(
-            *(_run(chunk, rows, y.at, f"{whole} + %s", unit) for rows, y in zip(parts, chunk.outputs, strict=True))
-        )
+    def tiling(inner: int) -> Tiling:
+        parts, unit = _parts(call.outputs, axis, inner), _unit(x, axis) // inner
 
-    inputs, outputs = (None for _ in call.inputs[1:]), tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
-    return (Tiling(Loop(x.shape[axis]), None, (Slice(OUTER, unit), *inputs), outputs, code),)
+        def code(call: Call, chunk: Chunk) -> str:
+            whole = f"(const unsigned char *){chunk.inputs[0].at}"
+            return block(
+                *(_run(chunk, rows, y.at, f"{whole} + %s", unit) for rows, y in zip(parts, chunk.outputs, strict=True))
+            )
+
+        inputs, outputs = (None for _ in call.inputs[1:]), tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
+        return Tiling(Loop(x.shape[axis] * inner), None, (Slice(OUTER, unit), *inputs), outputs, code)
+
+    return tuple(map(tiling, _fine(x, axis)))
 
 
 def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Tiling, ...]:
     """y is every `steps`-th element of x from `starts` on, of each axis: chunks of its first one."""
     x, y = call.input(0), call.output()
     axis = leading(y.shape, len(y.shape))
-    if axis is None or steps[axis] < 1 or leading(x.shape, axis) is not None:
+    if axis is None or steps[axis] < 1:
         return ()
-    first, step = starts[axis], steps[axis]
     own = strides_of(x.shape)
-    at = sum(start * stride for k, (start, stride) in enumerate(zip(starts, own, strict=True)) if k != axis)
+    # rows are counted over all axes up to this one, of which y has one place each
+    first = sum(
+        start * stride for start, stride in zip(starts[: axis + 1], strides_of(x.shape[: axis + 1]), strict=True)
+    )
+    step = steps[axis]
+    at = sum(start * stride for start, stride in zip(starts[axis + 1 :], own[axis + 1 :], strict=True))
     strides = [stride * by for stride, by in zip(own, steps, strict=True)]
 
     def code(call: Call, chunk: Chunk) -> str:
         lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
         return _copied(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
 
-    taken = Slice(OUTER, _unit(x, axis), 1, Rows(x.shape[axis], step, 1, first, first - step + 1))
+    taken = Slice(OUTER, _unit(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1))
     inputs = (None for _ in call.inputs[1:])
     return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (Slice(OUTER, _unit(y, axis)),), code),)
 
@@ -70,14 +82,19 @@ def _unit(tensor: Tensor, axis: int) -> int:
     return prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
 
 
-def _parts(tensors: Sequence[Tensor | None], axis: int) -> list[Rows]:
-    """Which rows of each of tensors that follow one another a chunk of all of them takes."""
+def _fine(whole: Tensor, axis: int) -> tuple[int, ...]:
+    """How many steps a row is taken as: one, and as many as it has elements."""
+    return tuple(dict.fromkeys((1, prod(whole.shape[axis + 1 :]))))
+
+
+def _parts(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
+    """Which steps of each of tensors that follow one another a chunk of all of them takes."""
     found: list[Rows] = []
     place = 0
     for tensor in tensors:
         assert tensor is not None
-        found.append(Rows(tensor.shape[axis], 1, 1, -place, -place))
-        place += tensor.shape[axis]
+        found.append(Rows(tensor.shape[axis] * inner, 1, 1, -place, -place))
+        place += tensor.shape[axis] * inner
     return found
 
 

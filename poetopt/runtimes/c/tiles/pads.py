@@ -18,9 +18,19 @@ def padded(call: Call, before: Sequence[int], after: Sequence[int], value: str) 
     if len(axes) != 1 or min((*before, *after)) < 0 or not x.size:
         return ()
     (axis,) = axes
-    length, inner, outer = y.shape[axis], prod(y.shape[axis + 1 :]), prod(y.shape[:axis])
-    first = before[axis]
-    needed = Rows(x.shape[axis], low=-first, high=-first)
+    inner, outer = prod(y.shape[axis + 1 :]), prod(y.shape[:axis])
+    rows = _rows(call, (x.shape[axis], y.shape[axis], before[axis]), inner, outer, value)
+    if outer > 1 or inner == 1:
+        return (rows,)
+    flat = x.size, y.size, before[axis] * inner
+    return rows, _rows(call, flat, 1, 1, value)  # by elements, as what adds it up goes
+
+
+def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, value: str) -> Tiling:
+    """Chunks of y's rows of `inner` elements; lengths are x's and y's, and where x begins in y."""
+    y = call.output()
+    given, length, first = lengths
+    needed = Rows(given, low=-first, high=-first)
     unit = inner * DTYPE_BYTES[y.dtype]
 
     def code(call: Call, chunk: Chunk) -> str:
@@ -44,4 +54,4 @@ def padded(call: Call, before: Sequence[int], after: Sequence[int], value: str) 
 
     taken = Slice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
     made = Slice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
-    return (Tiling(Loop(length), None, taken, (made,), code),)
+    return Tiling(Loop(length), None, taken, (made,), code)

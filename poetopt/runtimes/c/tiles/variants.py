@@ -230,7 +230,7 @@ class _OfForm:
         made = name in self.operator.outputs and name not in self.operator.inputs
         does = not made, made or name in self.old.values()
         if taken.picks:
-            return windows.steps(taken.unit_bytes, taken.picks, 1, *does)
+            return windows.picked(self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
         if name in self.listed:
             rows = self.tensors[name].shape[0]
             steps = extent // rows

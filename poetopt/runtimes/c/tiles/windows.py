@@ -60,6 +60,24 @@ def steps(unit: int, count: int, chunk: int, reads: bool, writes: bool) -> Traff
     return Traffic(min(chunk, count) * unit, moved if reads else {}, moved if writes else {})
 
 
+def picked(total: int, unit: int, count: int, reads: bool, writes: bool) -> Traffic | None:
+    """`count` steps of `unit` bytes, one after the other: each by the blocks that may hold one, wherever it begins.
+
+    None where a tensor of `total` bytes hasn't so many blocks, and where steps are written that are no whole blocks.
+    """
+    if unit % BLOCK_BYTES == 0:
+        return steps(unit, count, 1, reads, writes)
+    nbytes = step_blocks(unit) * BLOCK_BYTES
+    if writes or nbytes > _ceil(total):
+        return None
+    return Traffic(nbytes, {nbytes: count})
+
+
+def step_blocks(unit: int) -> int:
+    """How many blocks hold a step of `unit` bytes, whichever of them it is."""
+    return -(-(BLOCK_BYTES - gcd(unit, BLOCK_BYTES) + unit) // BLOCK_BYTES)
+
+
 def pitch(buffer_bytes: int) -> int:
     """How far apart the windows of pieces lie, each of so many bytes."""
     return -(-buffer_bytes // ALIGNMENT) * ALIGNMENT

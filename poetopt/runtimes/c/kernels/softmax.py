@@ -1,0 +1,170 @@
+"""Softmax and cross-entropy, with their gradients: along one axis, of rows before it or of positions behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from poetopt.graph import OWN_DOMAIN
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.loops import block
+from poetopt.runtimes.c.tiles.axes import Code, along, by_row
+from poetopt.runtimes.c.tiles.classes import Line, Positions, Sizes, all_positions, by_position
+from poetopt.runtimes.c.tiles.tiling import Tiling
+from poetopt.runtimes.c.write import called, read, refuse_types
+
+HEADER = "po_norm.h"
+ELEMENT_BYTES = 4
+
+
+def _real(call: Call) -> str | None:
+    return refuse_types(call, "float32")
+
+
+def _along_axis(call: Call) -> Sizes:
+    """What is before a softmax's axis, its length, and what is behind it."""
+    shape = call.input(0).shape
+    axis = call.integer("axis", -1) % len(shape)
+    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+
+
+def _classes(call: Call) -> Sizes:
+    """The same of a loss's, whose classes are the second axis."""
+    shape = call.input(0).shape
+    return shape[0], shape[1], prod(shape[2:])
+
+
+def _softmax(call: Call, arguments: Arguments, at: Positions) -> str:
+    outer, size, _ = _along_axis(call)
+    logarithm = int(call.node.op_type == "LogSoftmax")
+    operands = arguments.outputs[0], arguments.inputs[0]
+    return called("po_softmax", *operands, outer, size, at.count, at.outputs[0], at.inputs[0], logarithm)
+
+
+def _softmax_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
+    outer, size, _ = _along_axis(call)
+    operands = arguments.outputs[0], *arguments.inputs[:2]
+    return called("po_softmax_gradient", *operands, outer, size, at.count, at.outputs[0], *at.inputs[:2])
+
+
+def _labelled(call: Call) -> str | None:
+    if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
+        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype}"
+    return None
+
+
+def _factor_refuses(call: Call) -> str | None:
+    return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
+
+
+def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
+    outer, size, _ = _classes(call)
+    factor = "1.0f"
+    declared = [read("b", call.input(1), arguments.inputs[1])]
+    if call.has(2):
+        declared.append(read("c", call.input(2), arguments.inputs[2]))
+        factor = "c[0]"
+    operands = arguments.outputs[0], arguments.inputs[0], "b"
+    steps = at.outputs[0], *at.inputs[:2]
+    return block(*declared, called("po_cross_entropy_gradient", *operands, factor, outer, size, at.count, *steps))
+
+
+def _likelihood_refuses(call: Call) -> str | None:
+    if call.has(2) or "ignore_index" in call.node.attributes or call.text("reduction", "mean") == "none":
+        return f"{call.node.op_type} with weights, ignore_index or without reduction"
+    return _labelled(call)
+
+
+def _factor(call: Call) -> float:
+    return 1.0 / call.input(1).size if call.text("reduction", "mean") == "mean" else 1.0
+
+
+def _likelihood(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
+    """With `parts`, what is summed up so far of each of the first axis lies there."""
+    outer, size, _ = _classes(call)
+    operands = arguments.outputs[0], *arguments.inputs[:2]
+    sums = parts, at.begun, at.ends, factor
+    return called("po_likelihood_loss", *operands, outer, size, at.count, *at.inputs[:2], *sums)
+
+
+def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
+    """Log-probabilities, and what the loss has of them."""
+    outer, size, _ = _classes(call)
+    logs, step = arguments.outputs[1], at.outputs[1]
+    known = Arguments((logs, *arguments.inputs[1:]), arguments.outputs)
+    return block(
+        called("po_softmax", logs, arguments.inputs[0], outer, size, at.count, step, at.inputs[0], 1),
+        _likelihood(
+            call, known, Positions(at.count, at.outputs, (step, *at.inputs[1:]), at.begun, at.ends), factor, parts
+        ),
+    )
+
+
+def _cross_entropy_refuses(call: Call) -> str | None:
+    if len(call.outputs) < 2 or call.outputs[1] is None:
+        return f"{call.node.op_type} that doesn't write its log-probabilities"
+    return _likelihood_refuses(call)
+
+
+def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
+    def code(call: Call, arguments: Arguments) -> str:
+        return line(call, arguments, all_positions(call, sizes(call)))
+
+    return code
+
+
+def _kernel(op_type: str, line: Line, inputs: tuple[int, ...], domain: str = "") -> Kernel:
+    """Of a softmax: these inputs and the output have its axis."""
+    code, rows = _whole(line, _along_axis), by_row(_whole(line, _along_axis), inputs, 1)
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        return (*rows(call), *by_position(line, call, _along_axis(call)))
+
+    return Kernel(op_type, code, domain, _real, in_place=(0,), tilings=tilings, headers=(HEADER,))
+
+
+def _gradient_tilings(call: Call) -> tuple[Tiling, ...]:
+    rows = along(_whole(_cross_entropy_gradient, _classes), call, [0, 0, *(None for _ in call.inputs[2:])], [0])
+    return (*rows, *by_position(_cross_entropy_gradient, call, _classes(call)))
+
+
+def _loss(op_type: str, line: Callable[..., str], refuses: Callable[[Call], str | None]) -> Kernel:
+    """A sum over all labels: with the logarithms as one output more, which has their shape."""
+
+    def code(call: Call, arguments: Arguments) -> str:
+        return line(call, arguments, all_positions(call, _classes(call)), _factor(call))
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        (extent, _, _), factor, call_outputs = _classes(call), _factor(call), len(call.outputs)
+
+        def rows(call: Call, arguments: Arguments, begin: str) -> str:
+            at = all_positions(call, _classes(call))
+            ends = f"{begin} + {call.input(0).shape[0]} == {extent}"
+            return line(call, arguments, Positions(at.count, at.outputs, at.inputs, f"{begin} > 0", ends), factor)
+
+        def positions(call: Call, arguments: Arguments, at: Positions) -> str:
+            return line(call, arguments, at, factor, arguments.scratch)
+
+        axes = [None, *(0 for _ in range(call_outputs - 1))]
+        by_rows = along(code, call, [0, 0, *(None for _ in call.inputs[2:])], axes, rows)
+        return (*by_rows, *by_position(positions, call, _classes(call), ELEMENT_BYTES * extent))
+
+    return Kernel(op_type, code, refuses=refuses, tilings=tilings, headers=(HEADER,))
+
+
+KERNELS: tuple[Kernel, ...] = (
+    _kernel("Softmax", _softmax, (0,)),
+    _kernel("LogSoftmax", _softmax, (0,)),
+    _kernel("Softmax.grad_input", _softmax_gradient, (0, 1), OWN_DOMAIN),
+    _loss("NegativeLogLikelihoodLoss", _likelihood, _likelihood_refuses),
+    _loss("SoftmaxCrossEntropyLoss", _cross_entropy, _cross_entropy_refuses),
+    Kernel(
+        "SoftmaxCrossEntropyLoss.grad_input",
+        _whole(_cross_entropy_gradient, _classes),
+        OWN_DOMAIN,
+        _factor_refuses,
+        in_place=(0,),
+        tilings=_gradient_tilings,
+        headers=(HEADER,),
+    ),
+)
