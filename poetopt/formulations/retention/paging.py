@@ -17,7 +17,7 @@ A tensor's copy stays on storage to the end of the step, so that the row on $C$ 
 storage is never written.
 
 Where runs may stream (`streaming`), what is streamed out is written by that, and what is streamed in has to be there:
-$p_{i,q} \le o_i + Y^{out}_i$ and $y_{j,t,v} \le o_i + Y^{out}_i$. What comes back in the very stage after its first
+$p_{i,q} \le o_i + Y^{out}_i$ and $Y^{in}_{i,j,t} \le o_i + Y^{out}_i$. What comes back in the very stage after its first
 run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$. And what the stage before reads comes in only where it was streamed
 there, as it could stay else: $p_{i,t+1} \le Y^{in}_{i,t,t}$.
 
@@ -91,13 +91,18 @@ def _build(block: PyomoBlock) -> None:
         block.streamed_before = pyo.Constraint(
             pyo.RangeSet(0, len(gates) - 1), rule=streamed_before, doc="what isn't streamed stays for the next stage"
         )
-    reads = [(n, i) for n, way in enumerate(space.stream_ways) for i in way.streamed_in if i in slot]
-    reads = [(n, i) for n, i in reads if n not in space.streamed_out.get(i, ())]
+    # a run goes by one of its ways, so that those that stream a tensor in count together
+    reads = [
+        (i, own)
+        for (i, _, _), ways in space.streamed_in.items()
+        if i in slot and (own := [n for n in ways if n not in space.streamed_out.get(i, ())])
+    ]
 
     def streamed_first(_: PyomoBlock, index: int) -> PyomoRow:
-        n, i = reads[index]
-        there = [o[slot[i]], *left.get(i, [])]
-        return LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[streamed[n], *there]) <= 0
+        i, own = reads[index]
+        variables = [*(streamed[n] for n in own), o[slot[i]], *left.get(i, [])]
+        coefficients = [*[1] * len(own), *[-1] * (len(variables) - len(own))]
+        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= 0
 
     if reads:
         block.streamed_first = pyo.Constraint(

@@ -12,7 +12,7 @@ not in RAM (first runs of its operator, or its update), the other blocks have
 $$ \begin{aligned}
    a_{i,t} + Y^{in}_{i,t,t} &\ge 1      && \text{what a stage's own operator reads is in RAM, or streamed} \\
    r_{j,t} - Y^{in}_{i,j,t} &\le a_{i,t} && \text{likewise of a recompute} \\
-   y_{j,t,v},\ p_{i,q} &\le o_i + Y^{out}_i && \text{what is streamed in or paged in is on storage} \\
+   Y^{in}_{i,j,t},\ p_{i,q} &\le o_i + Y^{out}_i && \text{what is streamed in or paged in is on storage} \\
    k_{i,q} &\le 1 - Y^{out}_i          && \text{at the point after it, what was streamed out isn't in RAM}
    \end{aligned} $$
 
