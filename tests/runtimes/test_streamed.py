@@ -104,6 +104,9 @@ SWEPT = (
     "ReduceSum",
     "InstanceNormalization",
     "Conv.grad_input",
+    "Conv.grad_weight",
+    "Gradient.squares",
+    "adamw.update",
 )
 """Kernels of which networks have few shapes."""
 

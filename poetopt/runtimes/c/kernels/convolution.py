@@ -111,6 +111,6 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("Conv", _conv, refuses=_refuses, headers=(HEADER,), tilings=forward_tilings),
     Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,), tilings=input_tilings),
     Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,), tilings=input_tilings),
-    Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,)),
+    Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=weight_tilings()),
     *(_with_update(optimizer) for optimizer in RULES),
 )

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import lcm, prod
 
-from poetopt.runtimes.c.kernel import Arguments, Call
+from poetopt.runtimes.c.kernel import Call
 from poetopt.runtimes.c.kernels.geometry import Geometry, geometry
-from poetopt.runtimes.c.kernels.update import RULES, declared
+from poetopt.runtimes.c.kernels.update import RULES
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.tiles.matrices import PART, Ways
-from poetopt.runtimes.c.tiles.rows import forward_rows, input_rows, weight_pixels, weight_rows
+from poetopt.runtimes.c.tiles.rows import forward_rows, input_rows, weight_pixels, weight_rows, written_to
 from poetopt.runtimes.c.tiles.tiling import INNER, Chunk, Tiling
 from poetopt.runtimes.c.write import called
 
@@ -184,30 +184,30 @@ def _phases(found: Geometry) -> tuple[int, ...]:
     return tuple(_part(count) for count in counts)
 
 
-def weight_tilings(optimizer: str) -> Callable[[Call], tuple[Tiling, ...]]:
-    """dY, x, w and the optimizer's states, which are updated."""
-    states = RULES[optimizer].states
+def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
+    """dY and x to dW; with an optimizer to w and its states, which are updated."""
+    updates = 1 + RULES[optimizer].states if optimizer else 0
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         plain = geometry(call, call.input(1), call.output(), call.input(0))
         found = plain
         if plain.pointwise:  # a plane is one row
             found = replace(plain, out=(1, prod(plain.out)), size=(1, prod(plain.size)))
-        updated = (W,) * (1 + states)
-        scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
-        ways = Ways(_sizes(found), (Y, X, *updated, *scalars), updated)
+        updated = (W,) * updates
+        scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2 - updates)
+        ways = Ways(_sizes(found), (Y, X, *updated, *scalars), updated or (W,))
 
         def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
             at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
             at_x, x_apart = ways.operand(X, chunk.inputs[1], loops, chunk)
-            olds = [ways.operand(W, part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+            olds = [ways.operand(W, part, loops, chunk)[0] for part in chunk.inputs[2 : 2 + updates]]
             news = [ways.operand(W, part, loops, chunk)[0] for part in chunk.outputs]
             outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
-            arguments = Arguments(("", "", *olds, *(p.at for p in chunk.inputs[3 + states :])), tuple(news))
+            declarations, target = written_to(call, chunk, optimizer, olds, news)
             return block(
-                *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+                *declarations,
                 called(
-                    "po_images_by_weight", "NULL", "&u", at_dy, at_x, found.images, groups, outs, ins, *found.out,
+                    "po_images_by_weight", *target, at_dy, at_x, found.images, groups, outs, ins, *found.out,
                     *found.size, *found.kernel, *found.steps, *found.taps, *found.before, dy_apart["b"], x_apart["b"],
                     prod(found.out), prod(found.size), found.ins * prod(found.kernel), "NULL", 1, 1,
                 ),

@@ -5,12 +5,12 @@ A row's sums are the plain kernel's. A gradient by the weights is summed up row 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from poetopt.runtimes.c.kernel import Arguments, Call
 from poetopt.runtimes.c.kernels.geometry import Geometry
-from poetopt.runtimes.c.kernels.update import RULES, declared
+from poetopt.runtimes.c.kernels.update import declared
 from poetopt.runtimes.c.loops import block, loops
 from poetopt.runtimes.c.tiles.matrices import ELEMENT_BYTES, PART
 from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Rows, Slice, Tiling
@@ -60,7 +60,10 @@ def input_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
 
 
 def weight_rows(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
-    """Chunks of dy's rows, with those of x that they meet; what is summed up so far lies beside the weights."""
+    """Chunks of dy's rows, with those of x that they meet.
+
+    What is summed up so far lies in dW; with an optimizer beside the weights, which are updated.
+    """
     if found.images != 1 or not _by_rows(found):
         return ()
     needed = _met(found)
@@ -72,7 +75,7 @@ def weight_rows(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ..
         return block(_span(chunk, needed), _updating(call, chunk, found, optimizer, planes, above, found.out[0]))
 
     dy, x = _slice(found, found.outs, found.out[1], Rows(found.out[0])), _slice(found, found.ins, found.size[1], needed)
-    return (_summing(call, found, Loop(found.out[0]), (dy, x), code),)
+    return (_summing(call, found, Loop(found.out[0]), (dy, x), code, optimizer),)
 
 
 def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
@@ -86,7 +89,7 @@ def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, 
         return _updating(call, chunk, found, optimizer, (1, count, 1, count), "0", pixels)
 
     dy, x = (_slice(found, channels, 1, Rows(pixels)) for channels in (found.outs, found.ins))
-    return (_summing(call, found, Loop(pixels, PART), (dy, x), code),)
+    return (_summing(call, found, Loop(pixels, PART), (dy, x), code, optimizer),)
 
 
 def _by_rows(found: Geometry) -> bool:
@@ -128,10 +131,15 @@ def _grouped(chunk: Chunk, found: Geometry, needed: Rows, channels: tuple[int, i
 
 
 def _summing(
-    call: Call, found: Geometry, loop: Loop, taken: tuple[Slice, Slice], code: Callable[[Call, Chunk], str]
+    call: Call,
+    found: Geometry,
+    loop: Loop,
+    taken: tuple[Slice, Slice],
+    code: Callable[[Call, Chunk], str],
+    optimizer: str,
 ) -> Tiling:
-    """A tiling of dy and x, with sums as large as the weights."""
-    nbytes = ELEMENT_BYTES * found.groups * found.outs * found.ins * prod(found.kernel)
+    """A tiling of dy and x, with sums as large as the weights where dW isn't written."""
+    nbytes = ELEMENT_BYTES * found.groups * found.outs * found.ins * prod(found.kernel) if optimizer else 0
     inputs, outputs = (*taken, *(None for _ in call.inputs[2:])), tuple(None for _ in call.outputs)
     return Tiling(loop, None, inputs, outputs, code, scratch_bytes=lambda outer: nbytes)
 
@@ -145,22 +153,37 @@ def _updating(
     above: str,
     extent: int,
 ) -> str:
-    """What a chunk adds to the sums; at the end of all `extent` steps the update by them.
+    """What a chunk adds to the sums; with an optimizer, at the end of all `extent` steps the update by them.
 
     planes
         Rows and columns of dy, and of x.
     """
-    states = RULES[optimizer].states
-    olds = (f"(float *){part.at}" for part in chunk.inputs[2 : 3 + states])
-    news = (f"(float *){part.at}" for part in chunk.outputs)
-    arguments = Arguments(("", "", *olds, *(part.at for part in chunk.inputs[3 + states :])), tuple(news))
+    news = [f"(float *){part.at}" for part in chunk.outputs]
+    olds = [f"(float *){part.at}" for part in chunk.inputs[2 : 2 + len(news)]] if optimizer else []
+    declarations, target = written_to(call, chunk, optimizer, olds, news)
     begin, count = chunk.begin[OUTER], chunk.count[OUTER]
     dy, x = chunk.inputs[:2]
     return block(
-        *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+        *declarations,
         called(
-            "po_images_by_weight", "NULL", "&u", dy.at, x.at, 1, found.groups, found.outs, found.ins, *planes,
+            "po_images_by_weight", *target, dy.at, x.at, 1, found.groups, found.outs, found.ins, *planes,
             *found.kernel, *found.steps, *found.taps, above, found.before[1], 0, 0, dy.apart, x.apart,
-            found.ins * prod(found.kernel), chunk.scratch, f"{begin} == 0", f"{begin} + {count} == {extent}",
+            found.ins * prod(found.kernel), chunk.scratch if optimizer else news[0], f"{begin} == 0",
+            f"{begin} + {count} == {extent}",
         ),
     )  # fmt: skip
+
+
+def written_to(
+    call: Call, chunk: Chunk, optimizer: str, olds: Sequence[str], news: Sequence[str]
+) -> tuple[list[str], tuple[str, str]]:
+    """Where a gradient by the weights goes, as `po_images_by_weight` is told, and what is declared for that.
+
+    olds, news
+        The weights and the optimizer's states before and after their update; without an optimizer dW.
+    """
+    if not optimizer:
+        return [], (news[0], "NULL")
+    scalars = 2 + len(olds)
+    arguments = Arguments(("", "", *olds, *(part.at for part in chunk.inputs[scalars:])), tuple(news))
+    return declared(call, arguments, optimizer, tuple(range(2, scalars)), scalars), ("NULL", "&u")
