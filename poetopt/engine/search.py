@@ -17,6 +17,8 @@ from poetopt.engine.run_plain import plain_first
 from poetopt.engine.solution import Listener, Options, Solution, Status, graded
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
+from poetopt.plan.closing import closing_of
+from poetopt.plan.instructions import Plan
 from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.problem import COMPUTES, Feature, Problem, check_supported
 from poetopt.schedule import Schedule
@@ -63,8 +65,8 @@ def search(
             run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupt()
-    if run.incumbent.best is not None:
-        # what comes anew with each batch is moved in every schedule
+    if run.incumbent.best is not None and not _streams_behind(run.incumbent.best.plan):
+        # what comes anew with each batch is moved in every schedule, and what updates behind its parts alone read
         run.raise_bound(run.incumbent.best.value, "store-all")
         return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
@@ -89,6 +91,12 @@ def search(
         run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
     return _conclude(run, proof, store_all)
+
+
+def _streams_behind(plan: Plan) -> bool:
+    """Whether something streams behind the last part of a batch, for what the parts keep in RAM: less might do."""
+    behind = closing_of(plan.problem, plan.instructions)
+    return behind is not None and any(step.variant for step in behind.instructions)
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:

@@ -115,7 +115,7 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
                 written[model.paging.o_index[i]] = 0.0
         values += [(model.paging.p, p), (model.paging.o, written)]
         if space.problem.closing is not None:
-            values += [(model.closing.always, np.ones(1)), (model.closing.y, _behind(model, space, kept))]
+            values += [(model.closing.always, np.ones(1)), *_behind(model, space, schedule, kept)]
     if space.streams:
         values += [(model.streaming.y, y), (model.memory.held, _held(space, kept, y))]
     if space.transfer_times:
@@ -128,12 +128,19 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     return values
 
 
-def _behind(model: Any, space: RetentionSpace, k: Floats) -> Floats:
-    """By which ways what follows the last part runs, of a schedule with these k."""
+def _behind(model: Any, space: RetentionSpace, schedule: Schedule, k: Floats) -> list[tuple[Any, Floats]]:
+    """How what follows the last part runs, of a schedule with these k; and what it writes though it stays in RAM."""
     kept = [int(space.point_tensor[e]) for e in staying(space).values() if k[e]]
     after, beside = closing_with(space.problem, kept)
     ways = ways_within(after, int(space.room_bytes) - beside)
-    return np.array([float(ways[u] == v) for u, v in model.closing.ways])
+    read = {i for _, i in schedule.page_ins}
+    for _, operator, variant in schedule.variants:
+        read.update(space.problem.operators[operator].variant(variant).streamed_in)
+    return [
+        (model.closing.y, np.array([float(ways[u] == v) for u, v in model.closing.ways])),
+        (model.closing.a, np.array([1.0 - k[staying(space)[name]] for name in model.closing.moved])),
+        (model.closing.w, np.array([float(i in read and i in kept) for i in model.closing.written])),
+    ]
 
 
 def _streamed(space: RetentionSpace, schedule: Schedule) -> Floats | None:

@@ -7,19 +7,23 @@ tensors that stay, $y_{u,v}$ the ways that stream, and $W_{u,v}$ what a run take
 $$ \begin{aligned}
    \sum_v y_{u,v} &\le 1 \text{ (= 1 where the plain run doesn't fit)} \\
    k_i + \sum_{v \text{ streams } i} y_{u,v} &\le 1 \\
-   \sum_{i \text{ not of } u} m_i k_i + W_{u,0} + \sum_v (W_{u,v} - W_{u,0})\, y_{u,v} &\le B
+   \sum_{i \text{ not of } u} m_i k_i + W_{u,0} + \sum_v (W_{u,v} - W_{u,0})\, y_{u,v} &\le B \\
+   k_i + (\text{each page-in or streaming of } i \text{ in a part}) &\le 1 + w_i
    \end{aligned} $$
-$$ E = \sum_i \Phi_i (1 - k_i)
+$$ a_i \ge 1 - k_i, \qquad a_i \ge \sum_v y_{i,v} - k_{i^+} $$
+$$ E = \sum_i (\Phi_i a_i + \Phi^{out}_i w_i)
    + \sum_{u,v} (\Phi_v - \Phi_u - \sum_{i \text{ streamed by } v} \Phi_i)\, y_{u,v} $$
 
-where $\Phi_i$ is a page-in and, of what is written anew, a write-back. A tensor doesn't stay exactly where it is paged
-in, or streamed, at the first point of its life: these decisions bear $\Phi_i$ (`paging`, `streaming`). Optimizer
-states, which no part reads, never stay. What stays and is let go within a part has to be written as well; the model
-leaves that out, and bounds plans.
+where $\Phi_i$ is a page-in and, of what is written anew, a write-back, for each operator that reads i. The second row
+on $a_i$, with what streams i at the first point of its life and its next one $i^+$: what is there for nothing doesn't
+stay. Optimizer states, which no part reads, never do. What stays, and is read from storage within a part as well, has
+to be written back ($w_i$).
 
 | symbol       | attribute | unit | meaning                                             |
 |--------------|-----------|------|-----------------------------------------------------|
 | $y_{u,v}$    | `y`       | -    | update u runs by its variant v                      |
+| $a_i$        | `a`       | -    | tensor i doesn't stay in RAM                        |
+| $w_i$        | `w`       | -    | tensor i stays in RAM, and is written back as well  |
 | 1            | `always`  | -    | stands for what is moved whatever the schedule is   |
 
 Source: this project's reference notes on the whole of training in the budget.
@@ -42,7 +46,6 @@ from poetopt.problem.arena import run_bytes
 
 if TYPE_CHECKING:
     from poetopt.formulations.retention.space import RetentionSpace
-    from poetopt.formulations.rows import Floats
     from poetopt.problem import Problem
 
 
@@ -87,27 +90,6 @@ def _moved(closing: Problem, tensor: int, operator: int) -> Moved:
     held = closing.tensors[tensor]
     back = Moved(held.page_out_j, held.page_out_s, float(held.nbytes)) if held.updated_by == operator else NOTHING
     return Moved(held.page_in_j, held.page_in_s) + back
-
-
-def of_page_ins(space: RetentionSpace, figure: str) -> Floats:
-    """(n_pages,) a figure of `Moved` for each page-in: of those at the first point of what an update reads."""
-    away, _ = moved_if_away(space.problem)
-    first = (space.point_first & space.wrapped)[space.page_point].tolist()
-    tensors = space.point_tensor[space.page_point].tolist()
-    return np.array(
-        [getattr(away.get(i, NOTHING), figure) if begins else 0.0 for i, begins in zip(tensors, first, strict=True)]
-    )
-
-
-def of_ways(space: RetentionSpace, figure: str) -> Floats:
-    """(n_ways,) the same for each streamed run."""
-    away, _ = moved_if_away(space.problem)
-    found = np.zeros(len(space.stream_ways))
-    for (i, j, t), own in space.streamed_in.items():
-        e = space.point_of.get((i, t))
-        if j == t and e is not None and space.point_first[e] and space.wrapped[e]:
-            found[list(own)] += getattr(away.get(i, NOTHING), figure)
-    return found
 
 
 def staying(space: RetentionSpace) -> dict[str, int]:
@@ -173,11 +155,73 @@ def _build(block: PyomoBlock) -> None:
         rule=room,
         doc="what stays in RAM from part to part leaves room for the updates behind the last one",
     )
+    gone = _build_gone(block, space, stays)
+    back = _build_back(block, space, closing, stays)
     more = [_more(closing, u, v) for u, v in block.ways]
     anyway = moved_if_away(space.problem)[1]
-    variables = [block.always[0], *block.y.values()]
+    variables = [block.always[0], *block.y.values(), *block.a.values(), *block.w.values()]
     for figure, name in (("energy_j", "energy_j"), ("transfer_s", "time_s"), ("written_bytes", "written_bytes")):
-        setattr(block, figure, Terms(variables, [getattr(moved, name) for moved in (anyway, *more)]))
+        setattr(block, figure, Terms(variables, [getattr(moved, name) for moved in (anyway, *more, *gone, *back)]))
+
+
+def _build_gone(block: PyomoBlock, space: RetentionSpace, stays: dict[str, int]) -> list[Moved]:
+    """What doesn't stay in RAM; gives what moving it for the updates takes."""
+    model = block.model()
+    k = list(model.residency.k.values())
+    y = list(model.streaming.y.values()) if space.streams else []
+    after = space.point_after.tolist()
+    away, _ = moved_if_away(space.problem)
+    names = [name for name, e in stays.items() if int(space.point_tensor[e]) in away]
+    block.moved = pyo.Set(initialize=names, doc="what may stay in RAM from part to part, and updates read")
+    block.a = pyo.Var(block.moved, bounds=(0, 1))
+
+    def gone(_: PyomoBlock, name: str) -> PyomoRow:
+        return LinearExpression(linear_coefs=[1, 1], linear_vars=[block.a[name], k[stays[name]]]) >= 1
+
+    def idle(_: PyomoBlock, name: str) -> PyomoRow:
+        e = stays[name]
+        i, t = int(space.point_tensor[e]), int(space.point_stage[e])
+        own = space.streamed_in.get((i, t, t), ())
+        if not own:
+            return pyo.Constraint.Skip
+        on = [k[after[e]]] if after[e] >= 0 and after[e] != e else []
+        variables = [block.a[name], *on, *(y[n] for n in own)]
+        return LinearExpression(linear_coefs=[1] * (1 + len(on)) + [-1] * len(own), linear_vars=variables) >= 0
+
+    block.gone = pyo.Constraint(block.moved, rule=gone, doc="it stays or is moved")
+    block.idle = pyo.Constraint(block.moved, rule=idle, doc="what is there for nothing doesn't stay")
+    return [away[int(space.point_tensor[stays[name]])] for name in names]
+
+
+def _build_back(block: PyomoBlock, space: RetentionSpace, closing: Problem, stays: dict[str, int]) -> list[Moved]:
+    """What stays in RAM and is read from storage as well; gives what writing it back takes."""
+    model = block.model()
+    k, p = list(model.residency.k.values()), list(model.paging.p.values())
+    y = list(model.streaming.y.values()) if space.streams else []
+    reads: dict[int, list[Any]] = {}
+    for e, variable in zip(space.page_point.tolist(), p, strict=True):
+        if not space.point_first[e]:
+            reads.setdefault(int(space.point_tensor[e]), []).append(variable)
+    for (i, _, _), own in space.streamed_in.items():
+        reads.setdefault(i, []).extend(y[n] for n in own)
+    updated = {held.name: held for held in closing.tensors if held.updated}
+    block.written = [
+        space.point_tensor[e] for name, e in stays.items() if name in updated and reads.get(space.point_tensor[e])
+    ]
+    names = [space.problem.tensors[i].name for i in block.written]
+    block.tensors = pyo.Set(initialize=names, doc="what may stay in RAM from part to part and be read from storage too")
+    block.w = pyo.Var(block.tensors, bounds=(0, 1))
+    rows = [(name, variable) for name, i in zip(names, block.written, strict=True) for variable in reads[i]]
+
+    def back(_: PyomoBlock, n: int) -> PyomoRow:
+        name, read = rows[n]
+        return LinearExpression(linear_coefs=[1, 1, -1], linear_vars=[k[stays[name]], read, block.w[name]]) <= 1
+
+    block.back = pyo.Constraint(
+        pyo.RangeSet(0, len(rows) - 1), rule=back, doc="what stays in RAM and is read from storage is written there"
+    )
+    held = (updated[name] for name in names)
+    return [Moved(one.page_out_j, one.page_out_s, float(one.nbytes)) for one in held]
 
 
 def _ways(space: RetentionSpace, closing: Problem, staying_bytes: float) -> Iterator[tuple[int, int]]:

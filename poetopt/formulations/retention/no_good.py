@@ -70,8 +70,8 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
             continue
         if space.streams and variable is model.memory.held:  # follows from what is streamed
             continue
-        if space.problem.closing is not None and variable is model.closing.y:  # follows from what stays
-            continue
+        if space.paging and space.problem.closing is not None and variable.parent_block() is model.closing:
+            continue  # follows from what stays
         entries = list(variable.values())
         variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
     active = len(variables)

@@ -24,9 +24,6 @@ there, as it could stay else: $p_{i,t+1} \le Y^{in}_{i,t,t}$.
 A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
 paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
 
-Of a batch in parts, the first page-in of what an update behind the last one reads bears the cost of moving it there
-(`closing`).
-
 `o` has no time. Where every block says that it doesn't care when tensors are moved (`Block.transfer_times`), writing
 right after the first compute is never worse than later: the bytes are in RAM then, no row of the model and no figure
 of a plan counts more, and the copy stays valid. Where one may care, the block `page_out_times` says when.
@@ -45,7 +42,6 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.decisions import Decisions
-from poetopt.formulations.retention.closing import of_page_ins
 from poetopt.formulations.rows import Count, Terms, alike, terms
 from poetopt.formulations.sets import in_order
 from poetopt.formulations.storage import fits_storage
@@ -117,17 +113,15 @@ def _build(block: PyomoBlock) -> None:
         doc="what the storage holds",
     )
     block.energy_j = _sum(
-        terms(block.p, np.array([tensors[i].page_in_j for i in paged]) + of_page_ins(space, "energy_j")),
+        terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),
     )
     block.transfer_s = _sum(
-        terms(block.p, np.array([tensors[i].page_in_s for i in paged]) + of_page_ins(space, "time_s")),
+        terms(block.p, np.array([tensors[i].page_in_s for i in paged])),
         terms(block.o, np.array([tensors[i].page_out_s for i in candidates])),
     )
     block.page_ins = Decisions(block.p, np.arange(len(paged)), space.point_stage[space.page_point], paged)
     block.written_bytes = terms(block.o, np.array([float(space.problem.parts * tensors[i].nbytes) for i in candidates]))
-    if space.problem.closing is not None:
-        block.written_bytes = _sum(block.written_bytes, terms(block.p, of_page_ins(space, "written_bytes")))
 
 
 def _sum(first: Terms, second: Terms) -> Terms:

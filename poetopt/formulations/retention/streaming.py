@@ -43,7 +43,6 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
-from poetopt.formulations.retention.closing import of_ways
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
 from poetopt.formulations.sets import in_order
@@ -98,9 +97,9 @@ def _build(block: PyomoBlock) -> None:
     more_s = np.array([way.time_s - own.time_s for way, own in zip(ways, plain, strict=True)])
     parts = space.problem.parts
     written = np.array([float(parts * way.written_bytes) for way in ways])
-    block.energy_j = terms(block.y, more_j + of_ways(space, "energy_j"))
-    block.compute_s = terms(block.y, more_s + of_ways(space, "time_s"))
-    block.written_bytes = terms(block.y, written + of_ways(space, "written_bytes"))
+    block.energy_j = terms(block.y, more_j)
+    block.compute_s = terms(block.y, more_s)
+    block.written_bytes = terms(block.y, written)
     block.tight = None
 
 
