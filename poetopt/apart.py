@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import IO, Any, TypeVar
 
 from poetopt.errors import ExecutionError, PoetError
@@ -36,8 +37,9 @@ def call(what: str, function: Callable[..., T], *arguments: object, told: Told =
     Raises the `PoetError` that the function raises; `ExecutionError` where the process ends otherwise.
     """
     request = pickle.dumps((sys.path, function.__module__, function.__qualname__, arguments))
-    with tempfile.TemporaryFile() as errors:
+    with ExitStack() as stack:
         try:
+            errors = stack.enter_context(tempfile.TemporaryFile())
             process = subprocess.Popen(
                 [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import poetopt as po
 from poetopt import apart
-from poetopt.api.apart import _prepare
+from poetopt.api.apart import _prepare, prepared
 from poetopt.errors import ExecutionError, InfeasibleError
 from poetopt.telling import Told
 
@@ -72,3 +73,17 @@ def test_a_temporary_folder_without_room_is_told_of_by_the_process_that_writes_t
     asked = (tmp_path / "plan.json", None, False, None, 0, False, tmp_path / "gone")
     with pytest.raises(ExecutionError, match=r"can't be made ready in the temporary folder: No such.*\(TMPDIR\)"):
         apart.call("reading the plan", _prepare, *asked)
+
+
+def test_what_fails_with_the_step_in_hand_keeps_its_own_words(tmp_path: Path) -> None:
+    """Only what makes it ready speaks of the temporary folder."""
+    report = po.solve("lenet", device="a72", batch=1, ram="100%")
+    report.save(tmp_path / "plan.json")
+    with pytest.raises(PermissionError), prepared(tmp_path / "plan.json"):
+        raise PermissionError("of something else")
+
+
+def test_no_room_for_what_a_process_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ExecutionError, match=r"the work needs a process.*can't be started: .*No such"):
+        apart.call("the work", doubled, 21)

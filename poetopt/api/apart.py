@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -71,12 +71,10 @@ def prepared(
 
     Raises as `load_plan` and `load_batch`; ExecutionError where the temporary folder has no room.
     """
-    from poetopt.backends.ort.prepared import Prepared
-
     with _folder() as folder:
         asked = (plan, model, allow_symlinks, data, seed, evaluates, folder)
         _call("reading the plan and its model", _prepare, *asked, told=told)
-        yield Prepared.load(folder)
+        yield _loaded(folder)
 
 
 @contextmanager
@@ -96,8 +94,6 @@ def compared(
     data, dump, seed, workdir
         As for `execute`.
     """
-    from poetopt.backends.ort.prepared import Prepared
-
     with _folder() as folder:
         # Written there first: a signal ends that process at once, and may leave no half of it beside `dump`.
         written = None if dump is None else folder / "dump.npz"
@@ -107,13 +103,22 @@ def compared(
             with replacing(dump) as place:
                 shutil.copyfile(written, place)
             written.unlink()
-        yield Prepared.load(folder), found
+        yield _loaded(folder), found
 
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    with _made_ready(), scratch_folder("step") as folder:
+    with ExitStack() as stack:
+        with _made_ready():  # not what is done with the step, whose OSErrors are its own
+            folder = stack.enter_context(scratch_folder("step"))
         yield Path(folder)
+
+
+def _loaded(folder: Path) -> Prepared:
+    from poetopt.backends.ort.prepared import Prepared
+
+    with _made_ready():
+        return Prepared.load(folder)
 
 
 @contextmanager
@@ -122,7 +127,7 @@ def _made_ready() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, (PoetError, BrokenPipeError)):  # of what is done with the step
+        if isinstance(error, PoetError):
             raise
         raise ExecutionError(
             f"a step can't be made ready in the temporary folder: {error.strerror or error}; make room there, or name "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.telling import Told
     from poetopt.training.in_c import DeviceFit
+    from poetopt.training.original import BuiltIn
     from poetopt.training.source import Data
 
 WEIGHTS = ("flash", "storage")
@@ -237,15 +238,16 @@ def fit_on(
     made = plan_in(found)
     graph = graph_of(made)
 
-    def source() -> str | os.PathLike[str] | onnx.ModelProto:
+    def source() -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
         return original(graph.source if model is None else model, made.problem.recipe)
 
     def write(values: Mapping[str, Array], place: str | os.PathLike[str] | None) -> None:
         export(source(), tuple(values), values, place, known=graph.tensors, allow_symlinks=allow_symlinks)
 
     if out is not None:
-        check_out(source(), out)
-        write({name: graph.values[name] for name in (*graph.trained, *graph.states)}, None)
+        before = {name: graph.values[name] for name in (*graph.trained, *graph.states)}
+        check_out(source(), sum(value.nbytes for value in before.values()), out)
+        write(before, None)
     ended = fit(
         made,
         on,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.telling import Told
     from poetopt.training.evaluate import Evaluation
+    from poetopt.training.original import BuiltIn
     from poetopt.training.result import Position, Trained
     from poetopt.training.source import Data
     from poetopt.training.update import Optimizer
@@ -252,10 +253,13 @@ class Trainer(Closing):
         from poetopt.training.export import check_out
 
         if path is not None:
-            check_out(self._source(), path)
+            check_out(self._source(), sum(self.graph.tensors[name].nbytes for name in self._trained()), path)
         self._export(None)
 
-    def _source(self) -> str | os.PathLike[str] | onnx.ModelProto:
+    def _trained(self) -> list[str]:
+        return [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
+
+    def _source(self) -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
         from poetopt.training.original import original
 
         return original(self._model, self.plan.problem.recipe)
@@ -263,8 +267,7 @@ class Trainer(Closing):
     def _export(self, path: str | os.PathLike[str] | None) -> None:
         from poetopt.training.export import export
 
-        trained = [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
-        source = self._source()
+        source, trained = self._source(), self._trained()
         export(source, trained, self.values(), path, known=self.graph.tensors, allow_symlinks=self._allow_symlinks)
 
     def close(self) -> None:

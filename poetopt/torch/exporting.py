@@ -88,6 +88,7 @@ def export(
         _check_open(model, module, arguments, batch)
     if unused:
         model.metadata_props.add(key=UNUSED, value="\n".join(unused))
+    _check_read(model, module, batch)
     write_atomically(path, model.SerializeToString(deterministic=True))
     loaded = load(path, batch=batch)
     assert isinstance(loaded, Model)
@@ -138,7 +139,9 @@ def _traced(
             )  # fmt: skip
             model: onnx.ModelProto = program.model_proto
     except Exception as error:  # torch raises whatever its tracing meets
-        reason = error.__cause__ or error
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
         first = next((line for line in str(reason).splitlines() if line.strip()), type(reason).__name__)
         open_batch = "; dynamic_batch=False where its batch has one size alone" if batch is not None else ""
         raise ModelError(
@@ -301,6 +304,20 @@ def _check_open(model: onnx.ModelProto, module: Any, arguments: tuple[Any, ...],
             f"{_named(module)}: the exporter fixed the batch of {listed(closed)} to {batch}; export with "
             "dynamic_batch=False"
         )
+
+
+def _check_read(model: onnx.ModelProto, module: Any, batch: int | None) -> None:
+    """Raise ModelError for what `load` refuses, before anything is written."""
+    from poetopt.api.models import load
+
+    try:
+        load(model, batch=batch)
+    except ModelError as error:
+        first = str(error).removeprefix("<model>: ").partition("; ")[0]
+        raise ModelError(
+            f"{_named(module)}: torch's exporter makes a network of it that can't be read ({first}); write that part "
+            "of the module in other functions of torch"
+        ) from error
 
 
 def _trained(stored: Sequence[Stored], model: onnx.ModelProto) -> list[str]:

@@ -19,6 +19,7 @@ from poetopt.errors import ModelError, OutputError
 from poetopt.files import check_writable, replacing
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
+from poetopt.training.original import BuiltIn
 from poetopt.training.wire import Span, tensor_spans
 from poetopt.units import show_bytes
 
@@ -33,7 +34,7 @@ TIED_BYTES = 64
 
 
 def export(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: str | os.PathLike[str] | onnx.ModelProto | BuiltIn,
     names: Sequence[str],
     values: Mapping[str, Array],
     out: str | os.PathLike[str] | None,
@@ -46,7 +47,7 @@ def export(
     With None for `out`, nothing is written, but what would fail for the sake of the source does.
 
     source
-        A file, or a model in memory, which is not changed.
+        A file, a model in memory, which is not changed, or a built-in network.
     names, values
         Of the parameters and running statistics; each value is asked for when it is written.
     known
@@ -56,6 +57,13 @@ def export(
     Raises ModelError where the file can't be read, or has no place for one of the values; OutputError where `out` can't
     be written.
     """
+    if isinstance(source, BuiltIn):
+        if out is None:
+            return
+        with replacing(out) as place:
+            source.write(place)
+            _over(place, _spans(place), names, values)
+        return
     if not isinstance(source, (str, os.PathLike)):
         from poetopt.training.initializers import put
 
@@ -74,22 +82,31 @@ def export(
     if all(name in spans for name in names) and not tied:
         if out is None:
             return
-        with open(path, "rb") as file, replacing(out) as place, open(place, "r+b") as made:
-            shutil.copyfileobj(file, made)
-            for name in names:
-                _write(made, spans[name], values[name], name)
+        with open(path, "rb") as file, replacing(out) as place:
+            with open(place, "wb") as made:
+                shutil.copyfileobj(file, made)
+            _over(place, spans, names, values)
         return
     _anew(path, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
 
 
-def check_out(source: str | os.PathLike[str] | onnx.ModelProto, out: str | os.PathLike[str]) -> None:
-    """Raise OutputError now where `export` to `out` would: no rights, a device, no room for `source`."""
+def check_out(
+    source: str | os.PathLike[str] | onnx.ModelProto | BuiltIn, nbytes: int, out: str | os.PathLike[str]
+) -> None:
+    """Raise OutputError now where `export` to `out` would: no rights, a device, no room for `source`.
+
+    nbytes
+        Of all values that are written, which a built-in network takes at least.
+    """
     check_writable(out)
     if os.path.exists(out) and not os.path.isfile(out):
         raise OutputError(f"can't write {out}: it is a device or a pipe, and a network is a file; give a file's path")
     try:
         room = shutil.disk_usage(os.path.dirname(os.path.realpath(out)))
-        wanted = os.path.getsize(source) if isinstance(source, (str, os.PathLike)) else source.ByteSize()
+        if isinstance(source, BuiltIn):
+            wanted = nbytes
+        else:
+            wanted = os.path.getsize(source) if isinstance(source, (str, os.PathLike)) else source.ByteSize()
     except OSError:
         return  # not known before
     if room.total and room.free < wanted:
@@ -155,6 +172,13 @@ def _anew(
         return
     with replacing(out) as place:
         place.write_bytes(model.SerializeToString())
+
+
+def _over(place: Path, spans: Mapping[str, Span], names: Sequence[str], values: Mapping[str, Array]) -> None:
+    """Write values over those of a file."""
+    with open(place, "r+b") as made:
+        for name in names:
+            _write(made, spans[name], values[name], name)
 
 
 def _write(file: IO[bytes], span: Span, value: Array, name: str) -> None:

@@ -199,6 +199,30 @@ def test_what_cannot_be_read_or_is_no_module_is_said(tmp_path: Path) -> None:
 
 
 @uses_torch
+def test_an_export_that_cannot_be_read_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13 does so with EmbeddingBag."""
+    pytest.importorskip("onnxscript")
+    from poetopt.torch import exporting
+
+    traced = exporting._traced
+
+    def incomplete(*asked: Any) -> onnx.ModelProto:
+        model = traced(*asked)
+        relu = next(node for node in model.graph.node if node.op_type == "Relu")
+        relu.input[0] = "nobody's"
+        return model
+
+    monkeypatch.setattr(exporting, "_traced", incomplete)
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"of before")
+    with pytest.raises(ModelError, match=r"^Sequential: .* \(node .*\"nobody's\", which .*provides\); write"):
+        po.torch.export(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), torch.ones(2, 3), path)
+    assert path.read_bytes() == b"of before"
+
+
+@uses_torch
 def test_exports_that_lose_something_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from poetopt.torch import exporting

@@ -17,6 +17,7 @@ from poetopt.errors import ModelError
 from poetopt.frontends.zoo.network import Network
 from poetopt.graph import Graph, Tensor
 from poetopt.training.export import export
+from poetopt.training.original import BuiltIn
 from tests.backends.support import residual
 
 Values = dict[str, Any]
@@ -92,6 +93,20 @@ def test_a_model_in_memory(tmp_path: Path) -> None:
     again, _ = loaded(tmp_path / "trained.onnx")
     for name, value in values.items():
         np.testing.assert_array_equal(again.values[name], value)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "lenet", "resnet8"])
+def test_a_built_in_network_is_built_elsewhere_to_the_same_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = po.zoo.build(name, 2)
+    graph, names = loaded(model)
+    values = fresh(graph.tensors, names)
+    export(model, names, values, tmp_path / "wanted.onnx", known=graph.tensors)
+    with monkeypatch.context() as here:
+        here.setattr("poetopt.frontends.zoo.build", None)  # never in this process
+        export(BuiltIn(name, 2), names, values, tmp_path / "trained.onnx", known=graph.tensors)
+    assert (tmp_path / "trained.onnx").read_bytes() == (tmp_path / "wanted.onnx").read_bytes()
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -109,9 +109,12 @@ def train_batches_on(
     ram_bytes: int | None = None,
     told: Told = silent,
 ) -> DeviceTraining:
-    """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it."""
+    """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it.
+
+    graph
+        One that `check_trainable` has passed.
+    """
     chosen_target, chosen, steps = target(on, "--on"), graph, len(batches)
-    check_trainable(chosen)
     program = device_program(plan, chosen)
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, ram_bytes)
