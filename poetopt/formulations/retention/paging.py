@@ -17,9 +17,9 @@ A tensor's copy stays on storage to the end of the step, so that the row on $C$ 
 storage is never written.
 
 Where runs may stream (`streaming`), what is streamed out is written by that, and what is streamed in has to be there:
-$p_{i,q} \le o_i + Y^{out}_i$ and $Y^{in}_{i,j,t} \le o_i + Y^{out}_i$. What comes back in the very stage after its first
-run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$. And what the stage before reads comes in only where it was streamed
-there, as it could stay else: $p_{i,t+1} \le Y^{in}_{i,t,t}$.
+$p_{i,q} \le o_i + Y^{out}_i$ and $Y^{in}_{i,j,t} \le o_i + Y^{out}_i$. What comes back in the very stage after its
+first run was streamed out: $p_{i,g(i)+1} \le Y^{out}_i$. And what the stage before reads comes in only where it was
+streamed there, as it could stay else: $p_{i,t+1} \le Y^{in}_{i,t,t}$.
 
 A tensor whose home is storage has its copy there when the step begins, and no o. One that is updated has: where it is
 paged in at all, its new value is written back once, after the update; else it stays in RAM from step to step.
