@@ -108,8 +108,8 @@ def emit(
         {name: len(content) for name, content in sorted(made.items())},
         program.arena_bytes,
         program.resident.nbytes,
-        len(program.operators),
-        len(found.instructions),
+        len(program.codes),
+        program.instructions,
     )
 
 

@@ -107,6 +107,7 @@ def cost(
         )
     numbers = getattr(takes, "row_numbers_bytes", lambda count: 0)
     kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids and not rows.of)
+    kept += getattr(takes, "losses_bytes", lambda graph: 0)(graph)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
         given = streamable(operator, graph, index, constants) if streams else {}

@@ -36,6 +36,7 @@ def of_all_parts(
         resident_bytes=part.resident_bytes
         + closing.resident_bytes
         - sum(graph.closing.tensors[name].nbytes for name in again),
+        flash_bytes=part.flash_bytes + closing.flash_bytes,
         closing=replace(closing, reserve_bytes=reserve, graph=None, **CLOSING),
     )
 

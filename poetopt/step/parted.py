@@ -16,6 +16,7 @@ import numpy as np
 from poetopt.graph import TrainingGraph
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Plan
+from poetopt.problem import Problem
 from poetopt.step.carried import Carried, slots
 from poetopt.step.kernels import Act, Kernels
 from poetopt.step.memory import POISON, Block, bytes_of
@@ -70,10 +71,9 @@ def program_of(
     return Parted(part, Program(after, graph.closing, arena, region, kernels(graph.closing), pages, told))
 
 
-def scheduled_names(plan: Plan) -> frozenset[str]:
-    """The tensors that a plan schedules, and those of what follows the last part."""
-    closing = plan.problem.closing
-    return frozenset(t.name for p in (plan.problem, closing) if p is not None for t in p.tensors)
+def scheduled_names(problem: Problem) -> frozenset[str]:
+    """The tensors that plans of `problem` schedule, and those of what follows the last part."""
+    return frozenset(t.name for p in (problem, problem.closing) if p is not None for t in p.tensors)
 
 
 def all_slots(plan: Plan, graph: TrainingGraph) -> Mapping[str, int]:

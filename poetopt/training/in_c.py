@@ -92,7 +92,7 @@ def fit_on(
     check_hyperparameters(graph, given)
     if epochs < 1:
         raise OptionError(f"--epochs {epochs}: must be at least 1")
-    source = source_of(data, graph, batch_order, seed)
+    source = source_of(data, graph.whole, batch_order, seed)
     source.check(told)
     taken = [list(source.epoch(epoch)) for epoch in range(epochs)]
     if len({len(batches) for batches in taken}) > 1:
@@ -109,7 +109,7 @@ def fit_on(
     return DeviceFit(
         steps=ended,
         epochs=epochs,
-        batch=batch_size(graph),
+        batch=batch_size(graph.whole),
         left_out=source.left_out,
         lr_schedule=lr_schedule,
         batch_order=batch_order,

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from poetopt.backends.c.names import comment
-from poetopt.backends.c.operators import OperatorCode, Run
-from poetopt.backends.c.storage import Storage
-from poetopt.backends.c.tables import Table, moved
-from poetopt.plan.instructions import Action, Plan
+from poetopt.backends.c.operators import OperatorCode
+from poetopt.backends.c.routine import Routine
+from poetopt.backends.c.tables import moved
+from poetopt.plan.instructions import Action
 from poetopt.step.places import Moment, moments
 
 
-def calls(
-    plan: Plan, operators: Mapping[Run, OperatorCode], storage: Storage, tables: Mapping[int, Table]
-) -> Iterator[str]:
+def calls(routine: Routine) -> Iterator[str]:
     """A statement for each instruction that does something, with the instruction's number and its operator's name."""
-    problem = plan.problem
-    for moment in moments(plan):
+    problem, blocks, tables = routine.plan.problem, routine.blocks, routine.tables
+    for moment in moments(routine.plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is Action.COMPUTE:
-            code = operators[target, moment.instruction.variant]
-            given = [*operands(moment, code), *(f"{storage.blocks[index]}u" for index in code.stored)]
+            code = routine.operators[target, moment.instruction.variant]
+            given = [*operands(moment, code), *routine.stored(code)]
             call = f"{code.function}({', '.join(given)})"
             yield f"{f'PO_TRY({call})' if code.stored else call}; /* {moment.number} */"
         elif action is not Action.FREE:
-            tensor, block = problem.tensors[target], storage.blocks[target]
+            tensor, block = problem.tensors[target], blocks[target]
             address = f"PO_ARENA({moment.at[target]}u)"
             if target in tables:
                 call = moved(tables, target, block, address, out=action is Action.PAGE_OUT)
             else:
                 move = "po_write" if action is Action.PAGE_OUT else "po_read"
                 call = f"{move}({block}u, {address}, {tensor.nbytes}u)"
+            call = call if action is Action.PAGE_OUT else routine.page_in(target, call, address)
             yield f"PO_TRY({call}); /* {moment.number}: {comment(tensor.name)} */"
 
 

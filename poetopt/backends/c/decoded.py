@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from poetopt.backends.c.names import comment
 from poetopt.backends.c.operators import OperatorCode
-from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.routine import Routine
 from poetopt.backends.c.tables import moved
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
@@ -20,11 +20,11 @@ HEAD_BYTES, TAIL_BYTES = 1 + FINGERPRINT_BYTES, 4
 """Version and fingerprint before, checksum behind the events and exceptions of a compact plan."""
 
 
-def decoded(program: DeviceProgram) -> Mapping[str, object]:
+def decoded(routine: Routine) -> Mapping[str, object]:
     """What the decoder's template is filled in with."""
-    problem = program.plan.problem
-    data = encode_compact(program.plan)[HEAD_BYTES:-TAIL_BYTES]
-    offsets = list(_offsets(program))
+    problem = routine.plan.problem
+    data = encode_compact(routine.plan)[HEAD_BYTES:-TAIL_BYTES]
+    offsets = list(_offsets(routine))
     alignment = problem.alignment
     small = max(offsets, default=0) // alignment < 1 << 16
     written = [problem.written_after(k) for k in range(len(problem.operators))]
@@ -39,18 +39,18 @@ def decoded(program: DeviceProgram) -> Mapping[str, object]:
         "ways": WAYS,
         "written": _rows([tensors[0] if tensors else 0 for tensors in written]),
         "read": _rows([tensors[0] if tensors else 0 for tensors in read]),
-        "operators": "".join(_operator(program)),
-        "streamed": "".join(_streamed(program)),
-        "tensors": "".join(_tensor(program)),
+        "operators": "".join(_operator(routine)),
+        "streamed": "".join(_streamed(routine)),
+        "tensors": "".join(_tensor(routine)),
     }
 
 
-def _offsets(program: DeviceProgram) -> Iterator[int]:
+def _offsets(routine: Routine) -> Iterator[int]:
     """Offsets of what each instruction works on, in the order of the instructions."""
-    for moment in moments(program.plan):
+    for moment in moments(routine.plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is Action.COMPUTE:
-            code = program.operators[target, moment.instruction.variant]
+            code = routine.operators[target, moment.instruction.variant]
             yield from (moment.at[index] for index in code.tensors)
             if code.workspace:
                 yield moment.workspace
@@ -58,18 +58,18 @@ def _offsets(program: DeviceProgram) -> Iterator[int]:
             yield moment.at[target]
 
 
-def _operator(program: DeviceProgram) -> Iterator[str]:
-    for (index, way), code in program.operators.items():
+def _operator(routine: Routine) -> Iterator[str]:
+    for (index, way), code in routine.operators.items():
         if not way:
             count, operands = _operands(code)
             yield f"    case {index}:\n        {code.function}({', '.join(operands)});\n        return {count};\n"
 
 
-def _streamed(program: DeviceProgram) -> Iterator[str]:
-    for (index, way), code in program.operators.items():
+def _streamed(routine: Routine) -> Iterator[str]:
+    for (index, way), code in routine.operators.items():
         if way:
             count, operands = _operands(code)
-            operands += [f"{program.storage.blocks[stored]}u" for stored in code.stored]
+            operands += routine.stored(code)
             yield (
                 f"    case {index * WAYS + way}:\n        PO_TRY({code.function}({', '.join(operands)}));\n"
                 f"        *next = at + {count};\n        return 0;\n"
@@ -82,12 +82,16 @@ def _operands(code: OperatorCode) -> tuple[int, list[str]]:
     return count, operands + ([f"po_state + {code.state_at}"] if code.state else [])
 
 
-def _tensor(program: DeviceProgram) -> Iterator[str]:
-    for index, block in program.storage.blocks.items():
-        tensor = program.plan.problem.tensors[index]
+def _tensor(routine: Routine) -> Iterator[str]:
+    paged = {s.target for s in routine.plan.instructions if s.action in (Action.PAGE_OUT, Action.PAGE_IN)}
+    for index, block in routine.blocks.items():
+        if index not in paged:
+            continue
+        tensor = routine.plan.problem.tensors[index]
         written, read = (f"{move}({block}u, address, {tensor.nbytes}u)" for move in ("po_write", "po_read"))
-        if index in program.tables:
-            written, read = (moved(program.tables, index, block, "address", out=out) for out in (True, False))
+        if index in routine.tables:
+            written, read = (moved(routine.tables, index, block, "address", out=out) for out in (True, False))
+        read = routine.page_in(index, read, "address")
         yield f"    case {index}: /* {comment(tensor.name)} */\n        return out ? {written} : {read};\n"
 
 

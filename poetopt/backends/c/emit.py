@@ -33,7 +33,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
         "po_flash.c": text.flash(program),
     }
     found |= _headers(program)
-    if program.tables:
+    if program.tabled:
         found["po_rows.h"] = text.fixed("po_rows.h")
     if target.bare:
         found |= {name: text.fixed(name) for name in BARE}
@@ -52,7 +52,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
 
 def _headers(program: DeviceProgram) -> Mapping[str, str]:
     """The kernels' headers, and those that they include beside them."""
-    waiting = list(dict.fromkeys(pair for code in program.operators.values() for pair in code.headers))
+    waiting = list(dict.fromkeys(pair for code in program.codes for pair in code.headers))
     found: dict[str, str] = {}
     while waiting:
         package, name = waiting.pop()

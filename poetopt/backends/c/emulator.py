@@ -168,7 +168,7 @@ class _Machine:
     def _told(self, kind: str, address: int, place: int) -> str:
         operator = self.trace.operator
         if operator is not None:
-            who = f"operator {self.built.program.plan.problem.operators[operator].name!r}"
+            who = f"operator {self.built.program.operator_names[operator]!r}"
         else:
             who = f"function {self.image.function(place) or 'unknown'}"
         end = self.ram.origin + self.ram.nbytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_b
 from poetopt.backends.c.targets import Target, target
 from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.reference import node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
 from poetopt.passes.rows import cut, put_back, whole
@@ -85,12 +86,12 @@ def execute_on(
         told(f"compiling for {on}")
         scheduled = _built(program, chosen_target, Path(folder, "scheduled"), stack_bytes)
         told("compiling the step that computes everything once")
-        once = device_program(lay_out(store_all(plan.problem)), chosen)
-        unscheduled = _built(once, chosen_target, Path(folder, "whole"), stack_bytes)
+        once = device_program(unscheduled(plan), chosen)
+        plain = _built(once, chosen_target, Path(folder, "whole"), stack_bytes)
         told(f"running the schedule on {on}")
         mine = run(scheduled, batch)
         told("running the step that computes everything once")
-        theirs = run(unscheduled, batch)
+        theirs = run(plain, batch)
         told("the same step on onnxruntime, and how far one ulp of the input moves it")
         reference = measured_reference(chosen, batch)
         by_operator = instructions_by_operator(scheduled, mine)
@@ -132,6 +133,11 @@ def execute_on(
     )
 
 
+def unscheduled(plan: Plan) -> Plan:
+    """The plan that computes everything once, plain."""
+    return lay_out(store_all(replace(plan.problem, closing_ram_bytes=None)))
+
+
 def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Array]:
     """What a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
     if graph.gradients:
@@ -142,18 +148,19 @@ def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Ar
 def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
     """The step on onnxruntime, node by node, and its sensitivity."""
     shown = {graph.loss: graph.loss, **{made: f"{name}.grad" for name, made in graph.gradients.items()}}
-    shown |= {graph.carried[name]: name for name in graph.trained if name in graph.carried}
+    carried = graph.joint.carried
+    shown |= {carried[name]: name for name in graph.trained if name in carried}
     names = tuple(dict.fromkeys((*shown, *graph.states.values())))
-    sessions = Sessions(graph, 1)
+    make = partial(node_by_node, Sessions(graph, 1))
 
     def results(batch: Batch, values: Mapping[str, Array]) -> Mapping[str, Array]:
         read, given, used = cut(graph, batch, values)
-        found = NodeByNode(graph, sessions, given, names).run(read)
+        found = reference_of(graph, make, given, names).run(read)
         made = {shown.get(name, name): array for name, array in found.items()}
         tables = {table: rows for table, rows in used.items() if table in made}
         return made | {table: put_back(values[table], rows, made[table]) for table, rows in tables.items()}
 
-    first = whole(graph)
+    first = whole(graph.joint)
     trained = {name: first[name] for name in graph.trained}
     exact = results(batch, first)
     apart = 0.0
@@ -172,8 +179,8 @@ def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
     """How many instructions each operator took, what it calls of libraries included; nothing on this machine."""
     if ran.counts is None:
         return {}
-    operators = built.program.plan.problem.operators
-    return {o.name: int(row[0]) for o, row in zip(operators, ran.counts, strict=False) if row[0]}
+    names = built.program.operator_names
+    return {name: int(row[0]) for name, row in zip(names, ran.counts, strict=False) if row[0]}
 
 
 def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: int | None) -> Built:
@@ -184,5 +191,5 @@ def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: in
 
 def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:
     if data is None:
-        return random_batch(graph, seed)
-    return check_batch(graph, data if isinstance(data, Mapping) else load_batch(data, graph))
+        return random_batch(graph.whole, seed)
+    return check_batch(graph.whole, data if isinstance(data, Mapping) else load_batch(data, graph.whole))

@@ -18,6 +18,8 @@ Still = tuple[Resident, Resident]
 """What no schedule moves: in RAM, in flash."""
 Run = tuple[int, int]
 """An operator and how it runs, as an instruction says it: by its variant, 0 for the plain one."""
+PREFIX = "po_op"
+"""What the names of operators' functions begin with."""
 WORKSPACE = "work"
 """The parameter that is the operator's workspace."""
 
@@ -46,6 +48,8 @@ class OperatorCode:
         What it is called with before anything else, in C: what tells it from others that share the function.
     stored
         What it takes the first block on storage of, by index in the problem, as the last; it returns a code then.
+    sums
+        Whether it streams sums of gradients, and takes behind these blocks whether they are begun.
     """
 
     name: str
@@ -58,12 +62,19 @@ class OperatorCode:
     state_at: int
     given: tuple[str, ...] = ()
     stored: tuple[int, ...] = ()
+    sums: bool = False
 
 
 def operator_code(
-    index: int, graph: TrainingGraph, problem: Problem, places: Places, still: Still, state_at: int
+    index: int,
+    graph: TrainingGraph,
+    problem: Problem,
+    places: Places,
+    still: Still,
+    state_at: int,
+    prefix: str = PREFIX,
 ) -> OperatorCode:
-    """The function of operator `index` of `problem`.
+    """The function of operator `index` of `problem`, whose name begins with `prefix`.
 
     Raises `UnsupportedOpError` where no kernel runs one of its nodes.
     """
@@ -79,7 +90,7 @@ def operator_code(
         headers.update(dict.fromkeys((step.kernel.include, header) for header in step.kernel.headers))
         lines.append(f"/* {shown(step.call)} */")
         lines += step.kernel.code(step.call, arguments).splitlines()
-    function = f"po_op_{index}_{identifier(operator.name)}"
+    function = f"{prefix}_{index}_{identifier(operator.name)}"
     parameters = [f"void *t{k}" for k in range(len(writer.tensors))]
     parameters += [f"void *{WORKSPACE}"] if writer.workspace else []
     parameters += ["uint32_t *state"] if state else []

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poetopt.backends.c.operators import OperatorCode, Run, operator_code
+from poetopt.backends.c.operators import OperatorCode
 from poetopt.backends.c.resident import Resident, lay_out_resident
-from poetopt.backends.c.sharing import shared
+from poetopt.backends.c.routine import Routine, operators_of, planned
 from poetopt.backends.c.storage import BLOCK_BYTES, Storage, lay_out_storage
-from poetopt.backends.c.streamed import streamed_code
-from poetopt.backends.c.tables import Table, tables_of
+from poetopt.backends.c.tables import tables_of
 from poetopt.errors import PlanError
 from poetopt.graph import Tensor, TrainingGraph
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.runtimes.c import runtime as c_runtime
-from poetopt.runtimes.c.steps import layout
-from poetopt.step.belongs import check_belongs, in_parts
-from poetopt.step.places import Place, Places, input_offsets
+from poetopt.step.belongs import check_belongs
+from poetopt.step.parted import scheduled_names
+from poetopt.step.places import Place, input_offsets
 
 RUNTIME = "c"
 
@@ -42,33 +40,59 @@ class Row:
 class DeviceProgram:
     """A plan as it is written in C.
 
-    operators
-        The function of each operator that the plan computes, by its index in the problem, and its variant.
+    routines
+        The plan; of a batch in parts that of each part, and behind it what follows the last one.
+    graph
+        All of a step's tensors.
     resident, flash
         What no schedule moves: in RAM, and in mapped flash.
     weights
         Blocks at the start of the storage that hold the resident region's first values; 0 where they are in flash.
-    tables
-        Those whose rows go between RAM and storage one by one, by their index in the problem.
+    losses_at
+        Where in the resident region the sum of the losses of a batch's parts is.
     inputs, results, parameters, hyperparameters
         The tables of po.h. An input that nothing reads has no place, and is in none.
     carried
         Statistics that the step doesn't update in place: after the step, before it.
     """
 
-    plan: Plan
+    routines: tuple[Routine, ...]
     graph: TrainingGraph
-    operators: Mapping[Run, OperatorCode]
     resident: Resident
     flash: Resident
     storage: Storage
     weights: int
-    tables: Mapping[int, Table]
+    losses_at: int
     inputs: tuple[Row, ...]
     results: tuple[Row, ...]
     parameters: tuple[Row, ...]
     hyperparameters: tuple[Row, ...]
     carried: tuple[tuple[Row, Row], ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was given."""
+        return self.routines[0].plan
+
+    @property
+    def codes(self) -> tuple[OperatorCode, ...]:
+        """The functions of all operators."""
+        return tuple(code for routine in self.routines for code in routine.operators.values())
+
+    @property
+    def operator_names(self) -> tuple[str, ...]:
+        """Of all operators, those of a part before those that follow the last."""
+        return tuple(operator.name for routine in self.routines for operator in routine.plan.problem.operators)
+
+    @property
+    def tabled(self) -> bool:
+        """Whether rows of tables are moved one by one."""
+        return any(routine.tables for routine in self.routines)
+
+    @property
+    def instructions(self) -> int:
+        """How many there are."""
+        return sum(len(routine.plan.instructions) for routine in self.routines)
 
     @property
     def arena_bytes(self) -> int:
@@ -94,46 +118,44 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     """
     problem = plan.problem
     shown = problem.model_ref or problem.name
-    c = c_runtime
     check_planned_for_c(plan)
-    if graph.parts > 1:
-        raise in_parts(shown, "the step in C")
-    check_belongs(graph, problem, c, shown)
     simulate(plan)
-    check_layout(plan)
-    places = Places(graph, problem, c)
-    kept_bytes = sum(
-        layout(places.operators[operator.name], graph.tensors, problem.alignment).kept_bytes
-        for operator in problem.operators
+    runs = planned(plan, graph)
+    for run in runs:
+        check_belongs(run.graph, run.plan.problem, c_runtime, shown)
+        check_layout(run.plan)
+    places, step = runs[0].places, graph.joint
+    words = sum(run.kept_bytes for run in runs)
+    lists = sum(
+        c_runtime.row_numbers_bytes(graph.tensors[name].shape[0])
+        for name, t in graph.rows.items()
+        if t.ids and not t.of
     )
-    row_bytes = sum(
-        c.row_numbers_bytes(graph.tensors[name].shape[0]) for name, t in graph.rows.items() if t.ids and not t.of
-    )
-    resident, flash = lay_out_resident(graph, problem, kept_bytes + row_bytes)
-    tables = tables_of(graph, places, resident.kept + kept_bytes)
-    operators: dict[Run, OperatorCode] = {}
-    words = 0
-    for index, way in sorted(
-        {(step.target, step.variant) for step in plan.instructions if step.action is Action.COMPUTE}
-    ):
-        where = graph, problem, places, (resident, flash), words
-        operators[index, way] = streamed_code(index, way, *where) if way else operator_code(index, *where)
-        words += len(operators[index, way].state)
+    resident, flash = lay_out_resident(step, problem, words + lists + c_runtime.losses_bytes(graph))
+    tables = tables_of(graph, places, resident.kept + words)
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
-    offsets = input_offsets(plan)
-    storage = lay_out_storage(plan, weights, {index: table.whole.nbytes for index, table in tables.items()})
+    by_name = {problem.tensors[index].name: table.whole for index, table in tables.items()}
+    storage = lay_out_storage(
+        [run.plan for run in runs], weights, {n: whole.nbytes for n, whole in by_name.items()}, graph.sums.values()
+    )
+    offsets = {problem.tensors[index].name: offset for index, offset in input_offsets(plan).items()}
+    scheduled = scheduled_names(problem)
+    operators = operators_of(runs, (resident, flash))
+    routines = (
+        Routine(run.plan, codes, storage.of(run.plan.problem), {} if k else tables, run.sums)
+        for k, (run, codes) in enumerate(zip(runs, operators, strict=True))
+    )
 
     def kept(name: str, shown: str = "") -> Row:
-        tensor, root = graph.tensors[name], graph.root(name)
-        index = places.index.get(root)
-        if index in tables:
-            return Row(shown or name, tables[index].whole, Place(0), storage.blocks[index])
-        if index is None:
+        tensor, root = step.tensors[name], step.root(name)
+        if root in by_name:
+            return Row(shown or name, by_name[root], Place(0), storage.blocks[root])
+        if root not in scheduled:
             return Row(shown or name, tensor, Place(0, root))
-        if index in offsets:
-            return Row(shown or name, tensor, Place(offsets[index]))
-        return Row(shown or name, tensor, Place(0), storage.blocks[index])
+        if root in offsets:
+            return Row(shown or name, tensor, Place(offsets[root]))
+        return Row(shown or name, tensor, Place(0), storage.blocks[root])
 
     def fed(name: str) -> Row | None:
         if graph.root(name) in resident.offsets:
@@ -141,21 +163,20 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         return kept(name) if name in places.index else None
 
     return DeviceProgram(
-        plan,
+        tuple(routines),
         graph,
-        shared(operators),
         resident,
         flash,
         storage,
         weights,
-        tables,
+        resident.kept + words + lists,
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
         results=(
             kept(graph.loss),
             *(kept(made, f"{name}.grad") for name, made in graph.gradients.items()),
             *(kept(name) for name in graph.states.values()),
         ),
-        parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets or name in places.index),
+        parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets or name in scheduled),
         hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
         carried=tuple(
             (kept(new), kept(old))

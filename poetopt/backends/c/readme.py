@@ -16,10 +16,16 @@ _BARE = """\
 | `po_libm.c` | functions of <math.h> that want no RAM |
 | `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
 
+_FED = "write the batch to `po_inputs[k].address`, and call `po_step()`. "
+_FED_IN_PARTS = """\
+a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[k].address`, and call
+   `po_part(0)`, `po_part(1)`, ... behind each; gradients are summed over them. `po_step()` behind the last one makes a
+   step of them. """
+
 
 def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
     """How a folder is built and called."""
-    optimizer = program.graph.optimizer
+    optimizer, parts = program.graph.optimizer, program.graph.parts
     updates = (
         "Parameters are yours to change in between, at `po_parameters[k].address`."
         if optimizer == "none"
@@ -32,8 +38,8 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "version": __version__,
             "target": target.name,
             "does": text.does(program),
-            "instructions": f"{len(program.plan.instructions):,}",
-            "operators": f"{len(program.operators):,}",
+            "instructions": f"{program.instructions:,}",
+            "operators": f"{len(program.codes):,}",
             "arena_bytes": f"{program.arena_bytes:,}",
             "resident_bytes": f"{program.resident.nbytes:,}",
             "flash_bytes": f"{program.flash.nbytes:,}",
@@ -45,6 +51,10 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "build": _build(target),
             "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
             "updates": updates,
+            "fed": _FED if parts == 1 else _FED_IN_PARTS.format(parts=parts),
+            "call": "`po_step()`"
+            if parts == 1
+            else f"`po_part()` for each of {parts:,} parts of a batch, then `po_step()`,",
         },
     )
 

@@ -10,6 +10,7 @@ from poetopt.graph import DTYPE_BYTES, TrainingGraph
 from poetopt.operators.resident import resident_storages
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import WORD_BYTES
+from poetopt.step.parted import scheduled_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,12 @@ class Resident:
 def lay_out_resident(graph: TrainingGraph, problem: Problem, kept_bytes: int = 0) -> tuple[Resident, Resident]:
     """The resident region of a step, and what of it `problem` has in mapped flash.
 
+    graph
+        All of the step: of a batch in parts, `TrainingGraph.joint`.
     kept_bytes
         What kernels keep from step to step, in the region as well.
     """
-    scheduled = {tensor.name for tensor in problem.tensors}
+    scheduled = scheduled_names(problem)
     flash = in_flash(graph, problem.flash_bytes)
     ram = [name for name in resident_storages(graph) if name not in scheduled and name not in flash]
     return _side_by_side(graph, ram, kept_bytes), _side_by_side(graph, flash, 0)
@@ -58,7 +61,8 @@ def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -
 
     The words of kernels come behind all elements that are as wide or wider.
     """
-    roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in graph.values))
+    first = graph.values.keys() - {*graph.sums.values()}  # sums begin with zeros, whatever there is
+    roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in first))
     offsets: dict[str, int] = {}
     spans: list[Span] = []
     end = 0
@@ -69,7 +73,7 @@ def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -
             kept = end
             end += kept_bytes
         offsets[name] = end
-        if name in graph.values:
+        if name in first:
             last = spans[-1] if spans else None
             if last is not None and last.offset + last.nbytes == end:
                 spans[-1] = Span(last.offset, last.nbytes + nbytes, (*last.names, name))

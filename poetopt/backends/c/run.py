@@ -19,6 +19,7 @@ from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.tracing import Weigh, ones
 from poetopt.errors import ExecutionError
 from poetopt.step.memory import numpy_dtype
+from poetopt.step.parted import cut
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -84,7 +85,7 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None, w
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
-    fed = laid_out(program.inputs, batch)
+    fed = fed_with(program, batch)
     if built.board is not None:
         ended = emulate(built, {"batches.bin": fed, "pages.bin": first_pages(built)}, ram=ram, weigh=weigh)
         results = _arrays(program, ended.files["results.bin"])
@@ -125,7 +126,7 @@ def run_steps(
     """
     program = built.program
     files = {
-        "batches.bin": b"".join(laid_out(program.inputs, batch) for batch in batches),
+        "batches.bin": b"".join(fed_with(program, batch) for batch in batches),
         "hyperparameters.bin": b"".join(laid_out(program.hyperparameters, said) for said in hyperparameters),
         "pages.bin": first_pages(built),
     }
@@ -145,6 +146,11 @@ def run_steps(
     if len(losses) != len(batches):
         raise ExecutionError(f"{program.shown} took {len(losses):,} steps, and should take {len(batches):,}")
     return RanSteps(losses, _arrays(program, written["results.bin"]), stack, instructions)
+
+
+def fed_with(program: DeviceProgram, batch: Mapping[str, Array]) -> bytes:
+    """The inputs of a step, part after part."""
+    return b"".join(laid_out(program.inputs, part) for part in cut(program.graph, batch))
 
 
 def laid_out(rows: Sequence[Row], arrays: Mapping[str, Array]) -> bytes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from poetopt.backends.c.names import comment, identifier
-from poetopt.backends.c.operators import WORKSPACE, OperatorCode, Still, Writer, shown
+from poetopt.backends.c.operators import PREFIX, WORKSPACE, OperatorCode, Still, Writer, shown
 from poetopt.backends.c.tables import list_of
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
 from poetopt.operators.constants import constants_of
@@ -20,12 +20,15 @@ from poetopt.runtimes.c.tiles.variants import Streamed
 from poetopt.step.places import Places
 
 HEADER = "po_stream.h"
+BEGUN = "begun"
+"""The parameter that is 0 in the first part of a batch: its sums of gradients are zeros, and not read."""
 
 
 def streamed_code(
-    index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, still: Still, state_at: int
-) -> OperatorCode:
-    """The function of operator `index` of `problem` by its variant `number`, from 1.
+    index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, still: Still, state_at: int,
+    prefix: str = PREFIX,
+) -> OperatorCode:  # fmt: skip
+    """The function of operator `index` of `problem` by its variant `number`, from 1; its name begins with `prefix`.
 
     Raises `PlanError` where the runtime has another variant of that number.
     """
@@ -34,14 +37,16 @@ def streamed_code(
     assert isinstance(detail, Streamed)
     writer = Writer(operator, graph, places, still, detail.layout)
     run = steps(operator, graph.tensors, constants_of(graph), problem.alignment)
-    made = Function(operator, graph.tensors, writer, detail, run, _lists(detail, graph, places))
+    sums = {name for name in detail.streamed if name in graph.sums.values()}
+    made = Function(operator, graph.tensors, writer, detail, run, _lists(detail, graph, places), sums)
     lines = list(made.lines())
-    function = f"po_op_{index}_v{number}_{identifier(operator.name)}"
+    function = f"{prefix}_{index}_v{number}_{identifier(operator.name)}"
     blocks = tuple(places.index[graph.root(name)] for name in detail.streamed)
     parameters = [f"void *t{k}" for k in range(len(writer.tensors))]
     parameters += [f"void *{WORKSPACE}"]
     parameters += ["uint32_t *state"] if made.state else []
     parameters += [f"uint32_t b{k}" for k in range(len(blocks))]
+    parameters += [f"int {BEGUN}"] if sums else []
     told = [f"t{k}: {comment(problem.tensors[i].name)}" for k, i in enumerate(writer.tensors)]
     told += [f"b{k}: {comment(name)}, on storage" for k, name in enumerate(detail.streamed)]
     head = f"/* operator {index}, way {number}: {comment(operator.name)} ({comment(operator.kind)})"
@@ -52,7 +57,7 @@ def streamed_code(
     headers.update(dict.fromkeys((step.kernel.include, header) for step in run for header in step.kernel.headers))
     return OperatorCode(
         operator.name, function, tuple(writer.tensors), True, text, tuple(headers), tuple(made.state), state_at,
-        stored=blocks,
+        stored=blocks, sums=bool(sums),
     )  # fmt: skip
 
 
@@ -70,6 +75,8 @@ class _Moved:
         From the window of one of its pieces to the next one's; 0 where there are none.
     rows, row_bytes
         In C, the list of its rows, where it is a table by rows, and their size; "" and 0 for others.
+    sum
+        Whether it is a sum of gradients, which is zeros in the first part of a batch.
     """
 
     number: int
@@ -83,6 +90,7 @@ class _Moved:
     writes: bool
     rows: str = ""
     row_bytes: int = 0
+    sum: bool = False
 
     @property
     def window(self) -> bool:
@@ -109,11 +117,18 @@ class _Moved:
         """What makes its chunk be in RAM, or have room there."""
         begin, end = self.span(count)
         if self.window:
-            yield f"PO_TRY(po_window_to(&po_w{self.number}, {begin}, {end}, {int(self.reads)}));"
+            reads = f"{BEGUN} ? 1 : 2" if self.sum else int(self.reads)
+            yield f"PO_TRY(po_window_to(&po_w{self.number}, {begin}, {end}, {reads}));"
         elif self.rows and self.reads and not self.taken.picks:
-            yield f"PO_TRY(po_listed_in({self._listed(count)}));"
+            yield self._read(f"po_listed_in({self._listed(count)})", f"(uint32_t){count} * {self.taken.unit_bytes}u")
         elif self.reads and not self.taken.picks:
-            yield f"PO_TRY(po_pieces_in({self._pieces(count)}));"
+            nbytes = f"(uint32_t){count} * {self.taken.unit_bytes * self.taken.pieces}u"
+            yield self._read(f"po_pieces_in({self._pieces(count)})", nbytes)
+
+    def _read(self, call: str, nbytes: str) -> str:
+        """The statement that reads a chunk, or has it be zeros."""
+        read = f"PO_TRY({call});"
+        return f"if ({BEGUN}) {{ {read} }} else {{ (void)memset({self.at}, 0, {nbytes}); }}" if self.sum else read
 
     def leave(self, count: str) -> Iterator[str]:
         """What writes its chunk."""
@@ -136,9 +151,10 @@ class _Moved:
         unit, number = self.taken.unit_bytes, f"{self.rows}[1 + (@)]" if self.rows else "(uint32_t)(@)"
         if unit % windows.BLOCK_BYTES:
             blocks = f"{-(-self.nbytes // windows.BLOCK_BYTES)}u, {windows.step_blocks(unit)}u"
-            return f"PO_TRY(po_step_in(b{self.number}, {blocks}, {number} * {unit}u, {self.at}, {unit}u));"
+            call = f"po_step_in(b{self.number}, {blocks}, {number} * {unit}u, {self.at}, {unit}u)"
+            return self._read(call, f"{unit}u")
         block = f"b{self.number} + {number} * {unit // windows.BLOCK_BYTES}u"
-        return f"PO_TRY(po_read({block}, {self.at}, {unit}u));"
+        return self._read(f"po_read({block}, {self.at}, {unit}u)", f"{unit}u")
 
     def _listed(self, count: str) -> str:
         at, steps = FROM[self.taken.level], self.row_bytes // self.taken.unit_bytes
@@ -183,6 +199,7 @@ class Function:
         detail: Streamed,
         run: Sequence[Step],
         lists: Mapping[str, str] | None = None,
+        sums: Collection[str] = (),
     ) -> None:
         self.operator, self.tensors, self.writer, self.detail, self.run = operator, tensors, writer, detail, run
         self.same = inner_storage(as_run(operator, tensors))
@@ -199,7 +216,8 @@ class Function:
             rows = (lists or {}).get(name, "")
             nbytes = tensors[name].nbytes
             of_rows = rows, nbytes // tensors[name].shape[0] if rows else 0
-            self.moved[name] = _Moved(k, name, taken, extent, nbytes, offset, pitch, not made, writes, *of_rows)
+            flags = not made, writes, *of_rows, name in sums
+            self.moved[name] = _Moved(k, name, taken, extent, nbytes, offset, pitch, *flags)
 
     def lines(self) -> Iterator[str]:
         """All of them."""

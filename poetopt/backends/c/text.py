@@ -12,12 +12,18 @@ from poetopt.backends.c.names import comment, literal
 from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.tables import declared
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.problem import ProblemTensor
+from poetopt.runtimes.c.kernel import C_TYPES
 from poetopt.step.places import input_offsets
 
 CODE, TABLE = "code", "table"
 SCHEDULES = (CODE, TABLE)
 """The plan as calls, or as bytes that are decoded."""
 TEMPLATES = "poetopt.backends.c.files"
+RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
+"""The functions of a batch in parts: what runs each part, and what follows the last one."""
 
 
 def fixed(name: str) -> str:
@@ -28,6 +34,19 @@ def fixed(name: str) -> str:
 def filled(name: str, values: Mapping[str, object]) -> str:
     """A template with what is to be filled in."""
     return Template(fixed(name)).substitute(values)
+
+
+STEP = """\
+/* One step. 0, or what po_read or po_write returned where that wasn't 0; then there are no results. */
+"""
+PART = """\
+/* Runs part `part` of a batch, whose inputs are in their places: 0, 1, ... to PO_PARTS - 1, one after another. Part 0
+   begins with sums of gradients that are zero. 0, or what po_read or po_write returned where that wasn't 0. */
+int po_part(uint32_t part);
+
+/* What makes a step of the parts, once they all have run: ${last}the mean of their losses. 0, or what po_read or
+   po_write returned where that wasn't 0; then there are no results. */
+"""
 
 
 def does(program: DeviceProgram) -> str:
@@ -51,30 +70,77 @@ def header(program: DeviceProgram) -> str:
             "results": len(program.results),
             "parameters": len(program.parameters),
             "hyperparameters": len(program.hyperparameters),
+            "parts": program.graph.parts,
+            "fed": "step" if program.graph.parts == 1 else "part of a batch",
+            "steps": _functions(program.graph),
             "does": does(program),
         },
     )
 
 
-def code_schedule(program: DeviceProgram) -> str:
-    """The plan as calls, one an instruction."""
-    statements = "".join(
-        f"    {line}\n" for line in calls(program.plan, program.operators, program.storage, program.tables)
+def _functions(graph: TrainingGraph) -> str:
+    """What po.h says of the functions of a step, but for the last declaration."""
+    if graph.parts == 1:
+        return STEP
+    updates = graph.closing is not None
+    return Template(PART).substitute(last="the updates of the parameters, and " if updates else "")
+
+
+def schedules(program: DeviceProgram, schedule: str) -> str:
+    """The functions of po_step.c that run plans.
+
+    What follows the last part of a batch is calls in any case: each of its operators is computed once.
+    """
+    routines, parted = program.routines, program.graph.parts > 1
+    heads = (RUN, LAST) if parted else ("int po_step(void)",)
+    passing = {
+        "taking": ", uint32_t part" if parted else "",
+        "giving": ", part" if parted else "",
+        "ignored": "    (void)part;\n" if parted else "",
+    }
+    found = []
+    for k, (head, routine) in enumerate(zip(heads, routines, strict=False)):
+        given = {"head": head, "begin": "" if k else begin(program) + passing["ignored"]}
+        if schedule == TABLE and not k:
+            found.append(filled("po_decoder.c", {**given, **passing, **decoded(routine)}))
+        else:
+            statements = "".join(f"    {line}\n" for line in calls(routine))
+            found.append(filled("po_calls.c", {**given, "statements": statements}))
+    return "\n".join(found) + (_parts(program) if parted else "")
+
+
+def _parts(program: DeviceProgram) -> str:
+    """What a batch in parts is run by."""
+    graph, resident, plan = program.graph, program.resident, program.plan
+    at = {t.name: f"PO_ARENA({offset}u)" for t, offset in lying(plan)}
+    at |= {name: f"PO_RESIDENT({offset}u)" for name, offset in resident.offsets.items()}
+    sums = [graph.tensors[name] for name in graph.sums.values() if name in at]
+    empty = "".join(f"        (void)memset({at[t.name]}, 0, {t.nbytes}u); /* {comment(t.name)} */\n" for t in sums)
+    return filled(
+        "po_parts.c",
+        {
+            "type": C_TYPES[graph.tensors[graph.loss].dtype],
+            "loss": resident.offsets[graph.root(graph.loss)],
+            "losses": program.losses_at,
+            "begin": f"    if (part == 0u) {{\n{empty}    }}\n" if empty else "",
+            "last": "    PO_TRY(po_last());\n" if len(program.routines) > 1 else "",
+        },
     )
-    return filled("po_calls.c", {"begin": begin(program), "statements": statements})
 
 
-def table_schedule(program: DeviceProgram) -> str:
-    """The plan as its compact form, and what decodes it."""
-    return filled("po_decoder.c", {"begin": begin(program), **decoded(program)})
+def lying(plan: Plan) -> Iterator[tuple[ProblemTensor, int]]:
+    """What is in RAM from step to step, and where."""
+    offsets = input_offsets(plan)
+    for index in plan.problem.lasting:
+        yield plan.problem.tensors[index], offsets[index]
 
 
 def begin(program: DeviceProgram) -> str:
-    """What a step begins with: which rows of tables the batch uses."""
+    """What a plan begins with: which rows of tables the batch uses."""
     fed = {row.name: row for row in program.inputs}
 
     def lines() -> Iterator[str]:
-        for index, table in program.tables.items():
+        for index, table in program.routines[0].tables.items():
             if table.ids and table.of == index:
                 row = fed[table.ids]
                 at = _address(program, row)
@@ -99,23 +165,22 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
     schedule
         `code`, or `table`.
     """
-    headers = dict.fromkeys(["po_rows.h"] if program.tables else [])
-    headers |= dict.fromkeys(name for code in program.operators.values() for _, name in code.headers)
-    by_table = schedule == TABLE
+    headers = dict.fromkeys(["po_rows.h"] if program.tabled else [])
+    headers |= dict.fromkeys(name for code in program.codes for _, name in code.headers)
     return filled(
         "po_step.c",
         {
             "model": comment(program.shown),
             "includes": "".join(f'#include "{name}"\n' for name in headers),
-            "operators": "\n".join(code.text for code in program.operators.values() if code.text),
-            "rows": "".join(declared(program.tables)),
+            "operators": "\n".join(code.text for code in program.codes if code.text),
+            "rows": "".join(declared(program.routines[0].tables)),
             "state": (
                 "/* What kernels keep from step to step. */\n"
                 f"#define po_state ((uint32_t *)PO_RESIDENT({program.resident.kept}u))\n\n"
-                if any(code.state for code in program.operators.values())
+                if any(code.state for code in program.codes)
                 else ""
             ),
-            "schedule": table_schedule(program) if by_table else code_schedule(program),
+            "schedule": schedules(program, schedule),
         },
     )
 
@@ -165,11 +230,11 @@ def weights(program: DeviceProgram) -> str:
         else:
             copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
             at += span.nbytes
-    offsets = input_offsets(program.plan)
-    for index in program.plan.problem.lasting:
-        tensor = program.plan.problem.tensors[index]
-        reads += _read(program.storage.blocks[index], f"po_arena + {offsets[index]}u", tensor.nbytes, tensor.name)
-    words = [word for code in program.operators.values() for word in code.state]
+    for tensor, offset in lying(program.plan):
+        if tensor.name not in program.graph.sums.values():
+            block = program.storage.blocks[tensor.name]
+            reads += _read(block, f"po_arena + {offset}u", tensor.nbytes, tensor.name)
+    words = [word for code in program.codes for word in code.state]
     if words:
         values_of = ", ".join(f"{word}u" for word in words)
         copies.append(f"    static const uint32_t kept[{len(words)}] = {{{values_of}}};\n")
@@ -192,20 +257,20 @@ def flash(program: DeviceProgram) -> str:
 
 def flash_bytes(program: DeviceProgram) -> bytes:
     """po_flash.bin: the constants, as they lie there."""
-    return b"".join(program.graph.values[name].tobytes() for span in program.flash.given for name in span.names)
+    values = program.graph.joint.values
+    return b"".join(values[name].tobytes() for span in program.flash.given for name in span.names)
 
 
 def storage_bytes(program: DeviceProgram) -> bytes:
     """po_storage.bin: what the storage holds before the first step, from its first block on."""
     data = bytearray(weight_bytes(program) if program.weights else b"")
-    tensors = program.plan.problem.tensors
-    for index in program.storage.first:
-        name = tensors[index].name
+    values = program.graph.joint.values
+    for name, nbytes in program.storage.first.items():
         rows = program.graph.rows.get(name)
-        if name in program.graph.values or rows is not None:
-            data += (program.graph.values[name] if rows is None else rows.values).tobytes()
+        if name in values or rows is not None:
+            data += (values[name] if rows is None else rows.values).tobytes()
         else:  # an input
-            data += bytes(tensors[index].nbytes)
+            data += bytes(nbytes)
         data += bytes(-len(data) % BLOCK_BYTES)
     return bytes(data)
 
@@ -215,7 +280,7 @@ def weight_bytes(program: DeviceProgram) -> bytes:
     data = bytearray()
     for span in program.resident.given:
         for name in span.names:
-            data += program.graph.values[name].tobytes()
+            data += program.graph.joint.values[name].tobytes()
         if program.weights:
             data += bytes(-len(data) % BLOCK_BYTES)
     return bytes(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from poetopt.backends.c.build import Built
 from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.elf import Image
+from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import LINUX, TARGETS
 from poetopt.backends.c.text import fixed
 from poetopt.errors import BackendUnavailableError, ExecutionError
@@ -23,7 +24,7 @@ WIDE = 0b11101
 """A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
 SCHEDULE, ENTRY = 1, 2
 """Kinds of blocks, as po_count.c has them."""
-CALLERS = ("po_step", "po_compute", "po_stream")
+CALLERS = ("po_step", "po_part", "po_run", "po_last", "po_compute", "po_stream")
 """The functions that call operators."""
 
 Weights = NDArray[np.uint64]
@@ -58,25 +59,25 @@ class Trace:
     """Counts in C where a compiler for this machine is there, else here.
 
     sums
-        [operators + 1, columns + 1]: by the operator's index in the problem, and of what is no operator's; the last
+        [operators + 1, columns + 1]: by `operator_names` of the program, and of what is no operator's; the last
         column is of branches that were taken.
     """
 
     def __init__(self, built: Built, image: Image, flash: bytes, weigh: Weigh = ones) -> None:
         weights = weigh(image, flash)
         halfwords, columns = weights.shape
-        plan = built.program.plan
-        self.rest = len(plan.problem.operators)
+        program = built.program
+        self.rest = len(program.operator_names)
         self.before = np.zeros((halfwords + 1, columns), np.uint64)
         np.cumsum(weights, axis=0, out=self.before[1:])
         self.kind = np.zeros(halfwords, np.uint8)
-        operators = {code.function for code in built.program.operators.values()}
+        operators = {code.function for code in program.codes}
         for start, end, name in image.functions:
             if name.partition(".")[0] in CALLERS:
                 self.kind[start // 2 : end // 2] = SCHEDULE
             elif name in operators:
                 self.kind[start // 2] = ENTRY
-        self.order = np.array([s.target for s in plan.instructions if s.action is Action.COMPUTE], np.uint32)
+        self.order = np.array(list(_order(program)), np.uint32)
         self.sums = np.zeros((self.rest + 1, columns + 1), np.uint64)
         self._counts = _Counts(
             0, halfwords, columns, self.before.ctypes.data, self.kind.ctypes.data, self.order.ctypes.data,
@@ -121,6 +122,15 @@ class Trace:
             c.call += 1
         self.sums[c.row, :-1] += self.before[end] - self.before[first]
         c.end, c.last = end, int(self.kind[first])
+
+
+def _order(program: DeviceProgram) -> Iterator[int]:
+    """Operators as a step calls them, each by its place among the operators of all routines."""
+    first = 0
+    for k, routine in enumerate(program.routines):
+        run = [first + s.target for s in routine.plan.instructions if s.action is Action.COMPUTE]
+        yield from (1 if k else program.graph.parts) * run
+        first += len(routine.plan.problem.operators)
 
 
 def _compiled(folder: Path) -> Any:

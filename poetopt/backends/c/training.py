@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import numpy as np
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.emulator import check_present
+from poetopt.backends.c.execute import unscheduled
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_by, nudged
@@ -21,18 +23,17 @@ from poetopt.backends.c.trained import DeviceTraining
 from poetopt.backends.ort.batch import Batch
 from poetopt.backends.ort.batches import batches_of
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.reference import NodeByNode
+from poetopt.backends.ort.reference import node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.training import check_options, momentum_of
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.passes.rows import cut, put_back, whole
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, check_layout, lay_out
+from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.scratch import scratch_folder
-from poetopt.step.belongs import graph_of, in_parts
+from poetopt.step.belongs import graph_of
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
@@ -82,17 +83,15 @@ def train_on(
     momentum = momentum_of(chosen, momentum)
     check_options(steps, lr, momentum)
     check_trainable(chosen)
-    data_sets = batches_of(chosen, data, seed)
+    data_sets = batches_of(chosen.whole, data, seed)
     batches = [data_sets.get(step) for step in range(steps)]
     said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
     return train_batches_on(plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, told=told)
 
 
 def check_trainable(graph: TrainingGraph) -> None:
-    """Raise OptionError where the step of `graph` has no optimizer, PlanError where it takes its batch in parts."""
-    if graph.parts > 1:
-        raise in_parts(graph.name, "the step in C")
-    if not graph.updaters:
+    """Raise OptionError where the step of `graph` has no optimizer."""
+    if graph.optimizer == "none":
         raise OptionError(
             "--on: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
             "solve with --optimizer sgd"
@@ -122,7 +121,7 @@ def train_batches_on(
         check_present()
     compiler(chosen_target)  # nothing is written where there is none
     with scratch_folder("c") as folder:
-        once = device_program(lay_out(store_all(plan.problem)), chosen)
+        once = device_program(unscheduled(plan), chosen)
         ran = []
         for name, one in (("scheduled", program), ("whole", once)):
             told(f"{steps:,} steps on {on}, {'as planned' if one is program else 'everything computed once'}")
@@ -167,7 +166,8 @@ def train_batches_on(
 
 def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapping[str, Array]:
     """The hyperparameters of a step, from 0, by what the optimizer calls them: `given`, else the step's own."""
-    found = {name: graph.values[tensor].copy() for name, tensor in graph.hyperparameters.items()}
+    values = graph.joint.values
+    found = {name: values[tensor].copy() for name, tensor in graph.hyperparameters.items()}
     for name, value in {**given, "step": step + 1}.items():
         if name in found:
             found[name][...] = value
@@ -178,14 +178,15 @@ def reference_ways(
     graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
 ) -> tuple[Way, Sequence[Way]]:
     """Where the steps go on onnxruntime, node by node, and where with inputs that are an ulp off."""
-    sessions = Sessions(graph, 1)
-    names = tuple(dict.fromkeys((graph.loss, *graph.carried.values())))
-    first = whole(graph)
+    make, step_of_all = partial(node_by_node, Sessions(graph, 1)), graph.joint
+    carried = {old: new for old, new in step_of_all.carried.items() if old not in graph.sums.values()}
+    names = tuple(dict.fromkeys((graph.loss, *carried.values())))
+    first = whole(step_of_all)
     trained = {name: first[name] for name in graph.trained}
 
     def way(batches: Sequence[Batch], start: Mapping[str, Array]) -> Way:
         held, given = dict(start), dict(start)
-        step = NodeByNode(graph, sessions, given, names)
+        step = reference_of(graph, make, given, names)
         losses = []
         for batch, hyperparameters in zip(batches, said, strict=True):
             held.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
@@ -193,7 +194,7 @@ def reference_ways(
             given.update(now)
             found = step.run(read)
             losses.append(found[graph.loss].reshape(-1)[0])
-            for old, new in graph.carried.items():
+            for old, new in carried.items():
                 held[old] = put_back(held[old], used[old], found[new]) if old in used else found[new].copy()
         return Way(np.array(losses), moved_by(graph, start, held))
 

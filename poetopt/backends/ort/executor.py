@@ -90,7 +90,7 @@ def execute(
     with ExitStack() as stack:
         pages = stack.enter_context(PageFile(all_slots(plan, chosen), None if workdir is None else Path(workdir)))
         arena = Block(arena_bytes(plan))
-        region = Region.of(joint, scheduled_names(plan))
+        region = Region.of(joint, scheduled_names(plan.problem))
         sessions = Sessions(chosen, threads)
         program = program_of(plan, chosen, arena, region, sessions.of, pages, told=paced(told))
         fed, batch = batch, program.carried.take(batch)

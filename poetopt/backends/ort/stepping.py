@@ -97,7 +97,7 @@ class ScheduledStep(Closing):
         with ExitStack() as stack:
             sizes = all_slots(self.plan, self.graph)
             pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
-            region = _region(self.joint, scheduled_names(self.plan), made.first)
+            region = _region(self.joint, scheduled_names(problem), made.first)
             self._given = region.given
             self.sessions, arena = Sessions(self.graph, threads, made.models), Block(arena_bytes(self.plan))
             self.program = program_of(

@@ -331,7 +331,7 @@ def momentum_of(graph: TrainingGraph, momentum: float | None, first: Mapping[str
         The values that training begins with, where they are not the graph's.
     """
     if "momentum" in graph.hyperparameters and momentum is None:
-        default: float = (graph.values if first is None else first)[graph.hyperparameters["momentum"]].item()
+        default: float = (graph.joint.values if first is None else first)[graph.hyperparameters["momentum"]].item()
         return default
     if "momentum" in graph.hyperparameters:
         return momentum or 0.0

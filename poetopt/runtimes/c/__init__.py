@@ -64,6 +64,10 @@ class CRuntime:
         """What it keeps of a table by rows: the numbers of those that a batch uses, `count` at most, and how many."""
         return WORD_BYTES * (count + 1)
 
+    def losses_bytes(self, graph: TrainingGraph) -> int:
+        """What it keeps of a batch in parts: the sum of the losses of those that have run."""
+        return graph.tensors[graph.loss].nbytes if graph.parts > 1 else 0
+
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
         """Temporaries between the steps of an operator, and scratch."""
         return layout(operator, tensors, ALIGNMENT if alignment is None else alignment)
@@ -99,14 +103,7 @@ class CRuntime:
         return kernels
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Which ops it has no kernel for, and what else of a step it doesn't run."""
-        parts = (
-            "the runtime c doesn't run batches in parts yet, and no C is emitted for their plans "
-            "(--runtime onnxruntime plans for kernels that do)",
-        )
-        return (*(parts if graph.parts > 1 else ()), *self._lacking(graph))
-
-    def _lacking(self, graph: TrainingGraph) -> tuple[str, ...]:
+        """Which ops it has no kernel for."""
         found: dict[str, None] = {}
         for operator in graph.operators:
             ran = as_run(operator, graph.tensors)

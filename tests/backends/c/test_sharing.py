@@ -70,17 +70,19 @@ def test_sizes_of_arrays_and_of_copies_stay_numbers() -> None:
 def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path, schedule: str) -> None:
     """Two operators that are given each other's addresses compute something else."""
     made = program()
-    texts = [one.text for one in made.operators.values() if one.text]
-    assert len(texts) < len(made.operators)
+    (routine,) = made.routines
+    texts = [one.text for one in made.codes if one.text]
+    assert len(texts) < len(made.codes)
     results = ran(made, tmp_path / "right", schedule=schedule).results
     (one, first), (other, second) = next(
         ((i, a), (j, b))
-        for i, a in made.operators.items()
-        for j, b in made.operators.items()
+        for i, a in routine.operators.items()
+        for j, b in routine.operators.items()
         if a.function == b.function and a.given != b.given and "weight.update" in a.name and i != j
     )
-    swapped = {**made.operators, one: replace(first, given=second.given), other: replace(second, given=first.given)}
-    wrong = ran(replace(made, operators=swapped), tmp_path / "wrong", schedule=schedule).results
+    swapped = {**routine.operators, one: replace(first, given=second.given), other: replace(second, given=first.given)}
+    other_made = replace(made, routines=(replace(routine, operators=swapped),))
+    wrong = ran(other_made, tmp_path / "wrong", schedule=schedule).results
     assert not same(results, wrong)
 
 
@@ -95,7 +97,7 @@ def test_instructions_are_counted_with_the_operator_that_takes_them(
     assert (counts[:-1, 0] > 0).all()
     assert counts[-1, 0] < counts[:-1, 0].sum()
     alike: dict[tuple[str, str], set[int]] = {}
-    for (index, _), one in made.operators.items():
+    for (index, _), one in made.routines[0].operators.items():
         if one.given and not any(given.rstrip("u").isdigit() for given in one.given):
             alike.setdefault((one.function, ""), set()).add(int(counts[index, 0]))
     assert alike

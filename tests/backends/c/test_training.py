@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import poetopt as po
 from poetopt.backends.c import training
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.checks import TOLERANCE
@@ -17,7 +16,7 @@ from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.c.training import numbers, train_on
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.training import train
-from poetopt.errors import OptionError, PlanError
+from poetopt.errors import OptionError
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
@@ -109,11 +108,3 @@ def test_a_step_that_is_left_out_and_another_learning_rate_are_noticed(tmp_path:
 def test_a_step_without_an_update_is_refused() -> None:
     with pytest.raises(OptionError, match="solve with --optimizer sgd"):
         train_on(unscheduled(), "host", 2, LR)
-
-
-def test_a_batch_in_parts_is_refused() -> None:
-    model = po.load(po.zoo.build("mlp", 1), batch=4, micro_batch=2)
-    assert isinstance(model, po.Model)
-    plan = lay_out(store_all(model.differentiate(optimizer="sgd").cost("m4")))
-    with pytest.raises(PlanError, match="comes in parts, and the step in C has none"):
-        train_on(plan, "host", 2, LR)

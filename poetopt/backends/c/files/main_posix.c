@@ -1,6 +1,7 @@
 /* Example for Linux and its kin: reads batches, trains, and writes what came of it. Files stand for sensor and SD card.
 
-   batches.bin   the inputs of each step, in the order of po_inputs, one step after another
+   batches.bin   the inputs of each step, in the order of po_inputs, one step after another; where a step takes its batch
+                 in parts, one part after another
    hyperparameters.bin   po_hyperparameters of each step, in their order, one step after another; where it ends, or isn't
                  there, they stay
    pages.bin     the storage that po_read and po_write use: a copy of po_storage.bin, with room behind; where it isn't
@@ -102,6 +103,21 @@ static FILE *made(void)
     return storage;
 }
 
+/* A step whose first inputs are in their places; 0: done. */
+static int step(FILE *batches)
+{
+#if PO_PARTS > 1u
+    for (uint32_t part = 0; part < PO_PARTS; part++) {
+        if ((part != 0u && !next(batches, po_inputs, PO_INPUTS)) || po_part(part) != 0) {
+            return 1;
+        }
+    }
+#else
+    (void)batches;
+#endif
+    return po_step();
+}
+
 static int train(FILE *batches, FILE *numbers, FILE *losses)
 {
     uint32_t steps = 0;
@@ -117,8 +133,8 @@ static int train(FILE *batches, FILE *numbers, FILE *losses)
             (void)next(numbers, po_hyperparameters, PO_HYPERPARAMETERS);
         }
         steps++;
-        if (po_step() != 0 || save(losses, po_results, 1) != 0) {
-            (void)fprintf(stderr, "step %lu: the storage failed\n", (unsigned long)steps);
+        if (step(batches) != 0 || save(losses, po_results, 1) != 0) {
+            (void)fprintf(stderr, "step %lu: the storage failed, or batches.bin ends within a batch\n", (unsigned long)steps);
             return 1;
         }
         (void)printf("step %lu: loss %g\n", (unsigned long)steps, (double)*(const float *)po_results[0].address);

@@ -2,8 +2,8 @@
 
    from block 0             the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
    block PO_BLOCKS          how many steps to take (uint32_t, low byte first)
-   from PO_BLOCKS + 1       the inputs of each step in the order of po_inputs, one step after another; each input begins
-                            with a block
+   from PO_BLOCKS + 1       the inputs of each step in the order of po_inputs, one step after another; where a step takes
+                            its batch in parts, one part after another; each input begins with a block
    behind them              is written: after the last step, po_results and then po_parameters; each begins with a block
 
    The first four functions are the board's: here those of an LM3S6965, whose SSI0 has the card, and GPIO D0 its select
@@ -223,6 +223,20 @@ static uint32_t save(uint32_t block, const po_tensor *tensors, uint32_t count)
     return block;
 }
 
+/* A step with the inputs from block `block` on; the block behind them, or 0. */
+static uint32_t step(uint32_t block)
+{
+#if PO_PARTS > 1u
+    for (uint32_t part = 0; part < PO_PARTS && block != 0u; part++) {
+        block = next(block, po_inputs, PO_INPUTS);
+        block = block == 0u || po_part(part) != 0 ? 0u : block;
+    }
+#else
+    block = next(block, po_inputs, PO_INPUTS);
+#endif
+    return block == 0u || po_step() != 0 ? 0u : block;
+}
+
 int main(void)
 {
     uint32_t steps = 0, block = PO_BLOCKS + 1u;
@@ -231,8 +245,8 @@ int main(void)
         if (k != 0) {
             po_carry();
         }
-        block = next(block, po_inputs, PO_INPUTS);
-        failed = block == 0u || po_step() != 0;
+        block = step(block);
+        failed = block == 0u;
     }
     if (!failed) {
         block = save(block, po_results, PO_RESULTS);

@@ -1,6 +1,7 @@
 /* Example for a board with a debugger, or an emulator: files of the host by semihosting stand for sensor and SD card.
 
-   batches.bin   the inputs of each step, in the order of po_inputs, one step after another
+   batches.bin   the inputs of each step, in the order of po_inputs, one step after another; where a step takes its batch
+                 in parts, one part after another
    hyperparameters.bin   po_hyperparameters of each step, in their order, one step after another; where it ends, or isn't
                  there, they stay
    pages.bin     the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
@@ -122,6 +123,21 @@ static void save(int32_t file, const po_tensor *tensors, uint32_t count)
     }
 }
 
+/* A step whose first inputs are in their places; 0: done. */
+static int step(int32_t batches)
+{
+#if PO_PARTS > 1u
+    for (uint32_t part = 0; part < PO_PARTS; part++) {
+        if ((part != 0u && !next(batches, po_inputs, PO_INPUTS)) || po_part(part) != 0) {
+            return 1;
+        }
+    }
+#else
+    (void)batches;
+#endif
+    return po_step();
+}
+
 static int train(void)
 {
     const int32_t batches = file_open("batches.bin", 11u, READ);
@@ -136,7 +152,7 @@ static int train(void)
         if (numbers >= 0) {
             (void)next(numbers, po_hyperparameters, PO_HYPERPARAMETERS);
         }
-        failed = po_step();
+        failed = step(batches);
         save(losses, po_results, 1u);
     }
     if (numbers >= 0) {

@@ -21,6 +21,9 @@
 #define PO_PARAMETERS ${parameters}u
 #define PO_HYPERPARAMETERS ${hyperparameters}u
 
+/* In how many parts a step takes its batch; po_inputs has room for one of them. */
+#define PO_PARTS ${parts}u
+
 typedef struct {
     const char *name;
     const char *type; /* of an element, in numpy's words */
@@ -29,7 +32,7 @@ typedef struct {
     uint32_t block; /* where it begins on the storage, if it isn't in RAM */
 } po_tensor;
 
-/* To be written before each step, which may use their memory for something else: to their address or, where that is 0, to
+/* To be written before each ${fed}, which may use their memory for something else: to their address or, where that is 0, to
    their blocks on the storage. */
 extern const po_tensor po_inputs[];
 /* There after a step: the loss, then gradients where they are kept, then updated statistics. */
@@ -46,8 +49,7 @@ extern const unsigned char po_flash[];
 /* Gives parameters and constants their first values. Call it once. 0, or what po_read returned where that wasn't 0. */
 int po_load(void);
 
-/* One step. 0, or what po_read or po_write returned where that wasn't 0; then there are no results. */
-int po_step(void);
+${steps}int po_step(void);
 
 /* Call it between one step and the next: running statistics take the place of those before the step. */
 void po_carry(void);

@@ -1,5 +1,5 @@
 /* The number behind a call is that of the plan's instruction. */
-int po_step(void)
+${head}
 {
 ${begin}${statements}    return 0;
 }

@@ -27,10 +27,10 @@ ${operators}    default:
 }
 
 /* Runs an operator by one of its ways to stream operands. */
-static int po_stream(uint32_t operator, uint32_t way, const ${offset_type} *at, const ${offset_type} **next)
+static int po_stream(uint32_t operator, uint32_t way, const ${offset_type} *at, const ${offset_type} **next${taking})
 {
     (void)at;
-    *next = at;
+${ignored}    *next = at;
     switch (operator * ${ways}u + way) {
 ${streamed}    default:
         return 1;
@@ -38,11 +38,11 @@ ${streamed}    default:
 }
 
 /* Moves a tensor to storage, or back. */
-static int po_page(uint32_t tensor, int out, void *address)
+static int po_page(uint32_t tensor, int out, void *address${taking})
 {
     (void)out;
     (void)address;
-    switch (tensor) {
+${ignored}    switch (tensor) {
 ${tensors}    default:
         return 1;
     }
@@ -62,7 +62,7 @@ static uint32_t po_number(const uint8_t **place)
     return value;
 }
 
-int po_step(void)
+${head}
 {
     const uint8_t *place = po_plan;
     const ${offset_type} *at = po_offsets;
@@ -86,17 +86,17 @@ ${begin}    for (uint32_t left = po_number(&place); left > 0; left--) {
             break;
         case 1:
             target += ahead > 0 ? po_first_written[ahead - 1u] : 0u;
-            PO_TRY(po_page(target, 1, PO_OPERAND(0)));
+            PO_TRY(po_page(target, 1, PO_OPERAND(0)${giving}));
             at++;
             break;
         case 2:
             target += ahead < ${count}u ? po_first_read[ahead] : 0u;
-            PO_TRY(po_page(target, 0, PO_OPERAND(0)));
+            PO_TRY(po_page(target, 0, PO_OPERAND(0)${giving}));
             at++;
             break;
         default:
             target += ahead;
-            PO_TRY(po_stream(target, po_number(&place), at, &at));
+            PO_TRY(po_stream(target, po_number(&place), at, &at${giving}));
             if (target == ahead) {
                 ahead++;
             } else {

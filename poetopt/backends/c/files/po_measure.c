@@ -1,6 +1,6 @@
 /* What `poetopt run --on host` runs a step with: poisoned memory, a painted stack, a clock.
 
-   batches.bin   the inputs, in the order of po_inputs
+   batches.bin   the inputs, in the order of po_inputs; of a batch in parts, one part after another
    pages.bin     the storage
    results.bin   is written: po_results and po_parameters after a step in poisoned memory, and again after another one
 
@@ -19,6 +19,8 @@
 enum { STACK = 1 << 20, PAINT = 0xA5, POISON = 0xFF, MOST = 1000 };
 
 static FILE *pages;
+static unsigned char *batch;
+static size_t batch_bytes;
 static unsigned char *stack;
 
 int po_read(uint32_t block, void *address, uint32_t bytes)
@@ -47,33 +49,55 @@ static int restore(void)
     return failed;
 }
 
-/* A tensor of a batch to its place, which may be on the storage. */
-static int get(FILE *file, const po_tensor *tensor)
+/* The inputs of a part to their places, which may be on the storage; without parts, those of the batch. */
+static int feed(uint32_t part)
 {
-    unsigned char piece[PO_BLOCK_BYTES];
+    const unsigned char *from = batch + part * batch_bytes / PO_PARTS;
     int failed = 0;
-    if (tensor->address != NULL) {
-        return fread(tensor->address, 1, tensor->bytes, file) != tensor->bytes;
+    for (uint32_t k = 0; !failed && k < PO_INPUTS; k++) {
+        const po_tensor *tensor = &po_inputs[k];
+        if (tensor->address != NULL) {
+            (void)memcpy(tensor->address, from, tensor->bytes);
+        } else {
+            failed = po_write(tensor->block, from, tensor->bytes);
+        }
+        from += tensor->bytes;
     }
-    for (uint32_t done = 0; !failed && done < tensor->bytes; done += PO_BLOCK_BYTES) {
-        const uint32_t count = tensor->bytes - done < PO_BLOCK_BYTES ? tensor->bytes - done : PO_BLOCK_BYTES;
-        failed = fread(piece, 1, count, file) != count ||
-                 po_write(tensor->block + done / PO_BLOCK_BYTES, piece, count) != 0;
+    return failed;
+}
+
+/* The whole batch to memory that isn't the step's, where that isn't done. */
+static int get(void)
+{
+    FILE *file = batch == NULL ? fopen("batches.bin", "rb") : NULL;
+    int failed = batch == NULL && file == NULL;
+    if (file != NULL) {
+        for (uint32_t k = 0; k < PO_INPUTS; k++) {
+            batch_bytes += PO_PARTS * (size_t)po_inputs[k].bytes;
+        }
+        batch = malloc(batch_bytes + 1u);
+        failed = batch == NULL || fread(batch, 1, batch_bytes, file) != batch_bytes;
+        (void)fclose(file);
     }
     return failed;
 }
 
 static int prepare(void)
 {
-    FILE *file = fopen("batches.bin", "rb");
-    int failed = file == NULL || restore() != 0 || po_load() != 0;
-    for (uint32_t k = 0; !failed && k < PO_INPUTS; k++) {
-        failed = get(file, &po_inputs[k]);
+    return get() != 0 || restore() != 0 || po_load() != 0 || feed(0u) != 0;
+}
+
+/* A step whose first inputs are in their places. */
+static int step(void)
+{
+#if PO_PARTS > 1u
+    for (uint32_t part = 0; part < PO_PARTS; part++) {
+        if ((part != 0u && feed(part) != 0) || po_part(part) != 0) {
+            return 1;
+        }
     }
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-    return failed;
+#endif
+    return po_step();
 }
 
 static int put(FILE *file, const po_tensor *tensor)
@@ -109,7 +133,7 @@ static void *deep(void *failed)
     unsigned char top = 0;
     const size_t high = (size_t)(&top - stack);
     size_t low = 0;
-    *(int *)failed = po_step();
+    *(int *)failed = step();
     while (low < high && stack[low] == PAINT) {
         low++;
     }
@@ -154,7 +178,7 @@ int main(int count, char **words)
     }
     (void)memset(po_arena, POISON, PO_ARENA_BYTES);
     (void)memset(po_resident, POISON, PO_RESIDENT_BYTES);
-    if (prepare() || on_painted_stack() || save(results) || prepare() || po_step() || save(results)) {
+    if (prepare() || on_painted_stack() || save(results) || prepare() || step() || save(results)) {
         return 1;
     }
     start = now();
@@ -164,7 +188,7 @@ int main(int count, char **words)
             return 1;
         }
         before = now();
-        if (po_step()) {
+        if (step()) {
             return 1;
         }
         (void)printf("%.0f\n", now() - before);

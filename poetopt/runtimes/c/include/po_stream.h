@@ -23,7 +23,8 @@ typedef struct {
 /* `at`, or the nearest of 0 to `most`. */
 static inline int32_t po_within(int32_t at, int32_t most) { return at < 0 ? 0 : at < most ? at : most; }
 
-/* Moves on so that bytes `from` to `to`, if any, are in the window, or have room there where it is not read. */
+/* Moves on so that bytes `from` to `to`, if any, are in the window, or have room there. What is not there yet is read
+   where `reads` is 1, zeros where it is 2, and left as it is where it is 0. */
 static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int reads)
 {
     const uint32_t first = from / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
@@ -41,8 +42,10 @@ static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int rea
         if (first > start && first < kept) {
             (void)memmove(at, at + (first - start), kept - first);
         }
-        if (reads && kept < to) {
+        if (reads == 1 && kept < to) {
             code = po_read(w->block + (k * w->bytes + kept) / PO_BLOCK_BYTES, at + (kept - first), limit - kept);
+        } else if (reads && kept < to) {
+            (void)memset(at + (kept - first), 0, limit - kept);
         }
     }
     w->start = first;

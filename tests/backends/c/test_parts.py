@@ -1,0 +1,199 @@
+"""A batch in parts in C: the whole batch's step to rounding, the unscheduled parts' to the bit, in the plan's RAM."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import poetopt as po
+from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.program import DeviceProgram, device_program
+from poetopt.backends.c.run import Ran, fed_with, run, run_steps
+from poetopt.backends.c.sensitivity import distance, moved_by
+from poetopt.backends.c.training import train_on
+from poetopt.backends.ort.batch import Batch, random_batch
+from poetopt.cli import invoke
+from poetopt.plan.codec import save
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
+from poetopt.problem import Problem
+from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
+from tests.test_micro_batches import network, normalized, tight
+
+PARTS = 4
+
+
+def step(optimizer: str, parts: int = PARTS, parameters: str = "resident") -> Problem:
+    """A small network's step on eight images, for kernels in C."""
+    model = po.load(network(0), batch=8, micro_batch=parts)
+    assert isinstance(model, po.Model)
+    return model.differentiate(optimizer=optimizer).cost("m4", runtime="c", parameters=parameters)
+
+
+@cache
+def paged() -> Plan:
+    """A plan with some parameters and sums in RAM from part to part, and others on storage."""
+    problem = step("momentum", parameters="paged")
+    plan = po.solve(problem, ram=problem.least_ram_bytes + 6400, threads=1, time_limit="20s").plan
+    assert plan is not None
+    kept = {problem.tensors[i].name for i in plan.problem.lasting}
+    assert any(name.endswith(".grad.sum") for name in kept)
+    assert po.simulate(plan).page_ins > PARTS
+    assert not kept.issuperset(problem.graph.sums.values() if problem.graph else ())
+    return plan
+
+
+@cache
+def away() -> Plan:
+    """A plan that keeps nothing in RAM from part to part, and streams."""
+    problem = step("sgd", parameters="paged")
+    plan = tight(problem, 500)
+    assert not plan.problem.lasting
+    assert po.simulate(plan).bytes_streamed
+    return plan
+
+
+def program_of(plan: Plan) -> DeviceProgram:
+    assert plan.problem.graph is not None
+    return device_program(plan, plan.problem.graph)
+
+
+def batch_of(problem: Problem) -> Batch:
+    assert problem.graph is not None
+    return random_batch(problem.graph.whole, 3)
+
+
+def ran(program: DeviceProgram, folder: Path, schedule: str = "code") -> Ran:
+    write(program, HOST, folder, schedule)
+    built = build(program, HOST, folder, warnings=("-Werror", *WARNINGS))
+    return run(built, batch_of(program.plan.problem))
+
+
+@needs_host
+def test_a_step_in_parts_is_the_whole_batchs_and_the_unscheduled_parts(tmp_path: Path) -> None:
+    """The whole batch in one is another program, whose sums are in another order."""
+    plan = paged()
+    found = execute_on(plan, "host", data=batch_of(plan.problem))
+    assert found.ok, found.message
+    assert found.bytes_paged == po.simulate(plan).bytes_paged > 0
+    one = step("momentum", 1)
+    assert one.graph is not None
+    whole = ran(program_of(lay_out(store_all(one))), tmp_path).results
+    mine, theirs = (moved_by(one.graph, one.graph.values, results) for results in (found.results, whole))
+    assert distance(mine, theirs, one.graph.trained) < 1e-5
+    assert found.loss == pytest.approx(float(whole["loss"]), rel=1e-6)
+    half = {name: np.concatenate([array[:4], array[:4]]) for name, array in batch_of(one).items()}
+    other = execute_on(plan, "host", data=half)
+    apart = moved_by(one.graph, one.graph.values, other.results)
+    assert distance(apart, theirs, one.graph.trained) > 1e-2
+
+
+@needs_host
+@pytest.mark.parametrize("plan", [paged, away])
+def test_steps_in_parts_go_on_as_onnxruntimes_do(plan: Callable[[], Plan]) -> None:
+    """Each step begins with sums of zero; there are two batches, in turn."""
+    graph = plan().problem.graph
+    assert graph is not None
+    drawn = [random_batch(graph.whole, seed) for seed in range(2)]
+    data = {name: np.concatenate([batch[name] for batch in drawn]) for name in graph.inputs}
+    found = train_on(plan(), "host", 4, 0.05, data=data)
+    assert found.ok, found.message
+    assert len(set(found.losses)) == 4
+
+
+@needs_host
+@pytest.mark.parametrize("dropped", ["sums written back", "updates", "a part"])
+def test_what_is_left_out_shows(dropped: str, tmp_path: Path) -> None:
+    program = program_of(away())
+    expected = ran(program, tmp_path).results
+    place = tmp_path / "po_step.c"
+    text = place.read_text()
+    wrong = {
+        "sums written back": re.sub(r"PO_TRY\(po_write\(.*\.grad\.sum \*/", "", text),
+        "updates": text.replace("    PO_TRY(po_last());\n", ""),
+        "a part": text.replace("PO_TRY(po_run(part));", "if (part != 2u) { PO_TRY(po_run(part)); }"),
+    }[dropped]
+    assert wrong != text
+    place.write_text(wrong)
+    assert not same(run(build(program, HOST, tmp_path), batch_of(away().problem)).results, expected)
+
+
+@needs_host
+def test_without_updates_each_step_begins_with_sums_of_zero(tmp_path: Path) -> None:
+    """Gradients are results of the step; two steps on one batch have the same."""
+    program = program_of(lay_out(store_all(step("none"))))
+    once = ran(program, tmp_path).results
+
+    def again() -> Batch:
+        built = build(program, HOST, tmp_path, measuring=False)
+        return run_steps(built, 2 * [batch_of(program.plan.problem)], 2 * [{}]).results
+
+    assert same(again(), once)
+    text = (tmp_path / "po_step.c").read_text()
+    (tmp_path / "po_step.c").write_text(text.replace("if (part == 0u)", "if (part == 9u)"))
+    assert not same(again(), once)
+
+
+@needs_host
+def test_the_compact_plan_runs_parts_too(tmp_path: Path) -> None:
+    program = program_of(away())
+    found = [ran(program, tmp_path / schedule, schedule) for schedule in ("code", "table")]
+    assert same(found[0].results, found[1].results)
+    assert same(found[0].again, found[1].again)
+
+
+@pytest.mark.parametrize("optimizer", ["none", "momentum", "adam"])
+@pytest.mark.parametrize("parameters", ["resident", "paged"])
+def test_every_byte_of_the_resident_region_is_counted(optimizer: str, parameters: str) -> None:
+    problem = step(optimizer, parameters=parameters)
+    program = program_of(lay_out(store_all(problem)))
+    assert program.resident.nbytes == problem.resident_bytes
+    assert program.flash.nbytes == problem.flash_bytes
+
+
+@needs_emulator
+def test_statistics_of_parts_on_a_cortex_m4_with_exactly_the_ram() -> None:
+    model = po.load(normalized(), batch=8, micro_batch=PARTS, micro_batch_statistics=True)
+    assert isinstance(model, po.Model)
+    problem = model.differentiate(optimizer="adam").cost("m4", runtime="c", parameters="paged")
+    found = train_on(tight(problem, 64), "cortex-m4", 3, 0.01)
+    assert found.ok, found.message
+    assert found.linked_ram_bytes == found.planned_ram_bytes
+    assert not np.array_equal(found.statistics["bn.mean"], np.zeros(3))
+
+
+@needs_host
+def test_the_folder_that_is_emitted_trains_by_parts_as_its_readme_says(tmp_path: Path) -> None:
+    onnx.save(network(0), tmp_path / "net.onnx")
+    model = po.load(tmp_path / "net.onnx", batch=8, micro_batch=PARTS)
+    assert isinstance(model, po.Model)
+    plan = lay_out(store_all(model.differentiate(optimizer="sgd").cost("m4", runtime="c")))
+    save(plan, tmp_path / "plan.json")
+    folder = tmp_path / "out"
+    assert invoke(["emit", str(tmp_path / "plan.json"), "-o", str(folder)]) == 0
+    readme = (folder / "README.md").read_text()
+    assert "`po_part(0)`" in readme
+    (command,) = (line for line in readme.splitlines() if line.startswith("    cc "))
+    if not shutil.which("cc"):
+        pytest.skip("the README's compiler isn't here")
+    subprocess.run(command.split(), cwd=folder, check=True)
+    one = fed_with(program_of(plan), batch_of(plan.problem))
+    (folder / "batches.bin").write_bytes(5 * one)
+    ended = subprocess.run(["./train"], cwd=folder, check=True, capture_output=True, text=True)
+    losses = [float(line.rpartition(" ")[2]) for line in ended.stdout.splitlines()]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    (folder / "batches.bin").write_bytes(one[: len(one) // 2])
+    short = subprocess.run(["./train"], cwd=folder, check=False, capture_output=True, text=True)
+    assert short.returncode == 1
+    assert "batches.bin ends within a batch" in short.stderr
