@@ -20,9 +20,10 @@ from poetopt.engine.outer import no_plan
 from poetopt.engine.proof import Proof
 from poetopt.engine.relaxation import RelaxedRun
 from poetopt.engine.run import Run
-from poetopt.engine.scope_search import interrupted, price_scope, search_scope
+from poetopt.engine.scope_search import interrupted, search_scope
 from poetopt.engine.solution import Options
 from poetopt.engine.tuning import (
+    BESIDE_SHARE,
     BRIEF_S,
     BRIEF_SHARE,
     CLAIMED_SHARE,
@@ -33,7 +34,6 @@ from poetopt.engine.tuning import (
     NEARLY,
     NO_GOODS_SHARE,
     OUTER_SHARE,
-    PRICE_SHARE,
     SOON_SHARE,
     WARM_ENOUGH_SHARE,
     WARM_UP_GAP,
@@ -111,7 +111,7 @@ class Deepening:
     def _to(self, asked: str) -> Proof:
         """Prove the scope that was asked for, once narrower ones have warmed it up."""
         run = self._run
-        if proof := self._priced([asked]):
+        if proof := self._beside_plain([asked]):
             return proof
         # Label setting says as much of a depth, but depths are asked for to see what lies in them.
         self._labels = LabelSetting.of(run, asked) if _wide(asked) else None
@@ -145,7 +145,7 @@ class Deepening:
         *rungs, widest = self._scopes
         top = rungs[-1]
         settled = False
-        last = self._priced(rungs)
+        last = self._beside_plain(rungs)
         self._proven = last
         for place, scope in enumerate(rungs):
             if place and run.budget.remaining_s < LEAST_S:
@@ -184,13 +184,13 @@ class Deepening:
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
 
-    def _priced(self, scopes: Sequence[str]) -> Proof | None:
-        """The scope that is proven of the plain problem, where its relaxation says that no streaming pays."""
-        plain = self._run.plain
-        if plain is None or plain.asked not in scopes:
+    def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
+        """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""
+        run, plain, best = self._run, self._run.plain, self._run.incumbent.best
+        if plain is None or plain.asked not in scopes or best is None or best.schedule.variants:
             return None
         self._at_hand = plain.asked
-        found = price_scope(self._run, plain.asked, self._run.budget.part(PRICE_SHARE))
+        found = search_scope(run, plain.asked, run.budget.part(BESIDE_SHARE), None, bound_only=True)
         if not found.closed:
             return None
         self._last = found

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from poetopt.engine.deepening import Deepening
 from poetopt.engine.proof import Proof
 from poetopt.engine.run import Run
-from poetopt.engine.tuning import RUN_PLAIN
+from poetopt.engine.scope_search import relax_scope
+from poetopt.engine.tuning import LEAST_S, RELAX_SHARE, RUN_PLAIN
 from poetopt.problem import Feature, Problem
 from poetopt.schedule import Schedule
 
@@ -60,11 +61,15 @@ class PlainRun(Run):
 def plain_first(run: Run) -> Proof | None:
     """Search the plain problem, whose plans are the run's; what is proven of it, where that is settled.
 
-    An interrupt of it is one of the run.
+    First come plans that a relaxation with streamed runs leads to: the plain problem is searched no further than it may
+    be better. An interrupt of it is one of the run.
     """
-    plain = PlainRun.of(run)
-    if plain is None:
+    if PlainRun.of(run) is None:
         return None
+    if run.budget.remaining_s > 2 * LEAST_S:
+        relax_scope(run, Deepening(run).first, run.budget.part(RELAX_SHARE))
+    plain = PlainRun.of(run)  # what is left of the time
+    assert plain is not None
     deepening = Deepening(plain)
     plain.enter(deepening.first)
     with run.timed("plain schedules"):

@@ -50,10 +50,10 @@ def search_scope(
     return _ScopeSearch(run, scope, budget, inner, bound_only).search(no_goods)
 
 
-def price_scope(run: Run, scope: str, budget: Budget) -> Proof:
-    """What the relaxation of one scope proves, with what is known of the plain problem: no schedule is looked for."""
+def relax_scope(run: Run, scope: str, budget: Budget) -> Proof:
+    """What the relaxation of one scope proves, with the plans that its points lead to: its model isn't searched."""
     run.enter(scope)
-    return _ScopeSearch(run, scope, budget, None, bound_only=True).price()
+    return _ScopeSearch(run, scope, budget, None, bound_only=True).relax()
 
 
 def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
@@ -107,7 +107,7 @@ class _ScopeSearch:
             refusal = (refusal and _refused(run.incumbent)) or refusal
         return self._proof(exact, refusal)
 
-    def price(self) -> Proof:
+    def relax(self) -> Proof:
         """Build and relax what was asked for."""
         return self._proof(self._attempt(Restriction(), self.budget, relaxed_only=True), "")
 
