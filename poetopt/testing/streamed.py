@@ -70,7 +70,7 @@ def small_blocks(nbytes: int = 32) -> Iterator[None]:
 def _blocks_of(nbytes: int) -> None:
     """Windows are worked out once for each shape, but for one size of blocks."""
     windows.BLOCK_BYTES = nbytes
-    for known in (windows.run, windows.rows):
+    for known in (windows.run, windows.rows, windows.visits):
         known.cache_clear()
 
 
@@ -138,10 +138,10 @@ def _told(trials: Sequence[Trial], line: str) -> str:
 
 
 class _Pointers:
-    """Where an operator's function finds things: the i-th of the trial's names is t[i]."""
+    """Where an operator's function finds things: the i-th of the trial's names is t[i], unless it is streamed."""
 
-    def __init__(self, one: Trial, inner: InnerLayout) -> None:
-        self.one, self.inner = one, inner
+    def __init__(self, one: Trial, inner: InnerLayout, streamed: Sequence[str] = ()) -> None:
+        self.one, self.inner, self.streamed = one, inner, streamed
         self.old = {new: old for old, new in one.operator.updates}
 
     def of(self, name: str) -> str:
@@ -149,7 +149,10 @@ class _Pointers:
         if name in self.inner.offsets:
             return f"PO_AT({WORKSPACE}, {self.inner.offsets[name]}u)"
         root = self.inner.storage.get(name, name)
-        return f"po_t[{self.one.names.index(self.old.get(root, root))}]"
+        found = self.old.get(root, root)
+        if found in self.streamed:
+            raise ContractError(f"{self.one.operator.kind}: code names {found!r}, which is on storage, by an address")
+        return f"po_t[{self.one.names.index(found)}]"
 
     def arguments(self, step: Step, state: int | None) -> Arguments:
         """As the emitted code has them."""
@@ -185,7 +188,9 @@ def _program(trials: Sequence[Trial]) -> str:
         for way, variant in enumerate(one.variants):
             detail = variant.detail
             assert isinstance(detail, Streamed)
-            made = Function(one.operator, one.tensors, _Pointers(one, detail.layout), detail, run, lists)
+            made = Function(
+                one.operator, one.tensors, _Pointers(one, detail.layout, detail.streamed), detail, run, lists
+            )
             functions.append(_function(f"po_way_{number}_{way}", list(made.lines()), len(detail.streamed)))
             streamed = [one.names.index(n) for n in detail.streamed]
             mask = sum(1 << place for place in streamed)

@@ -190,7 +190,15 @@ def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
     dx = found[0].dx if directions == 1 else k.add(found[0].dx, found[1].dx)
     biases = stacked([k.concat([f.dwb, f.drb], 0) for f in found]) if op.need(3) else None
     initial = [stacked([f.states[s] for f in found]) if op.need(5 + s) else None for s in range(states)]
-    return dx, stacked([f.dw for f in found]), stacked([f.dr for f in found]), biases, None, *initial
+    weights = [stacked([getattr(f, name) for f in found]) for name in ("dw", "dr")]
+    if lengths is None and op.outputs and op.outputs[0] is not None:
+        operands = [op.input(place) if op.has(place) else None for place in (0, 1, 2, 3)]
+        firsts = [op.input(5 + s) if s < states and op.has(5 + s) else None for s in range(2)]
+        read = [*operands, None, *firsts, y, *given]
+        wanted = zip((dx, *weights, biases, *initial), (0, 1, 2, 3, 5, 6), strict=False)
+        made = [tensor if op.need(place) else None for tensor, place in wanted]
+        k.amounts_to(f"{op.node.op_type}.gradient", read, made, **op.node.attributes)
+    return dx, *weights, biases, None, *initial
 
 
 def _sequence(op: Primal, k: OperatorBuilder) -> Tensor:

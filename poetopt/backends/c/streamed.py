@@ -15,7 +15,7 @@ from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.runtimes.c.steps import Step, as_run, steps
 from poetopt.runtimes.c.tiles import windows
-from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Slice, Tiling
+from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Round, Slice, Sweep, Tiling
 from poetopt.runtimes.c.tiles.variants import Streamed
 from poetopt.step.places import Places
 
@@ -260,6 +260,10 @@ class Function:
         """A step's part of a chunk."""
         step = self.run[number]
         yield f"/* {shown(step.call)} */"
+        for turn in tiling.rounds:
+            yield from self.round(step, tiling, turn)
+        if tiling.rounds:
+            return
         if tiling.inner is None:
             yield from tiling.code(step.call, self.taken(step, tiling, (count, "0"))).splitlines()
             return
@@ -275,26 +279,54 @@ class Function:
 
         yield from _block(_loop(INNER, tiling.inner.extent, self.detail.inner), body())
 
-    def taken(self, step: Step, tiling: Tiling, counts: tuple[str, str]) -> Chunk:
-        """What a tiling's code is written with."""
+    def round(self, step: Step, tiling: Tiling, turn: Round) -> Iterator[str]:
+        """Sweeps of the inner loop, and what is between them."""
+        count = COUNT[INNER]
+
+        def body() -> Iterator[str]:
+            for part in turn.parts:
+                if isinstance(part, Sweep):
+                    yield from _block(_loop(INNER, part.end, self.detail.inner, part.begin), sweep(part))
+                else:
+                    yield from part(step.call, self.taken(step, tiling, ("0", "0"), whole=True)).splitlines()
+
+        def sweep(part: Sweep) -> Iterator[str]:
+            taken = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
+            names = {self.same.get(t.name, t.name) for t in taken if t is not None}
+            mine = [moved for moved in self.moved.values() if moved.name in names]
+            for moved in mine:
+                yield from moved.enter(count)
+            yield from part.code(step.call, self.taken(step, tiling, ("0", count))).splitlines()
+            for moved in mine:
+                yield from moved.leave(count)
+
+        yield from _block([turn.head], body()) if turn.head else body()
+
+    def taken(self, step: Step, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
+        """What a tiling's code is written with; `whole`: outside of its loops, where nothing of theirs is named."""
 
         def parts(operands: Sequence[Tensor | None], slices: Sequence[Slice | None]) -> tuple[Part, ...]:
             return tuple(
                 Part("", "0")
-                if t is None
+                if t is None or (whole and s is not None)
                 else Part(self.writer.of(t.name), "0")
                 if s is None
                 else self.part(t, s, counts)
                 for t, s in zip(operands, slices, strict=True)
             )
 
-        scratch = self.writer.arguments(step, None).scratch if step.scratch_bytes else ""
+        scratch = f"PO_AT({WORKSPACE}, {self.scratch_offset(step)}u)" if step.scratch_bytes else ""
         if tiling.scratch_bytes(self.detail.outer):
             scratch = f"PO_AT({WORKSPACE}, {self.detail.scratch_offset}u)"
         begin = (FROM[OUTER] if self.detail.form.outer is not None else "0", FROM[INNER] if tiling.inner else "0")
         return Chunk(
             parts(step.call.inputs, tiling.inputs), parts(step.call.outputs, tiling.outputs), begin, counts, scratch
         )
+
+    def scratch_offset(self, step: Step) -> int:
+        """Where a kernel's own scratch lies among temporaries as large as a chunk."""
+        nodes = as_run(self.operator, self.tensors).nodes
+        return self.detail.layout.kernel_offsets[nodes.index(step.call.node)]
 
     def part(self, tensor: Tensor, taken: Slice, counts: tuple[str, str]) -> Part:
         """Where a chunk of a tensor is."""
@@ -319,14 +351,14 @@ def _rows(taken: Slice, begin: str, end: str) -> tuple[str, str]:
     return (begin, end) if taken.rows is None else taken.rows.in_c(begin, end)
 
 
-def _loop(level: int, extent: int, size: int) -> list[str]:
-    """The head of a loop, and how long its chunk is."""
+def _loop(level: int, extent: int, size: int, begin: int = 0) -> list[str]:
+    """The head of a loop from `begin` to `extent`, and how long its chunk is."""
     at, count = FROM[level], COUNT[level]
     rest = f"{extent} - {at}"
     return [
-        f"for (int32_t {at} = 0; {at} < {extent}; {at} += {size}) {{",
+        f"for (int32_t {at} = {begin}; {at} < {extent}; {at} += {size}) {{",
         f"    const int32_t {count} = {rest} < {size} ? {rest} : {size};"
-        if extent % size
+        if (extent - begin) % size
         else f"    const int32_t {count} = {size};",
     ]
 

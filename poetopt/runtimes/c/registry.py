@@ -27,6 +27,7 @@ MODULES = (
     "resizing",
     "update",
     "recurrent",
+    "recurrent_gradient",
 )
 """Modules of `poetopt.runtimes.c.kernels`, each with a tuple `KERNELS`."""
 

@@ -7,17 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.testing.draws.pieces import Random, normal
-from poetopt.testing.kernel_cases import Case, Draw, node_case
+from poetopt.graph import OWN_DOMAIN
+from poetopt.testing.draws.pieces import Random, network, normal, onnx_node
+from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def _size(random: Random) -> int:
+    """States of a layer; often so many that sums over its gates have several parts."""
+    return int(random.integers(1, 7)) * (1 if random.random() < 0.6 else int(random.choice([8, 24])))
 
 
 def recurrent(op_type: str) -> Draw:
     """One layer."""
 
     def draw(random: Random) -> list[Case]:
-        steps, batch, ins, size = (int(n) for n in random.integers(1, 7, 4))
+        steps, batch, ins = (int(n) for n in random.integers(1, 7, 3))
+        size = _size(random)
         direction = str(random.choice(["forward", "reverse", "bidirectional"]))
         many, gates = 1 + (direction == "bidirectional"), GATES[op_type] * size
         weights = [normal(random, (many, gates, width)) for width in (ins, size)]
@@ -38,4 +45,34 @@ def recurrent(op_type: str) -> Draw:
     return draw
 
 
-DRAWS: Mapping[tuple[str, str], Draw] = {("", op): recurrent(op) for op in GATES}
+def gradient(op_type: str) -> Draw:
+    """What a training step has of one layer."""
+
+    def draw(random: Random) -> list[Case]:
+        steps, batch, ins = (int(n) for n in random.integers(1, 5, 3))
+        size = _size(random)
+        direction = str(random.choice(["forward", "reverse", "bidirectional"]))
+        many, gates = 1 + (direction == "bidirectional"), GATES[op_type] * size
+        values = {"w": normal(random, (many, gates, ins)), "r": normal(random, (many, gates, size))}
+        if random.random() < 0.7:
+            values["b"] = normal(random, (many, 2 * gates))
+        inputs = ["h", "w", "r", "b" if "b" in values else ""]
+        if random.random() < 0.5:
+            firsts = ["first", "cell"][: 2 if op_type == "LSTM" else 1]
+            values.update((name, normal(random, (many, batch, size))) for name in firsts)
+            inputs += ["", *firsts]
+        chosen: dict[str, Any] = {"hidden_size": size, "direction": direction}
+        if op_type == "GRU":
+            chosen["linear_before_reset"] = int(random.random() < 0.5)
+        if op_type == "RNN" and random.random() < 0.5:
+            chosen["activations"] = ["Relu"] * many
+        node = onnx_node(op_type, inputs, attributes=chosen)
+        return step_cases(network(random, (steps, batch, ins), [node], values), f"{op_type}.gradient", random)
+
+    return draw
+
+
+DRAWS: Mapping[tuple[str, str], Draw] = {
+    **{("", op): recurrent(op) for op in GATES},
+    **{(OWN_DOMAIN, f"{op}.gradient"): gradient(op) for op in GATES},
+}

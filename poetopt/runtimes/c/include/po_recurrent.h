@@ -25,13 +25,48 @@ PO_INLINE void po_begin(float *state, const float *first, int32_t size)
     }
 }
 
+/* One step of a state h and its cell c by the sums of the gates. */
+PO_INLINE void po_lstm_cell(float *h, float *c, const float *gates, int32_t size)
+{
+    int32_t j;
+    for (j = 0; j < size; ++j) {
+        c[j] = po_sigmoid(gates[2 * size + j]) * c[j] + po_sigmoid(gates[j]) * po_tanh(gates[3 * size + j]);
+        h[j] = po_sigmoid(gates[size + j]) * po_tanh(c[j]);
+    }
+}
+
+PO_INLINE void po_gru_cell(float *h, const float *gates, int32_t size)
+{
+    int32_t j;
+    for (j = 0; j < size; ++j) {
+        const float z = po_sigmoid(gates[j]);
+        h[j] = (1.0f - z) * po_tanh(gates[2 * size + j]) + z * h[j];
+    }
+}
+
+PO_INLINE void po_rnn_cell(float *h, const float *gates, int32_t size, int32_t rectified)
+{
+    int32_t j;
+    for (j = 0; j < size; ++j) {
+        h[j] = rectified ? po_max(gates[j], 0.0f) : po_tanh(gates[j]);
+    }
+}
+
+/* y = x, each where it is there. */
+PO_INLINE void po_kept(float *y, const float *x, int32_t count)
+{
+    if (y != NULL) {
+        memcpy(y, x, (uint32_t)count * sizeof(float));
+    }
+}
+
 /* scratch: 2 * batch * size + 4 * size floats. Gates in the order input, output, forget, cell. */
 PO_INLINE void po_lstm(float *y, float *y_h, float *y_c, const float *x, const float *w, const float *r,
                        const float *b, const float *h_first, const float *c_first, float *scratch, int32_t steps,
                        int32_t batch, int32_t ins, int32_t size, int32_t directions, int32_t turned)
 {
     float *hidden = scratch, *cells = scratch + batch * size, *gates = scratch + 2 * batch * size;
-    int32_t d, s, n, j;
+    int32_t d, s, n;
     for (d = 0; d < directions; ++d) {
         const float *bias = b == NULL ? NULL : b + d * 8 * size;
         po_begin(hidden, h_first == NULL ? NULL : h_first + d * batch * size, batch * size);
@@ -42,23 +77,12 @@ PO_INLINE void po_lstm(float *y, float *y_h, float *y_c, const float *x, const f
                 float *h = hidden + n * size, *c = cells + n * size;
                 po_gates(gates, x + (t * batch + n) * ins, w + d * 4 * size * ins, bias, 4 * size, 4 * size, ins, 1);
                 po_product(gates, h, r + d * 4 * size * size, 1, 4 * size, size, 4 * size, 1, size, 1, 1, size, 1);
-                for (j = 0; j < size; ++j) {
-                    c[j] = po_sigmoid(gates[2 * size + j]) * c[j] + po_sigmoid(gates[j]) * po_tanh(gates[3 * size + j]);
-                    h[j] = po_sigmoid(gates[size + j]) * po_tanh(c[j]);
-                    if (y != NULL) {
-                        y[((t * directions + d) * batch + n) * size + j] = h[j];
-                    }
-                }
+                po_lstm_cell(h, c, gates, size);
+                po_kept(y == NULL ? NULL : y + ((t * directions + d) * batch + n) * size, h, size);
             }
         }
-        for (j = 0; j < batch * size; ++j) {
-            if (y_h != NULL) {
-                y_h[d * batch * size + j] = hidden[j];
-            }
-            if (y_c != NULL) {
-                y_c[d * batch * size + j] = cells[j];
-            }
-        }
+        po_kept(y_h == NULL ? NULL : y_h + d * batch * size, hidden, batch * size);
+        po_kept(y_c == NULL ? NULL : y_c + d * batch * size, cells, batch * size);
     }
 }
 
@@ -97,20 +121,11 @@ PO_INLINE void po_gru(float *y, float *y_h, const float *x, const float *w, cons
                     po_product(gates + 2 * size, extra, again + 2 * size * size, 1, size, size, size, 1, size, 1, 1,
                                size, 1);
                 }
-                for (j = 0; j < size; ++j) {
-                    const float z = po_sigmoid(gates[j]);
-                    h[j] = (1.0f - z) * po_tanh(gates[2 * size + j]) + z * h[j];
-                    if (y != NULL) {
-                        y[((t * directions + d) * batch + n) * size + j] = h[j];
-                    }
-                }
+                po_gru_cell(h, gates, size);
+                po_kept(y == NULL ? NULL : y + ((t * directions + d) * batch + n) * size, h, size);
             }
         }
-        for (j = 0; j < batch * size; ++j) {
-            if (y_h != NULL) {
-                y_h[d * batch * size + j] = hidden[j];
-            }
-        }
+        po_kept(y_h == NULL ? NULL : y_h + d * batch * size, hidden, batch * size);
     }
 }
 
@@ -120,7 +135,7 @@ PO_INLINE void po_rnn(float *y, float *y_h, const float *x, const float *w, cons
                       int32_t directions, int32_t turned, int32_t rectified)
 {
     float *hidden = scratch, *gates = scratch + batch * size;
-    int32_t d, s, n, j;
+    int32_t d, s, n;
     for (d = 0; d < directions; ++d) {
         po_begin(hidden, h_first == NULL ? NULL : h_first + d * batch * size, batch * size);
         for (s = 0; s < steps; ++s) {
@@ -130,19 +145,11 @@ PO_INLINE void po_rnn(float *y, float *y_h, const float *x, const float *w, cons
                 po_gates(gates, x + (t * batch + n) * ins, w + d * size * ins, b == NULL ? NULL : b + d * 2 * size, size,
                          size, ins, 1);
                 po_product(gates, h, r + d * size * size, 1, size, size, size, 1, size, 1, 1, size, 1);
-                for (j = 0; j < size; ++j) {
-                    h[j] = rectified ? po_max(gates[j], 0.0f) : po_tanh(gates[j]);
-                    if (y != NULL) {
-                        y[((t * directions + d) * batch + n) * size + j] = h[j];
-                    }
-                }
+                po_rnn_cell(h, gates, size, rectified);
+                po_kept(y == NULL ? NULL : y + ((t * directions + d) * batch + n) * size, h, size);
             }
         }
-        for (j = 0; j < batch * size; ++j) {
-            if (y_h != NULL) {
-                y_h[d * batch * size + j] = hidden[j];
-            }
-        }
+        po_kept(y_h == NULL ? NULL : y_h + d * batch * size, hidden, batch * size);
     }
 }
 

@@ -6,7 +6,7 @@ where a loop goes over what is summed up, its chunks are multiples of the parts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import prod
 
@@ -22,6 +22,11 @@ COUNT = ("po_os", "po_is")
 
 def _nothing(outer: int) -> int:
     return 0
+
+
+def no_code(call: Call, chunk: Chunk) -> str:
+    """Of a tiling in rounds."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,46 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """One pass over some steps of the inner loop.
+
+    begin, end
+        Which steps; chunks begin there.
+    inputs, outputs
+        Which operands it takes, by position: the others that go through the loop wait.
+    code
+        The C statement of one chunk.
+    """
+
+    begin: int
+    end: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    code: Callable[[Call, Chunk], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Sweeps and what is between them, `times` times over; each of `parts` that is no sweep writes a C statement.
+
+    head
+        The head of a C loop, where it is more than once.
+    """
+
+    parts: tuple[Sweep | Callable[[Call, Chunk], str], ...]
+    times: int = 1
+    head: str = ""
+
+    def sweeps(self, inputs: Collection[int], outputs: Collection[int]) -> tuple[tuple[int, int], ...]:
+        """Begin and end of those that take one of these operands."""
+        return tuple(
+            (part.begin, part.end)
+            for part in self.parts
+            if isinstance(part, Sweep) and (set(inputs) & set(part.inputs) or set(outputs) & set(part.outputs))
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Tiling:
     """A way to take a call apart.
 
@@ -156,6 +201,8 @@ class Tiling:
         Whether the code is written for one number of steps of the outer loop. Then pieces lie side by side.
     scratch_bytes
         What it needs beside the kernel's own scratch, by the steps of the outer loop in a chunk.
+    rounds
+        Where the inner loop is gone through more than once: how. Then it is the only loop, and there is no other code.
     """
 
     outer: Loop | None
@@ -165,6 +212,7 @@ class Tiling:
     code: Callable[[Call, Chunk], str]
     fixed: bool = False
     scratch_bytes: Callable[[int], int] = _nothing
+    rounds: tuple[Round, ...] = ()
 
 
 def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> Slice:

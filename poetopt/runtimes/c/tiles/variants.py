@@ -10,7 +10,7 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetopt.errors import UnsupportedOpError
-from poetopt.graph import Operator, Role, Tensor
+from poetopt.graph import Operator, Role, Tensor, inner_storage
 from poetopt.runtimes.c.kernel import ALIGNMENT
 from poetopt.runtimes.c.steps import Step, as_run, placed, steps
 from poetopt.runtimes.c.tiles import windows
@@ -224,11 +224,14 @@ class _OfForm:
         taken = form.slices[name]
         extent = form.loop(taken.level).extent
         chunk = (outer, inner)[taken.level]
+        made = name in self.operator.outputs and name not in self.operator.inputs
+        does = not made, made or name in self.old.values()
+        rounds = self.rounds(name)
+        if rounds:
+            return windows.visits(self.tensors[name].nbytes, taken.unit_bytes, rounds, chunk, *does)
         passes = 1
         if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
             passes = -(-form.outer.extent // outer)
-        made = name in self.operator.outputs and name not in self.operator.inputs
-        does = not made, made or name in self.old.values()
         if taken.picks:
             return windows.picked(self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
         if name in self.listed:
@@ -244,6 +247,20 @@ class _OfForm:
         if not multiple or (chunk % multiple and chunk < extent):
             return None
         return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
+
+    def rounds(self, name: str) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """How often each round of a tiling is made, and which of its sweeps take a tensor; none without rounds."""
+        found: list[tuple[int, tuple[tuple[int, int], ...]]] = []
+        if not any(tiling.rounds for tiling in self.form.tilings):
+            return ()
+        same = inner_storage(self.ran)
+        for step, tiling in zip(self.run, self.form.tilings, strict=False):
+            inputs, outputs = (
+                [k for k, t in enumerate(of) if t is not None and same.get(t.name, t.name) == name]
+                for of in (step.call.inputs, step.call.outputs)
+            )
+            found += [(one.times, one.sweeps(inputs, outputs)) for one in tiling.rounds]
+        return tuple((times, sweeps) for times, sweeps in found if sweeps)
 
     def by_rows(self, name: str) -> bool:
         """Whether chunks can be rows of a table, or its rows are read one by one."""

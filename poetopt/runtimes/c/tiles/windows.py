@@ -83,32 +83,68 @@ def pitch(buffer_bytes: int) -> int:
     return -(-buffer_bytes // ALIGNMENT) * ALIGNMENT
 
 
+@lru_cache(maxsize=65536)
+def visits(
+    total: int,
+    unit: int,
+    rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...],
+    chunk: int,
+    reads: bool,
+    writes: bool,
+) -> Traffic:
+    """A tensor that sweeps go through: of each round how often it is made, and where its sweeps begin and end."""
+    window = _Window(total, reads, writes)
+    for times, sweeps in rounds:
+        spans = [
+            (at * unit, min(last, at + chunk) * unit) for first, last in sweeps for at in range(first, last, chunk)
+        ]
+        for number in range(min(times, 2)):  # all but the first begin where the first one ended
+            for begin, to in spans:
+                window.chunk(begin, to, to, 1 if number == 0 else times - 1)
+    return window.traffic()
+
+
 def _window(total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bool, writes: bool) -> Traffic:
-    """What `po_window_to` and `po_window_out` of po_stream.h do; a chunk is written up to where the next begins."""
-    read: Counter[int] = Counter()
-    write: Counter[int] = Counter()
-    start = end = buffer = 0
+    """A chunk is written up to where the next begins."""
+    window = _Window(total, reads, writes)
     done = [*(begin for begin, _ in spans[1:]), total]
     for number in range(min(passes, 2)):
         times = 1 if number == 0 else passes - 1  # all passes after the first begin where the first one ended
         for (begin, to), whole in zip(spans, done, strict=True):
-            if begin == to:  # nothing of it is in the chunk
-                continue
-            first = begin // BLOCK_BYTES * BLOCK_BYTES
-            if first < start:
-                start = end = first
-            start, end = first, max(end, first)
-            if not reads:
-                end = max(end, to)
-            elif end < to:
-                limit = min(total, _ceil(to))
-                read[limit - end] += times
-                end = limit
-            buffer = max(buffer, end - start, to - start)
-            limit = whole if whole == total else whole // BLOCK_BYTES * BLOCK_BYTES
-            if writes and limit > start:
-                write[limit - start] += times
-    return Traffic(buffer, dict(read), dict(write))
+            if begin != to:  # something of it is in the chunk
+                window.chunk(begin, to, whole, times)
+    return window.traffic()
+
+
+class _Window:
+    """What `po_window_to` and `po_window_out` of po_stream.h do."""
+
+    def __init__(self, total: int, reads: bool, writes: bool) -> None:
+        self.total, self.reads, self.writes = total, reads, writes
+        self.read: Counter[int] = Counter()
+        self.write: Counter[int] = Counter()
+        self.start = self.end = self.buffer = 0
+
+    def chunk(self, begin: int, to: int, done: int, times: int) -> None:
+        """Bytes `begin` to `to` are in RAM, and those before `done` written: so many times alike."""
+        first = begin // BLOCK_BYTES * BLOCK_BYTES
+        if first < self.start:
+            self.start = self.end = first
+        self.start, self.end = first, max(self.end, first)
+        if not self.reads:
+            self.end = max(self.end, to)
+        elif self.end < to:
+            limit = min(self.total, _ceil(to))
+            self.read[limit - self.end] += times
+            self.end = limit
+        self.buffer = max(self.buffer, self.end - self.start, to - self.start)
+        limit = done if done == self.total else done // BLOCK_BYTES * BLOCK_BYTES
+        if self.writes and limit > self.start:
+            self.write[limit - self.start] += times
+
+    def traffic(self) -> Traffic:
+        """All of it."""
+        return Traffic(self.buffer, dict(self.read), dict(self.write))
 
 
 @lru_cache(maxsize=65536)
