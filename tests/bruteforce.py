@@ -62,6 +62,8 @@ class _Tables:
         self.reads = [_mask(operator.inputs) for operator in problem.operators]
         self.writes = [_mask(operator.outputs) for operator in problem.operators]
         self.sizes = [tensor.nbytes for tensor in problem.tensors]
+        # an output that takes over an input needs no bytes of its own
+        self.beside = [o.workspace_bytes - sum(self.sizes[i] for i in o.takes[:1]) for o in problem.operators]
         self.updates = [
             _mask(tuple(i for i, tensor in enumerate(problem.tensors) if tensor.updated_by == index))
             for index in range(self.count)
@@ -145,9 +147,7 @@ def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging
             cost = operator.energy_j if index < ahead else 0.0
             made = tables.writes[index]
             # Outputs that are in RAM already are overwritten: as much room as needing them to be there.
-            actions.append(
-                (cost, Instruction(Action.COMPUTE, index), tables.reads[index], made, operator.workspace_bytes)
-            )
+            actions.append((cost, Instruction(Action.COMPUTE, index), tables.reads[index], made, tables.beside[index]))
         for i in _members(stored & ~ram & tables.useful[ahead]):
             actions.append((problem.tensors[i].page_in_j, Instruction(Action.PAGE_IN, i), 0, 1 << i, 0))
         for cost, step, needed, made, workspace in actions:
@@ -341,7 +341,7 @@ def _stage_optimum(
         level = tables.bytes_of(ram)
         for place, index in enumerate(order):
             level += tables.bytes_of(tables.writes[index] & ~ram)
-            slack.append(ram_bytes - level - problem.operators[index].workspace_bytes)
+            slack.append(ram_bytes - level - tables.beside[index])
             level -= sum(sizes[i] for i, after in freed_after.items() if after == place)
         return slack, freed_after
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from poetopt.api.training import LAZY, Training, TrainingFile, described, scheduled
+from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
 from poetopt.errors import ModelError, OptionError
 from poetopt.garbage import building
 from poetopt.optimizers import CLIP
@@ -43,6 +43,7 @@ class Model:
         fuse: bool = True,
         clip_norm: bool = False,
         maxima: bool = True,
+        over: bool = True,
         lazy_tables: bool = False,
     ) -> Training:
         """Attach a loss and derive the backward operators.
@@ -71,6 +72,9 @@ class Model:
         maxima
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
+        over
+            Whether gradients may be written over what they are computed of (`poetopt.passes.taking`); older plans are
+            run without.
         lazy_tables
             Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps
             alone that use it, so that momentum and Adam page such tables by rows, as SGD does in any case.
@@ -90,10 +94,13 @@ class Model:
             fuse=fuse,
             clip_norm=clip_norm,
             maxima=maxima,
+            over=over,
         )
         recipe = {**self.recipe, "loss": loss, "output": output}
         if maxima:
             recipe["maxima"] = True
+        if over:
+            recipe[OVER] = True
         if straight_through:
             recipe["straight_through"] = True
         if granularity == "block":
@@ -106,7 +113,7 @@ class Model:
             recipe[LAZY] = True
         asked = {
             "loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "clip_norm": clip_norm,
-            "maxima": maxima,
+            "maxima": maxima, "over": over,
         }  # fmt: skip
         if self.graph.parts > 1:  # their tables stay whole, and only what has no optimizer yet is made anew
             by_rows = partial(self.training_graph, **asked) if optimizer == "none" else None  # type: ignore[arg-type]
@@ -127,6 +134,7 @@ class Model:
         rows: bool = False,
         row_bytes: int = 1,
         maxima: bool = True,
+        over: bool = True,
     ) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
@@ -144,7 +152,9 @@ class Model:
         try:
             with building():
                 graph = by_rows(self.graph, row_bytes) if rows else self.graph
-                step = differentiate(graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima)
+                step = differentiate(
+                    graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima, over=over
+                )
                 made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm)
                 return made if made.parts > 1 else with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
@@ -237,6 +247,7 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
         fuse=recipe.get("fuse") is not False,
         clip_norm=recipe.get(CLIP) is True,
         maxima=recipe.get("maxima") is True,
+        over=recipe.get(OVER) is True,
         lazy_tables=recipe.get(LAZY) is True,
     )
 

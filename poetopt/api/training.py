@@ -31,6 +31,8 @@ DEVICE, PROFILE = "device", "profile"
 """Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
 STREAMS = "stream"
 """Key of the recipe of a problem whose operators may stream operands."""
+OVER = "over"
+"""Key of the recipe of a step whose gradients may be written over what they are computed of."""
 LAZY = "lazy_tables"
 """Key of the recipe of a step whose tables and their optimizer states are lazy, where they are paged."""
 
@@ -131,9 +133,10 @@ class Training:
         graph = self.on(found.runtime).graph
         ways = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():
-            problem = cost(graph, found, parameters=parameters, stream=ways)
+            over = self.recipe.get(OVER) is True
+            problem = cost(graph, found, parameters=parameters, stream=ways, over=over)
             after = graph.closing
-            last = None if after is None else cost(after, found, parameters=parameters, stream=ways)
+            last = None if after is None else cost(after, found, parameters=parameters, stream=ways, over=over)
         recipe = {**self.recipe, **_of_file(device)}
         if parameters != "resident":
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}

@@ -17,6 +17,7 @@ from poetopt.autodiff.vocabulary import Vocabulary
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, Whole
 
 if TYPE_CHECKING:
+    from poetopt.autodiff.rules.choice import Choice
     from poetopt.graph import Array
 
 OLDEST_OPSET = 16
@@ -60,6 +61,10 @@ class GraphBuilder:
         For gradients whose elements are those of a smaller one, put where a maximum was found: by name.
     maxima
         Whether rules may make use of them.
+    over
+        Whether gradients may be written over what they are computed of: rules leave operands as they lie then.
+    choices
+        The choices between constructions that rules have made.
     distinct
         Numbers that no two nodes have in common, for those that must not look alike.
     """
@@ -67,7 +72,7 @@ class GraphBuilder:
     def __init__(
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int,
         roots: Mapping[str, str] | None = None, needed: Set[str] = frozenset(), floor_bytes: int | None = None, *,
-        maxima: bool = True,
+        maxima: bool = True, over: bool = True,
     ) -> None:  # fmt: skip
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.values: dict[str, Array] = dict(values)
@@ -87,6 +92,8 @@ class GraphBuilder:
         self.adders: dict[str, Callable[[OperatorBuilder, Tensor], Tensor]] = {}
         self.spreads: dict[str, Spread] = {}
         self.maxima = maxima
+        self.over = over
+        self.choices: list[Choice] = []
         self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:

@@ -28,6 +28,7 @@ from poetopt.autodiff.registry import (
     principal,
     rule_of,
 )
+from poetopt.autodiff.rules.choice import Choice
 from poetopt.errors import ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 from poetopt.notes import Note, listed
@@ -41,6 +42,7 @@ def differentiate(
     output: str | None = None,
     straight_through: bool = False,
     maxima: bool = True,
+    over: bool = True,
 ) -> TrainingGraph:
     """One training step of `graph`: forward, loss and backward operators, without the update.
 
@@ -53,6 +55,8 @@ def differentiate(
         Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
     maxima
         Whether an activation that a MaxPool alone reads has its gradient taken of the maxima.
+    over
+        Whether gradients may be written over what they are computed of, which leaves constructions less room.
 
     The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
     are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one
@@ -67,20 +71,30 @@ def differentiate(
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(quantization.straight_through(graph) if straight_through else graph)
-    step = partial(_step, graph, loss, output, straight_through=straight_through, maxima=maxima)
-    first = step(floor=None)
-    floor = floor_bytes(first)
-    return first if floor is None else step(floor=floor)
+    step = partial(_step, graph, loss, output, straight_through=straight_through, maxima=maxima, over=over)
+    choices: list[Choice] = []
+    first = step(floor=None, choices=choices)
+    floor = floor_bytes(first, choices, over=over)
+    return first if floor is None else step(floor=floor, choices=[])
 
 
 def _step(
-    graph: Graph, loss: str, output: str | None, *, straight_through: bool, maxima: bool, floor: int | None
+    graph: Graph,
+    loss: str,
+    output: str | None,
+    *,
+    straight_through: bool,
+    maxima: bool,
+    over: bool,
+    floor: int | None,
+    choices: list[Choice],
 ) -> TrainingGraph:
-    """The step, whose constructions may be as large as `floor`, in bytes."""
-    swept = partial(_swept, graph, loss, output, maxima=maxima, floor=floor)
+    """The step, whose constructions may be as large as `floor`, in bytes; and in `choices` what there were."""
+    swept = partial(_swept, graph, loss, output, maxima=maxima, over=over, floor=floor)
     builder, forward, states, attached, totals = swept(frozenset())
     if builder.asked:
         builder, forward, states, attached, totals = swept(builder.required())
+    choices += builder.choices
     gradients = {name: totals[name] for name in graph.trained if name in totals}
     stopped = quantization.stopped(
         graph, {n for o in attached.operators for n in o.inputs} or {attached.loss.name}, gradients
@@ -130,10 +144,19 @@ def _step(
 
 
 def _swept(
-    graph: Graph, loss: str, output: str | None, needed: frozenset[str], *, maxima: bool, floor: int | None
+    graph: Graph,
+    loss: str,
+    output: str | None,
+    needed: frozenset[str],
+    *,
+    maxima: bool,
+    over: bool,
+    floor: int | None,
 ) -> tuple[GraphBuilder, tuple[Operator, ...], Mapping[str, str], Attached, dict[str, Tensor]]:
     """The reverse loop over `graph`, whose rules know that the backward pass reads the storages `needed` anyway."""
-    builder = GraphBuilder(graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima)
+    builder = GraphBuilder(
+        graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima, over=over
+    )
     for name in graph.trained:
         if builder.unique(f"{name}.grad") != f"{name}.grad":
             raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")

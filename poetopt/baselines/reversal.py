@@ -118,7 +118,7 @@ def footprint(chain: Chain) -> Footprint:
         for operator in order:
             op = problem.operators[operator]
             live.update(op.outputs)
-            peak = max(peak, problem.nbytes(sorted(live)) + op.workspace_bytes)
+            peak = max(peak, problem.nbytes(sorted(live)) + problem.extra_bytes[operator])
             live = {i for i in live if i in kept or reads.get(i, -1) > operator}
         return peak
 
@@ -128,7 +128,7 @@ def footprint(chain: Chain) -> Footprint:
         for stage in range(starts[k], end):
             op = problem.operators[stage]
             held = sum(problem.tensors[i].nbytes for i in tapes[k] if problem.readers[i][-1] >= stage)
-            peak = max(peak, gradient_at(stage) + held + problem.nbytes(op.outputs) + op.workspace_bytes)
+            peak = max(peak, gradient_at(stage) + held + problem.nbytes(op.outputs) + problem.extra_bytes[stage])
         return peak
 
     return Footprint(
@@ -160,7 +160,7 @@ class Reversals:
         size, count = self.size, len(chain)
         problem = chain.problem
         divisor = gcd(room_bytes, *(tensor.nbytes for tensor in problem.tensors)) or 1
-        divisor = gcd(divisor, *(operator.workspace_bytes for operator in problem.operators)) or 1
+        divisor = gcd(divisor, *problem.extra_bytes) or 1
         self.unit = max(divisor, -(-max(room_bytes, 1) // levels))
         self.top = max(room_bytes, 0) // self.unit
         energies = [operator.energy_j for operator in problem.operators]

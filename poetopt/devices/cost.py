@@ -23,6 +23,7 @@ from poetopt.graph import Operator, TrainingGraph, residence
 from poetopt.operators.constants import constants_of
 from poetopt.operators.movable import streamable
 from poetopt.operators.work import work
+from poetopt.passes.taking import takings
 from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.runtimes import runtime as runtime_of
 from poetopt.runtimes.contract import Runtime, RuntimeVariant
@@ -34,6 +35,8 @@ def cost(
     runtime: Runtime | None = None,
     parameters: str = PARAMETERS[0],
     stream: str = STREAM[1],
+    *,
+    over: bool = True,
 ) -> Problem:
     """The scheduling problem of one training step on a device.
 
@@ -44,6 +47,8 @@ def cost(
         scheduled.
     stream
         `auto`: operators may stream operands from and to storage, where the runtime has ways; or `never`.
+    over
+        Whether operators may write over what they read (`poetopt.passes.taking`).
 
     Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator, then
     those whose home is storage; operators in the graph's order without views. Times are seconds, energies joules, sizes
@@ -64,6 +69,7 @@ def cost(
     kernels = kept = 0
     streams = stream == STREAM[0] and device.storage is not None
     constants = constants_of(graph)
+    taken = takings(graph, takes).by_operator if over else {}
 
     def add(name: str, producer: int) -> None:
         nbytes, held = graph.tensors[name].nbytes, residence(graph.tensors[name].role)
@@ -112,7 +118,8 @@ def cost(
     for operator in scheduled:
         given = streamable(operator, graph, index, constants) if streams else {}
         plain, *others = takes.variants(operator, graph.tensors, **given)
-        layout = plain.workspace
+        taking = taken.get(operator.name)
+        layout = plain.workspace if taking is None else taking.way.workspace
         kernels = max((kernels, *layout.kernel_bytes))
         kept += layout.kept_bytes
         read = {root for root in map(graph.root, operator.inputs) if root not in resident}
@@ -129,7 +136,8 @@ def cost(
                 inputs=tuple(sorted(index[name] for name in read)),
                 outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
                 workspace_bytes=layout.temporaries_bytes,
-                recomputable=operator.recomputable,
+                recomputable=operator.recomputable and taking is None,
+                takes=() if taking is None else (index[graph.root(taking.given)], index[taking.made]),
                 backward=operator.backward,
                 kind=operator.kind,
                 count=max(1, len(operator.members)),

@@ -188,6 +188,8 @@ def _rederive_room(model: Any, row: Row, key: Room) -> None:
     def fits(variant: int) -> bool:
         way = operator.variant(variant)
         whole = {*operator.inputs, *operator.outputs} - {*way.streamed_in, *way.streamed_out}
+        if not variant:
+            whole -= {*operator.takes[:1]}
         sizes = [*(problem.tensors[i].nbytes for i in whole), way.workspace_bytes]
         needed = sum(-(-size // problem.alignment) * problem.alignment for size in sizes)
         return bool(needed + space.tensor_bytes[space.point_tensor[key.point]] <= space.room_bytes)

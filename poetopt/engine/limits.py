@@ -138,6 +138,8 @@ def placed_bytes(problem: Problem) -> int:
     def run(k: int, variant: int) -> int:
         operator, way = problem.operators[k], problem.operators[k].variant(variant)
         held = [*({*operator.inputs} - {*way.streamed_in}), *({*operator.outputs} - {*way.streamed_out})]
+        if not variant:  # the two share a place
+            held = [i for i in held if i not in operator.takes[:1]]
         return placed([problem.tensors[i].nbytes for i in held] + [way.workspace_bytes])
 
     start = placed([problem.tensors[i].nbytes for i in problem.at_start])

@@ -17,7 +17,7 @@ from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.language import Formulation
 from poetopt.problem import COMPUTES, Feature
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.TAKEN, *COMPUTES})
 """Features of problems whose plans have their points in outer approximations."""
 
 

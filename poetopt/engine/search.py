@@ -20,10 +20,10 @@ from poetopt.formulations.scope import kind_words
 from poetopt.plan.closing import closing_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.storeall import everything, store_all_bytes
-from poetopt.problem import COMPUTES, Feature, Problem, check_supported
+from poetopt.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 from poetopt.schedule import Schedule
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.STREAMED, *COMPUTES})
+SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
 """Features of problems that schedules are searched for."""
 
 _BY_SUMS = " (where operators may stream, only sums of bytes and seconds prove that)"

@@ -149,7 +149,7 @@ class Replay:
             if i in resident:  # what ran again for the others has read it
                 self._evict(i)
         fresh = self.machine.fresh(effect)
-        self._make_room(sum([self._nbytes[i] for i in fresh]) + effect.workspace_bytes, held)
+        self._make_room(sum([self._nbytes[i] for i in fresh]) + effect.extra_bytes, held)
         self.machine.apply(effect)
         for i in fresh:
             self._came(i)

@@ -250,7 +250,7 @@ def live_bytes(problem: Problem, order: Sequence[int]) -> list[int]:
     for k in order:
         operator = operators[k]
         live += sum(tensors[i].nbytes for i in operator.outputs)
-        during[k] = live + operator.workspace_bytes
+        during[k] = live + problem.extra_bytes[k]
         for i in operator.inputs:
             waiting[i] -= 1
             if not waiting[i]:

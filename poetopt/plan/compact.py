@@ -208,6 +208,7 @@ def _fingerprint(problem: Problem, model: str) -> bytes:
     digest = hashlib.sha256(f"{model} {problem.alignment} {kernels}".encode())
     for operator in problem.operators:
         digest.update(repr((operator.inputs, operator.outputs, operator.workspace_bytes)).encode())
+        digest.update(repr(operator.takes).encode() if operator.takes else b"")
         for way in operator.variants:
             digest.update(repr((way.streamed_in, way.streamed_out, way.workspace_bytes)).encode())
     for tensor in problem.tensors:

@@ -45,8 +45,10 @@ class Effect:
         Written chunk by chunk to storage, where they are from now on; they must not be in RAM.
     streams
         Whether it streams anything: CPU and storage are both busy with it.
-    workspace_bytes
-        What it takes of RAM beside them while it runs.
+    takes
+        An input that its output is written over, and that is gone then; its FREE follows, and finds no bytes.
+    extra_bytes
+        What it takes of RAM beside them while it runs; less than its workspace where it takes over an input.
     """
 
     step: Instruction
@@ -65,29 +67,35 @@ class Effect:
     streams_in: tuple[int, ...] = ()
     streams_out: tuple[int, ...] = ()
     streams: bool = False
-    workspace_bytes: int = 0
+    takes: tuple[int, ...] = ()
+    extra_bytes: int = 0
 
 
 class _Run(NamedTuple):
-    """A compute: the operator, what of its inputs isn't read in flash, what it updates, and the last stage for it."""
+    """A compute.
+
+    The operator, what of its inputs isn't read in flash, what it updates, the last stage for it, and what it takes
+    beside inputs and outputs.
+    """
 
     operator: ProblemOperator
     reads: tuple[int, ...]
     updates: tuple[int, ...]
     until: int
+    extra_bytes: int
 
 
 def _runs(problem: Problem) -> Iterator[_Run]:
     tensors, end = problem.tensors, len(problem.operators)
-    for operator, updates in zip(problem.operators, problem.updates, strict=True):
+    for operator, updates, extra in zip(problem.operators, problem.updates, problem.extra_bytes, strict=True):
         reads = tuple(i for i in operator.inputs if tensors[i].home is not Home.FLASH)
         overtaken = (tensors[i].updated_by for i in reads if tensors[i].updated)
         until = min((*overtaken, *operator.updaters), default=end)
-        yield _Run(operator, reads, updates, until)
+        yield _Run(operator, reads, updates, until, extra)
 
 
 def _compute(index: int, run: _Run) -> Effect:
-    operator = run.operator
+    operator, taken = run.operator, run.operator.takes[:1]
     return Effect(
         Instruction(Action.COMPUTE, index),
         operator.time_s,
@@ -98,8 +106,9 @@ def _compute(index: int, run: _Run) -> Effect:
         reads=run.reads,
         makes=operator.outputs,
         updates=run.updates,
-        settles=(*operator.outputs, *run.updates),
-        workspace_bytes=operator.workspace_bytes,
+        settles=(*operator.outputs, *run.updates, *taken),
+        takes=taken,
+        extra_bytes=run.extra_bytes,
     )
 
 
@@ -116,10 +125,11 @@ def _streamed(plain: Effect, variant: Variant, number: int) -> Effect:
         reads=reads,
         makes=makes,
         settles=(*makes, *(i for i in plain.updates if i not in streamed)),
+        takes=(),
         streams_in=variant.streamed_in,
         streams_out=variant.streamed_out,
         streams=variant.streams,
-        workspace_bytes=variant.workspace_bytes,
+        extra_bytes=variant.workspace_bytes,
     )
 
 

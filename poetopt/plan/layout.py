@@ -3,7 +3,8 @@
 Lifetimes are instruction indices: the graph inputs live from -1, before the first instruction; a buffer that
 is freed lives through its FREE, one that never is through the last instruction; a workspace lives during
 its COMPUTE alone. Buffers come in the order that `Plan.offsets` fixes. What is in RAM as the step begins and as it ends
-lies at one offset then, as the next step finds it there.
+lies at one offset then, as the next step finds it there. So does what a COMPUTE takes over, and its output: the one
+lives to the instruction before, the other from the COMPUTE on.
 """
 
 from __future__ import annotations
@@ -72,17 +73,24 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
     ends = [
         end if not workspace and index in lasting and last == whole else last for index, workspace, _, _, last in lives
     ]
+    spans = [(index, workspace, first, last) for index, workspace, _, first, last in lives]
+    before = {made: given for given, made in _taken(plan, spans)}
+    kept = [k for k in range(len(lives)) if k not in before]
+    number = {k: place for place, k in enumerate(kept)}
+    for made, given in before.items():  # a buffer that is taken over goes on as the one that takes it
+        number[made] = number[given]
+        ends[kept[number[made]]] = ends[made]
     offsets, _ = pack(
-        [*(nbytes for _, _, nbytes, _, _ in lives), *(nbytes for nbytes, _, _ in after)],
-        [*(first for _, _, _, first, _ in lives), *(first for _, first, _ in after)],
-        [last + 1 for last in (*ends, *(last for _, _, last in after))],
+        [*(lives[k][2] for k in kept), *(nbytes for nbytes, _, _ in after)],
+        [*(lives[k][3] for k in kept), *(first for _, first, _ in after)],
+        [last + 1 for last in (*(ends[k] for k in kept), *(last for _, _, last in after))],
         plan.problem.alignment,
         target=ram_bytes,
         quick=quick,
         until=until,
-        shared=_shared(plan, [(index, workspace, first, last) for index, workspace, _, first, last in lives]),
+        shared=[(number[a], number[b]) for a, b in _lasting(plan, spans)],
     )
-    return replace(plan, offsets=offsets[: len(lives)])
+    return replace(plan, offsets=tuple(offsets[number[k]] for k in range(len(lives))))
 
 
 def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
@@ -132,11 +140,18 @@ def check_layout(plan: Plan, ram_bytes: int | None = None) -> None:
             end = buffer.offset + buffer.nbytes
             raise PlanError(f"{_shown(plan, buffer)} ends at byte {end} of an arena of {ram_bytes} bytes")
     every = list(buffers(plan))
-    for a, b in _shared(plan, [(one.index, one.workspace, one.first, one.last) for one in every]):
+    spans = [(one.index, one.workspace, one.first, one.last) for one in every]
+    for a, b in _lasting(plan, spans):
         if every[a].nbytes and every[a].offset != every[b].offset:
             raise PlanError(
                 f"{_shown(plan, every[b])} ends the step at byte {every[b].offset}, and the next one begins with it at "
                 f"byte {every[a].offset}"
+            )
+    for a, b in _taken(plan, spans):
+        if every[a].nbytes and every[a].offset != every[b].offset:
+            raise PlanError(
+                f"{_shown(plan, every[b])} starts at byte {every[b].offset}, and takes over "
+                f"{_shown(plan, every[a])}, which starts at byte {every[a].offset}"
             )
     # Walk the instructions with the live buffers sorted by offset: only neighbours can be the first to overlap.
     events = sorted(
@@ -165,6 +180,7 @@ def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
     lives: list[tuple[int, bool, int, int, int]] = []
     last = len(plan.instructions) - 1
     where: dict[int, int] = {}
+    taken: set[int] = set()
 
     def allocate(tensor: int, first: int) -> None:
         where[tensor] = len(lives)
@@ -175,10 +191,21 @@ def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
     for index, effect in enumerate(effects(problem).each(plan.instructions)):
         for tensor in effect.makes:
             if tensor not in where:
+                taken.discard(tensor)
                 allocate(tensor, index)
         if effect.operator >= 0:
-            lives.append((effect.operator, True, effect.workspace_bytes, index, index))
+            workspace = effect.extra_bytes + problem.nbytes(effect.takes)
+            lives.append((effect.operator, True, workspace, index, index))
+        for tensor in effect.takes:
+            taken.add(tensor)
+            k = where.pop(tensor, -1)
+            if k < 0:
+                raise PlanError(f"instruction {index} takes over {problem.tensors[tensor].name!r}, not in RAM")
+            lives[k] = (*lives[k][:4], index - 1)
         for tensor in effect.frees:
+            if tensor in taken:
+                taken.remove(tensor)
+                continue
             k = where.pop(tensor, -1)
             if k < 0:
                 raise PlanError(f"instruction {index} frees {problem.tensors[tensor].name!r}, not in RAM")
@@ -186,7 +213,7 @@ def _lifetimes(plan: Plan) -> list[tuple[int, bool, int, int, int]]:
     return lives
 
 
-def _shared(plan: Plan, lives: Sequence[tuple[int, bool, int, int]]) -> list[tuple[int, int]]:
+def _lasting(plan: Plan, lives: Sequence[tuple[int, bool, int, int]]) -> list[tuple[int, int]]:
     """Pairs of buffers of tensors that are in RAM as the step begins and as it ends, and leave in between.
 
     lives
@@ -203,6 +230,25 @@ def _shared(plan: Plan, lives: Sequence[tuple[int, bool, int, int]]) -> list[tup
             if ends == end:
                 last[index] = k
     return [(k, last[i]) for i, k in first.items() if i in last and last[i] != k]
+
+
+def _taken(plan: Plan, lives: Sequence[tuple[int, bool, int, int]]) -> list[tuple[int, int]]:
+    """The buffer of what an operator takes over, and that of its output: one offset. In the order of the plan.
+
+    lives
+        Index, whether a workspace, first and last instruction of each buffer.
+    """
+    operators = plan.problem.operators
+    if not any(operator.takes for operator in operators):
+        return []
+    begins = {(index, first): k for k, (index, workspace, first, _) in enumerate(lives) if not workspace}
+    ends = {(index, last): k for k, (index, workspace, _, last) in enumerate(lives) if not workspace}
+    found: list[tuple[int, int]] = []
+    for place, effect in enumerate(effects(plan.problem).each(plan.instructions)):
+        for given in effect.takes:
+            made = operators[effect.operator].takes[1]
+            found.append((ends[given, place - 1], begins[made, place]))
+    return found
 
 
 def _shown(plan: Plan, buffer: Buffer) -> str:

@@ -4,7 +4,8 @@ The simulator, the replays and the reports walk it, instruction by instruction; 
 frees is in `poetopt.plan.effects`, and the time that it takes in `poetopt.plan.clock`.
 
 Bytes. A buffer counts from the instruction that makes it to the FREE that releases it, both included; a workspace
-counts during its COMPUTE. A tensor takes its whole blocks of the storage from its first PAGE_OUT, from the first
+counts during its COMPUTE. What a COMPUTE takes over is its output's from then on, and no longer in RAM: a FREE of it
+that follows releases nothing. A tensor takes its whole blocks of the storage from its first PAGE_OUT, from the first
 COMPUTE that streams it out, or from the start where that is its home, to the end of the step; one written again takes
 the same place.
 """
@@ -25,6 +26,8 @@ class Machine:
         The tensors in RAM.
     stored, stale
         The tensors with a copy on storage, and those whose copy is from before their update.
+    taken
+        What is an output's by now, and waits for its FREE.
     live
         Bytes in RAM, what is reserved for kernels included.
     blocks
@@ -35,7 +38,7 @@ class Machine:
         The bytes that each tensor takes in RAM; its own where they aren't given.
     """
 
-    __slots__ = ("ahead", "blocks", "live", "problem", "resident", "sizes", "stale", "stored")
+    __slots__ = ("ahead", "blocks", "live", "problem", "resident", "sizes", "stale", "stored", "taken")
 
     def __init__(self, problem: Problem, sizes: Sequence[int] | None = None) -> None:
         self.problem = problem
@@ -44,6 +47,7 @@ class Machine:
         self.live = problem.reserve_bytes + sum(self.sizes[i] for i in problem.at_start)
         self.stored: set[int] = set()
         self.stale: set[int] = set()
+        self.taken: set[int] = set()
         self.blocks = self.ahead = 0
         for i in problem.stored_at_start:
             self.store(i)
@@ -54,6 +58,7 @@ class Machine:
         other.problem, other.sizes = self.problem, self.sizes
         other.live, other.blocks, other.ahead = self.live, self.blocks, self.ahead
         other.resident, other.stored, other.stale = self.resident.copy(), self.stored.copy(), self.stale.copy()
+        other.taken = self.taken.copy()
         return other
 
     def apply(self, effect: Effect) -> int:
@@ -80,8 +85,12 @@ class Machine:
         for i in effect.makes:
             if i not in resident:
                 resident.add(i)
+                self.taken.discard(i)
                 self.live += self.sizes[i]
-        during = self.live + effect.workspace_bytes
+        during = self.live + effect.extra_bytes
+        for i in effect.takes:
+            self.free(i)
+            self.taken.add(i)
         for i in effect.frees:
             self.free(i)
         if operator == self.ahead:
@@ -100,12 +109,15 @@ class Machine:
 
     def need(self, effect: Effect) -> int:
         """The bytes that it would take beside the live ones."""
-        return sum([self.sizes[i] for i in effect.makes if i not in self.resident]) + effect.workspace_bytes
+        return sum([self.sizes[i] for i in effect.makes if i not in self.resident]) + effect.extra_bytes
 
     def free(self, i: int) -> None:
         """Release the buffer of tensor `i`. Raises PlanError where it has none."""
         if i not in self.resident:
-            raise PlanError(self._absent(i))
+            if i not in self.taken:
+                raise PlanError(self._absent(i))
+            self.taken.remove(i)
+            return
         self.resident.remove(i)
         self.live -= self.sizes[i]
 

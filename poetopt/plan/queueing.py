@@ -76,7 +76,7 @@ class Queueing:
         for i in effect.streams_out:
             if self.held[i] != START:
                 self._free(self.held[i], event)
-        need = machine.need(effect) if begins else effect.workspace_bytes
+        need = machine.need(effect) if begins else effect.extra_bytes
         while machine.live + need > self.ram_bytes:
             if not self.waiting:
                 return False

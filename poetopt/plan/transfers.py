@@ -231,7 +231,7 @@ class _Search:
         room = []
         for place in range(moves.count):
             live += change[place]
-            room.append(self.ram_bytes - live - moves.effects[place].workspace_bytes)
+            room.append(self.ram_bytes - live - moves.effects[place].extra_bytes)
         return room
 
     def improve(self) -> None:

@@ -41,6 +41,8 @@ def check(problem: Problem) -> None:
                 readers[i].append(k)
         if operator.variants:
             _check_variants(k, operator, tensors)
+        if operator.takes:
+            _check_takes(k, operators, tensors)
         if any(not k < updater < len(operators) for updater in operator.updaters):
             raise ProblemError(f'operators[{k}] ({operator.name!r}): "updaters" must be operators that come after it')
     for i, tensor in enumerate(tensors):
@@ -61,6 +63,20 @@ def check(problem: Problem) -> None:
             names = [form.name for form in tensor.forms]
             if not all(names) or len(set(names)) < len(names):
                 _refuse(i, tensor, "its packed forms need names, each another")
+
+
+def _check_takes(k: int, operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]) -> None:
+    operator = operators[k]
+    named = f'operators[{k}] ({operator.name!r}): "takes"'
+    given, made = operator.takes if len(operator.takes) == 2 else (-1, -1)
+    if given not in operator.inputs or made not in operator.outputs:
+        raise ProblemError(f"{named} must be an input and an output of its own")
+    if tensors[given].nbytes != tensors[made].nbytes:
+        raise ProblemError(f"{named} must be two tensors of one size")
+    if operator.recomputable or not tensors[given].computed or tensors[given].result:
+        raise ProblemError(f"{named} is for what runs once, and for an input that is computed and no result")
+    if any(given in other.inputs for n, other in enumerate(operators) if n != k):
+        raise ProblemError(f"{named}: another operator reads {tensors[given].name!r}, too")
 
 
 def _check_update(i: int, tensor: ProblemTensor, readers: Sequence[int]) -> None:

@@ -28,14 +28,15 @@ class Feature(StrEnum):
     PACKED = "has packed forms"
     STREAMED = "has variants with streamed operands"
     OVERTAKEN = "may not run after an update of what it reads"
+    TAKEN = "writes its output over what it reads"
 
 
 COMPUTES = frozenset({Feature.OVERTAKEN})
 """What matters to those alone who compute operators again."""
 
 
-PLAINLY = frozenset({Feature.STREAMED})
-"""What a problem offers, and nobody has to use: who doesn't lets every operator run with its operands in RAM."""
+PLAINLY = frozenset({Feature.STREAMED, Feature.TAKEN})
+"""What takes no care: variants needn't be used, and `Problem.extra_bytes` says what taking over an input spares."""
 
 
 def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
@@ -59,6 +60,8 @@ def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
             yield Feature.STREAMED, f"operator {operator.name!r}"
         if operator.updaters:
             yield Feature.OVERTAKEN, f"operator {operator.name!r}"
+        if operator.takes:
+            yield Feature.TAKEN, f"operator {operator.name!r}"
 
 
 def check_supported(problem: Problem, who: str, supports: Set[Feature] = frozenset()) -> None:

@@ -47,6 +47,10 @@ class ProblemOperator:
         that it updates is an input, and says so itself.
     workspace_bytes
         Bytes in the arena that are needed only while it runs: its emitted temporaries.
+    takes
+        (input, output) where its output is written over an input of the same size, which nobody else reads, and which
+        is gone then. It runs once. Empty where it has none such; nor does it where a variant other than the plain one
+        runs it.
     recomputable
         Whether it may run more than once.
     count
@@ -70,6 +74,7 @@ class ProblemOperator:
     count: int = 1
     variants: tuple[Variant, ...] = ()
     updaters: tuple[int, ...] = ()
+    takes: tuple[int, ...] = ()
 
     def renumbered(self, tensors: Mapping[int, int], operators: Mapping[int, int]) -> ProblemOperator:
         """The same operator where tensor i has the index `tensors[i]`, and operator k `operators[k]`."""
@@ -85,6 +90,7 @@ class ProblemOperator:
                 replace(v, streamed_in=moved(v.streamed_in), streamed_out=moved(v.streamed_out)) for v in self.variants
             ),
             updaters=tuple(sorted(operators[k] for k in self.updaters)),
+            takes=tuple(tensors[i] for i in self.takes),
         )
 
     def variant(self, number: int) -> Variant:

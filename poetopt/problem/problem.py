@@ -316,6 +316,14 @@ class Problem:
         return -(-self.bytes_as(tensor, form) // self.storage_block_bytes)
 
     @cached_property
+    def extra_bytes(self) -> tuple[int, ...]:
+        """For each operator, what it takes beside inputs and outputs: its workspace, less an input that it takes over.
+
+        May be negative.
+        """
+        return tuple(op.workspace_bytes - self.nbytes(op.takes[:1]) for op in self.operators)
+
+    @cached_property
     def storage_blocks(self) -> int | None:
         """How many whole blocks the storage holds, or None where that is not known."""
         return None if self.storage_bytes is None else self.storage_bytes // self.storage_block_bytes
@@ -327,7 +335,7 @@ class Problem:
             way = op.variant(variant)
             whole = ({*op.inputs} - {*way.streamed_in}, {*op.outputs} - {*way.streamed_out})
             return sum(self.tensors[i].nbytes for operands in whole for i in operands) + way.workspace_bytes
-        return self.nbytes(op.inputs) + self.nbytes(op.outputs) + op.workspace_bytes
+        return self.nbytes(op.inputs) + self.nbytes(op.outputs) + self.extra_bytes[operator]
 
     def fits_plain(self, operator: int, ram_bytes: int) -> bool:
         """Whether a budget has room for `operator` alone, with nothing streamed."""

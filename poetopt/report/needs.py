@@ -139,9 +139,10 @@ def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int
     *before, last = effects(problem).each(plan.instructions[: at + 1])
     for effect in before:
         machine.apply(effect)
-    live = machine.resident.union(last.makes)
+    live = machine.resident.union(last.makes).difference(last.takes)
+    workspace = last.extra_bytes + problem.nbytes(last.takes)
     found = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
-    found += [("workspace", "workspace", last.workspace_bytes), ("kernels' own", "kernels", problem.reserve_bytes)]
+    found += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
     found.append(("gaps between buffers", "gaps", total_bytes - sum(nbytes for _, _, nbytes in found)))
     return tuple(sorted((entry for entry in found if entry[2]), key=lambda entry: (-entry[2], entry[0])))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 
@@ -164,4 +164,24 @@ class Runtime(Protocol):
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
         """What it may have no kernels for, in words."""
+        ...
+
+
+@runtime_checkable
+class TakesOver(Protocol):
+    """A runtime that can write an output over an input that nobody reads afterwards."""
+
+    def taking(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        takes: tuple[str, str],
+        values: Mapping[str, Array] | None = None,
+    ) -> RuntimeVariant | None:
+        """The operator with an output over an input of the same size (`takes`: both by name); None where it can't.
+
+        The input is gone then, and results are the bits of the plain operator. `values` are constants by name.
+        """
         ...

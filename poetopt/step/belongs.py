@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from poetopt.errors import PlanError
-from poetopt.graph import Tensor, TrainingGraph
+from poetopt.graph import Operator, Tensor, TrainingGraph
+from poetopt.operators.constants import constants_of
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
-from poetopt.runtimes.contract import Runtime
+from poetopt.runtimes.contract import Runtime, RuntimeVariant, TakesOver
 
 
 def graph_of(plan: Plan, graph: TrainingGraph | None = None) -> TrainingGraph:
@@ -41,6 +42,8 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
                 "solve the model again"
             )
     for operator, costed in zip(scheduled, problem.operators, strict=True):
+        if costed.takes:  # asked where it is run
+            continue
         needed = runtime.workspace(operator, graph.tensors, problem.alignment).temporaries_bytes
         if needed > costed.workspace_bytes:
             raise PlanError(
@@ -53,6 +56,18 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
             f"{shown}: the plan sets {problem.reserve_bytes} B aside for what kernels allocate, and none may set less "
             f"than {runtime.reserve_bytes(0)}; solve the model again"
         )
+
+
+def taken_over(
+    runtime: Runtime, graph: TrainingGraph, operator: Operator, problem: Problem, index: int
+) -> RuntimeVariant | None:
+    """How `operator`, which is operator `index` of a plan's problem, writes over what it reads; None where it can't."""
+    takes = problem.operators[index].takes
+    if not takes or not isinstance(runtime, TakesOver):
+        return None
+    given, made = (problem.tensors[i].name for i in takes)
+    read = next((name for name in operator.inputs if graph.root(name) == given), given)
+    return runtime.taking(operator, graph.tensors, problem.alignment, takes=(read, made), values=constants_of(graph))
 
 
 def streams(operator: str, who: str) -> PlanError:

@@ -72,17 +72,18 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
     for moment in moments(plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is not Action.COMPUTE:
-            tensor, offset = problem.tensors[target], moment.at[target]
-            free = action is Action.FREE
-            yield Instructed(
-                moment.number,
-                () if free else (Transfer(action, tensor, offset),),
-                ((offset, tensor.nbytes),) if free else (),
-            )
+            tensor = problem.tensors[target]
+            if action is not Action.FREE:
+                yield Instructed(moment.number, (Transfer(action, tensor, moment.at[target]),), ())
+            elif target in moment.at:
+                yield Instructed(moment.number, (), ((moment.at[target], tensor.nbytes),))
+            else:  # an output has taken it over
+                yield Instructed(moment.number, (), ())
             continue
         operator = places.operators[problem.operators[target].name]
         parts: list[Part] = []
-        for kernel, part in _run(operator, moment, places):
+        sliced = bool(moment.instruction.variant or problem.operators[target].takes)
+        for kernel, part in _run(operator, moment, places, sliced=sliced):
             if taken and taken + kernel > room:
                 parts.append(GiveBack())
                 taken = 0
@@ -93,9 +94,9 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
         yield Instructed(moment.number, tuple(parts), workspaces)
 
 
-def _run(operator: Operator, moment: Moment, places: Places) -> Iterator[tuple[int, Part | None]]:
+def _run(operator: Operator, moment: Moment, places: Places, *, sliced: bool) -> Iterator[tuple[int, Part | None]]:
     """What a COMPUTE comes to, each with what its kernel allocates."""
-    if moment.instruction.variant:
+    if sliced:
         for part in slice_parts(operator, moment, places):
             yield part.kernel_bytes if isinstance(part, RunSlice) else 0, part
         return

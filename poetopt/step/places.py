@@ -10,12 +10,13 @@ from poetopt.graph import Operator, TrainingGraph
 from poetopt.operators.constants import constants_of
 from poetopt.operators.movable import streamable
 from poetopt.operators.resident import resident_storages
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
 from poetopt.problem import Problem
 from poetopt.runtimes.contract import InnerLayout, Runtime, RuntimeVariant
 from poetopt.runtimes.sliced import Sliced
-from poetopt.step.belongs import streams
+from poetopt.step.belongs import streams, taken_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Moment:
 def moments(plan: Plan) -> Iterator[Moment]:
     """Walk a laid-out plan. `at` is one mapping that changes from moment to moment."""
     waiting = list(buffers(plan))  # in the order of allocation
+    does = effects(plan.problem)
     at: dict[int, int] = {}
     ends: dict[int, list[int]] = {}
     place = 0
@@ -65,7 +67,12 @@ def moments(plan: Plan) -> Iterator[Moment]:
                 at[buffer.index] = buffer.offset
                 ends.setdefault(buffer.last, []).append(buffer.index)
         if number >= 0:
+            taken = does.of(plan.instructions[number]).takes
+            for index in taken:  # it is where the output that takes it over is
+                at[index] = at[plan.problem.operators[plan.instructions[number].target].takes[1]]
             yield Moment(number, plan.instructions[number], at, tuple(made))
+            for index in taken:
+                del at[index]
             for index in ends.pop(number, ()):
                 del at[index]
 
@@ -122,9 +129,26 @@ class Places:
             "and the runtime has no such variant; solve the model again"
         )
 
+    def taking(self, operator: Operator, index: int) -> RuntimeVariant:
+        """How `operator`, which is operator `index` of the problem, writes an output over an input.
+
+        Raises PlanError where the runtime can't, or not in the workspace that the plan has.
+        """
+        planned = self.problem.operators[index]
+        found = taken_over(self.runtime, self.graph, operator, self.problem, index)
+        if found is None or found.workspace.temporaries_bytes > planned.workspace_bytes:
+            raise PlanError(
+                f"the plan has {operator.name!r} write over what it reads in {planned.workspace_bytes} B of workspace, "
+                f"and the runtime {self.runtime.name!r} can't; solve the model again"
+            )
+        return found
+
     def sliced(self, operator: Operator, instruction: Instruction) -> Sliced:
         """The loop by which a plan runs `operator`. Raises PlanError where the runtime has none."""
-        found = self.variant(operator, instruction.target, instruction.variant).detail
+        if instruction.variant:
+            found = self.variant(operator, instruction.target, instruction.variant).detail
+        else:
+            found = self.taking(operator, instruction.target).detail
         if not isinstance(found, Sliced):
             raise streams(operator.name, self.runtime.name)
         return found

@@ -194,5 +194,5 @@ def _peak_bytes(plan: Plan) -> int:
         change[begin + 1] += problem.tensors[i].nbytes
         change[end + 2] -= problem.tensors[i].nbytes
     live = list(accumulate(change))
-    work = (live[k + 1] + problem.operators[index].workspace_bytes for k, index in enumerate(computes))
+    work = (live[k + 1] + problem.extra_bytes[index] for k, index in enumerate(computes))
     return max(live[0], *work, live[len(computes) + 1]) + problem.reserve_bytes

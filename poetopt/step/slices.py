@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from poetopt.graph import Node, Operator, Tensor
 from poetopt.operators.nodes import is_inner_view
-from poetopt.plan.instructions import Plan
+from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import ProblemTensor
 from poetopt.runtimes.sliced import FETCH, FETCH_ROWS, PUT_ROWS, STORE, Sliced, Window
 from poetopt.step.places import Moment, Place, Places
@@ -89,8 +89,11 @@ def slice_parts(operator: Operator, moment: Moment, places: Places) -> Iterator[
 def slice_nodes(plan: Plan, places: Places) -> Iterator[Node]:
     """The nodes that run on slices in a plan, some more than once."""
     for instruction in plan.instructions:
-        if instruction.variant:
-            operator = places.operators[plan.problem.operators[instruction.target].name]
+        if instruction.action is not Action.COMPUTE:
+            continue
+        costed = plan.problem.operators[instruction.target]
+        if instruction.variant or costed.takes:
+            operator = places.operators[costed.name]
             sliced = places.sliced(operator, instruction)
             yield from (node for node in (*sliced.each, *sliced.further.values()) if not node.domain)
 

@@ -217,7 +217,7 @@ def keeps_stage_rules(problem: Problem, schedule: Schedule, ram_bytes: int) -> b
         for place, j in enumerate(runs[t]):
             operator = problem.operators[j]
             live += problem.nbytes([i for i in operator.outputs if i not in ram[t]])
-            if live + operator.workspace_bytes > ram_bytes:
+            if live + problem.extra_bytes[j] > ram_bytes:
                 return False
             kept = {i for h in runs[t][place + 1 :] for i in problem.operators[h].inputs} | ram[t + 1]
             live -= problem.nbytes([i for i in {*operator.inputs, *operator.outputs} if i not in kept])

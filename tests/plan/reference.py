@@ -34,6 +34,7 @@ def reference(plan: Plan) -> Reference:
 def _memory(plan: Plan) -> tuple[int, list[int]]:
     problem = plan.problem
     ram = set(problem.at_start)
+    gone: set[int] = set()
     flash: set[int] = set()
     runs: Counter[int] = Counter()
     live: list[int] = []
@@ -52,11 +53,13 @@ def _memory(plan: Plan) -> tuple[int, list[int]]:
             if runs[step.target] > 1 and not operator.recomputable:
                 raise InvalidError
             ram |= set(operator.outputs)
-            workspace = operator.workspace_bytes
+            workspace = operator.workspace_bytes - sum(problem.tensors[i].nbytes for i in operator.takes[:1])
+            for i in operator.takes[:1]:  # its bytes are an output's now
+                ram, gone = ram - {i}, gone | {i}
         elif step.action is Action.FREE:
-            if step.target not in ram:
+            if step.target not in ram | gone:
                 raise InvalidError
-            ram = ram - {step.target}
+            ram, gone = ram - {step.target}, gone - {step.target}
         elif step.action is Action.PAGE_OUT:
             if step.target not in ram or not problem.paging:
                 raise InvalidError

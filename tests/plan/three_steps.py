@@ -74,6 +74,7 @@ class _Run:
         self.ram: dict[int, Term] = {}
         self.at: dict[int, int] = {}
         self.storage: dict[int, Term] = {}
+        self.gone: set[int] = set()
 
     def need(self, well: bool) -> None:
         if not well:
@@ -122,6 +123,13 @@ class _Run:
                 found = tuple(self.read(i, way, now) for i in operator.inputs)
                 self.need(found == self.training.reads[number][k])
                 now = self.training.computed(k, found, now)
+                over = {}
+                if operator.takes and not step.variant:  # the output lies where the input was
+                    given, made = operator.takes
+                    over[made] = self.at.pop(given)
+                    del self.ram[given]
+                    before.remove(given)
+                    self.gone.add(given)
                 for i in self.made_by[k]:
                     if i in way.streamed_out:
                         self.need(i not in self.ram)
@@ -129,14 +137,19 @@ class _Run:
                         continue
                     if i not in self.ram:
                         self.allocate(i, places)
+                        self.need(over.get(i, self.at[i]) == self.at[i])
+                        self.gone.discard(i)
                     self.ram[i] = now[i]
                 workspace = way.workspace_bytes
                 if self.plan.offsets:
                     self.place(next(places, -1), workspace)
                 done = max(done, k + 1)
             elif step.action is Action.FREE:
-                self.need(k in self.ram)
-                del self.ram[k], self.at[k]
+                self.need(k in self.ram or k in self.gone)
+                if k in self.gone:
+                    self.gone.remove(k)
+                else:
+                    del self.ram[k], self.at[k]
             elif step.action is Action.PAGE_OUT:
                 self.need(k in self.ram and self.problem.paging)
                 self.storage[k] = self.ram[k]

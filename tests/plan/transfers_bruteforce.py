@@ -81,6 +81,7 @@ def least_makespan(plan: Plan, ram_bytes: int, limit: int = 200_000) -> float | 
             if step.action is Action.COMPUTE:
                 operator = problem.operators[step.target]
                 after = ram.union(operator.outputs)
+                assert not operator.takes
                 extra = operator.workspace_bytes
                 waits = [arrived[i] for i in operator.inputs]
                 waits += [settled[i] for i in (*operator.outputs, *_updates(plan, step.target))]

@@ -16,13 +16,31 @@ from poetopt.formulations import formulation
 from poetopt.plan.compact import encode_compact
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SUPPORTS, simulate
-from poetopt.problem import COMPUTES, PLAINLY, Feature, Form, Home, Problem, Variant, check_supported
+from poetopt.problem import (
+    COMPUTES,
+    PLAINLY,
+    Feature,
+    Form,
+    Home,
+    Problem,
+    ProblemOperator,
+    ProblemTensor,
+    Variant,
+    check_supported,
+)
 from tests.problem.test_problem import operator, plain, tensor, whole_memory
 from tests.problems import store_all
 
 
 def scheduled(baseline: str, problem: Problem) -> Plan:
     return baselines.method(baseline).schedule(problem, 100)
+
+
+def taking(problem: Problem) -> Problem:
+    """A third operator, which writes its output over what the second wrote."""
+    last = ProblemOperator("over", (2,), (3,), 1.0, 1.0, recomputable=False, backward=True, takes=(2, 3))
+    tensors = (*problem.tensors, ProblemTensor("db", problem.tensors[2].nbytes, 2))
+    return replace(problem, operators=(*problem.operators, last), tensors=tensors)
 
 
 HAVING: dict[Feature, Callable[[Problem], Problem]] = {
@@ -34,6 +52,7 @@ HAVING: dict[Feature, Callable[[Problem], Problem]] = {
     Feature.PACKED: tensor(1, forms=(Form("int8", 5),)),
     Feature.STREAMED: operator(0, variants=(Variant((0,)),)),
     Feature.OVERTAKEN: operator(0, updaters=(1,)),
+    Feature.TAKEN: taking,
 }
 ASKED: dict[str, Callable[[Problem], Any]] = {
     "the search": lambda problem: po.solve(problem, ram=100),

@@ -33,7 +33,7 @@ def whole_memory() -> Problem:
         ProblemOperator(
             "layer", (X, W, TABLE), (Y,), 1.0, 1.0, variants=(Variant((W,), (), 32, 2.0, 3.0, 100),), updaters=(3,)
         ),
-        ProblemOperator("loss", (Y,), (DY,), 1.0, 1.0, recomputable=False),
+        ProblemOperator("loss", (Y,), (DY,), 1.0, 1.0, recomputable=False, takes=(Y, DY)),
         ProblemOperator("weight", (X, DY), (DW,), 1.0, 1.0, backward=True),
         ProblemOperator("update", (W, STAT, DW), (), 1.0, 1.0, backward=True),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder
 from poetopt.graph import Tensor
 
 FLOPS_PER_NS = 150.0
@@ -36,6 +36,28 @@ class Candidate:
 def steps_ns(steps: int) -> float:
     """Nanoseconds that `steps` repetitions cost by their number alone; many make the graph itself unwieldy."""
     return STEP_NS * steps * (1 + steps / 32)
+
+
+def chosen(graph: GraphBuilder, candidates: Iterable[Candidate], operand_bytes: int) -> Candidate:
+    """What `choose` picks in the room that the graph's floor leaves beside the operands, which are so many bytes.
+
+    The choice is noted in the graph: its floor may become another once all of them are known.
+    """
+    found = Choice(operand_bytes, tuple(candidates))
+    graph.choices.append(found)
+    return found.at(graph.floor_bytes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The constructions that there are of one gradient, beside so many bytes of operands."""
+
+    operand_bytes: int
+    candidates: tuple[Candidate, ...]
+
+    def at(self, floor_bytes: int) -> Candidate:
+        """What is picked where the graph needs so many bytes anyway."""
+        return choose(self.candidates, floor_bytes - self.operand_bytes)
 
 
 def choose(candidates: Iterable[Candidate], room_bytes: int) -> Candidate:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, choose, steps_ns
+from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, chosen, steps_ns
 from poetopt.autodiff.rules.geometry import Window, transposed
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.runtimes.onnxruntime.kernels import CONV_SLICE
@@ -33,8 +33,7 @@ COL2IM_OPSET = 18
 def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """The gradient of x [N, C, ...], given that of the output and w [M, C/group, ...]."""
     dx_bytes = dy.shape[0] * w.shape[1] * group * math.prod(window.size) * DTYPE_BYTES[w.dtype]
-    room = k.graph.floor_bytes - dy.nbytes - dx_bytes
-    return choose(candidates(dy, w, window, group, k.graph.opset), room).build(k)
+    return chosen(k.graph, candidates(dy, w, window, group, k.graph.opset), dy.nbytes + dx_bytes).build(k)
 
 
 def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) -> Iterator[Candidate]:

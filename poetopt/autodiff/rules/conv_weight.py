@@ -9,11 +9,12 @@ With L output positions, K = taps C/group columns and N images:
 | taps | images innermost; for each tap what it reads, Gemm with dY there, add | x and dY twice, two dW |
 | batch | unfold all images, transpose, one Gemm | twice the columns of all images |
 | swap | x convolved with dY: images for channels, strides for dilations; transposed | x and dY if N > 1, dW |
-| apart | the same with a group for each image, then summed; dY stays as it lies | x if C > 1, N dW |
+| apart | the same with groups for each image, then summed; dY stays as it lies | x if C/group > 1, N dW |
 | flip | dY convolved with x, both reversed in space: dW comes out in its own order | x and dY |
 
 `images` and `rows` can go through the channels in parts, which divides the columns and costs a dW for putting the parts
-together, `taps` through the images in chunks. For groups there is `swap`. The choice is the fastest, by estimates that
+together, `taps` through the images in chunks. For groups there are `swap` and `apart`, which is all that leaves a
+depthwise convolution's operands as they lie. The choice is the fastest, by estimates that
 are fitted to onnxruntime's kernels, of those whose operands and workspace stay within what the graph needs elsewhere;
 where none does, the leanest (see `choice`).
 """
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, choose, steps_ns
+from poetopt.autodiff.rules.choice import FLOPS_PER_NS, Candidate, chosen, steps_ns
 from poetopt.autodiff.rules.conv_weight_forms import (
     Problem,
     apart,
@@ -43,16 +44,19 @@ from poetopt.graph import Tensor
 def weight_gradient(k: OperatorBuilder, x: Tensor, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """The gradient of w [M, C/group, ...], given x [N, C, ...] and that of the output [N, M, ...]."""
     problem = Problem(x, dy, w, window, group)
-    return choose(candidates(problem), k.graph.floor_bytes - x.nbytes - dy.nbytes).build(k)
+    found = candidates(problem, apart_in_groups=k.graph.over)
+    return chosen(k.graph, found, x.nbytes + dy.nbytes).build(k)
 
 
-def candidates(problem: Problem) -> Iterator[Candidate]:
+def candidates(problem: Problem, *, apart_in_groups: bool = True) -> Iterator[Candidate]:
     """Every construction that works for the problem."""
     if problem.group == 1:
         yield from _by_images(problem)
         yield from _by_rows(problem)
         yield from _by_taps(problem)
         yield from _whole(problem)
+    elif apart_in_groups and problem.batch > 1:
+        yield _apart(problem)
     yield _swapped(problem)
 
 
@@ -214,12 +218,13 @@ def _swapped(problem: Problem) -> Candidate:
 
 def _apart(problem: Problem) -> Candidate:
     x, w, n, taps = problem.x, problem.w, problem.batch, problem.window.taps
-    unfolded = problem.positions * taps * problem.item if w.shape[0] > taps else 0
+    width = w.shape[0] // problem.group
+    unfolded = problem.positions * taps * problem.item if width > taps else 0
     turned = x.nbytes if w.shape[1] > 1 else 0
     return Candidate(
         "apart",
-        _product(problem) / _lane(taps, w.shape[0])
-        + 0.4 * w.shape[1] * taps * n * problem.positions
+        _product(problem) / _lane(taps, width)
+        + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
         + turned / problem.item
         + 1.5 * n * w.size
         + 2 * steps_ns(1),

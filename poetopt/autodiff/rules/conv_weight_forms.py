@@ -183,14 +183,15 @@ def swap(k: OperatorBuilder, problem: Problem) -> Tensor:
 
 
 def apart(k: OperatorBuilder, problem: Problem) -> Tensor:
-    """Roles swapped, with a group for each image: dY is read as it lies, and the images' dW are summed. No groups."""
+    """Roles swapped, with groups of its own for each image: dY is read as it lies, and the images' dW are summed."""
     x, dy, w, window, n = problem.x, problem.dy, problem.w, problem.window, problem.batch
-    outputs, inputs = w.shape[:2]
-    planes = k.reshape(k.transpose(x, [1, 0, *range(2, 2 + window.rank)]), (inputs, n, *window.size))
+    outputs, inputs, groups = *w.shape[:2], n * problem.group
+    planes = k.reshape(x, (groups, inputs, *window.size))
+    planes = k.transpose(planes, [1, 0, *range(2, 2 + window.rank)])
     kernels = k.reshape(dy, (n * outputs, 1, *window.out))
     result = k.conv(
         planes, kernels, strides=window.dilations, dilations=window.strides,
-        pads=[*window.before, *(max(a, 0) for a in window.after)], group=n,
+        pads=[*window.before, *(max(a, 0) for a in window.after)], group=groups,
     )  # fmt: skip
     result = k.slice(result, [0] * window.rank, window.kernel, [2 + a for a in range(window.rank)])
     summed = k.reduce_sum(k.reshape(result, (inputs, n, outputs, *window.kernel)), [1], keepdims=False)

@@ -113,7 +113,7 @@ def _use(
     """U and its rows: what each operator's turn changes, and the budget."""
     model = block.model()
     space: PoetSpace = model.space
-    operators, unit = space.problem.operators, space.memory_unit
+    operators, unit, extra = space.problem.operators, space.memory_unit, space.problem.extra_bytes
     m = [tensor.nbytes / unit for tensor in space.problem.tensors]
     R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
     A, FREE = list(block.A.values()), list(block.FREE.values())
@@ -149,7 +149,7 @@ def _use(
 
     def within(_: PyomoBlock, x: int) -> PyomoRow:
         _, k = space.computes[x]
-        expression = LinearExpression(linear_coefs=[1, operators[k].workspace_bytes / unit], linear_vars=[U[x], R[x]])
+        expression = LinearExpression(linear_coefs=[1, extra[k] / unit], linear_vars=[U[x], R[x]])
         return None, expression, space.room_bytes / unit
 
     block.usage = pyo.Constraint(

@@ -96,7 +96,7 @@ class PoetSpace:
     def memory_unit(self) -> float:
         """Bytes that one unit in a memory row stands for: the sizes' greatest common divisor."""
         sizes = [tensor.nbytes for tensor in self.problem.tensors]
-        sizes += [operator.workspace_bytes for operator in self.problem.operators]
+        sizes += self.problem.extra_bytes
         return float(math.gcd(*sizes) or 1)
 
 

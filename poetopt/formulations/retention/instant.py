@@ -42,7 +42,7 @@ class Instant:
         keep, again = block.keep, block.again
         operator = space.problem.operators[j]
         size = space.tensor_bytes
-        if operator.workspace_bytes:
+        if space.workspace_bytes[j]:
             self._add(float(space.workspace_bytes[j]), [(again, x, r[x])])
         for n in space.streams_of.get((j, t), ()):
             self._add(space.stream_workspace_bytes[n] - float(space.workspace_bytes[j]), [(block.streamed, n, y[n])])

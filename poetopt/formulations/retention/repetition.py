@@ -36,6 +36,7 @@ class Repetition:
             key = (
                 operator.energy_j,
                 operator.workspace_bytes,
+                bool(operator.takes),
                 operator.recomputable,
                 operator.backward,
                 tuple(size[i] for i in operator.inputs),

@@ -15,7 +15,7 @@ from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.sets import distinct
 from poetopt.problem import Problem, Variant
-from poetopt.problem.arena import run_bytes, slots
+from poetopt.problem.arena import extra_slots, run_bytes, slots
 
 Flags = NDArray[np.bool_]
 
@@ -147,8 +147,8 @@ class RetentionSpace:
 
     @cached_property
     def workspace_bytes(self) -> Floats:
-        """(n_operators,) what each workspace takes of the arena."""
-        return np.array([self._slots(operator.workspace_bytes) for operator in self.problem.operators], dtype=float)
+        """(n_operators,) what each workspace takes of the arena, less an input that the operator takes over."""
+        return np.array([extra_slots(self.problem, k) for k in range(len(self.problem.operators))], dtype=float)
 
     @cached_property
     def working_set_bytes(self) -> Floats:

@@ -12,6 +12,7 @@ from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 from poetopt.runtimes.onnxruntime.in_place import in_place
 from poetopt.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
+from poetopt.runtimes.onnxruntime.slices.taking import taking
 from poetopt.runtimes.onnxruntime.slices.ways import ways
 from poetopt.runtimes.onnxruntime.types import type_notes
 from poetopt.runtimes.workspace import node_by_node
@@ -61,6 +62,18 @@ class OnnxRuntime:
         yield RuntimeVariant("plain", plain)
         if movable:
             yield from ways(self, operator, tensors, alignment, movable, values or {}, plain, self.chunk_bytes)
+
+    def taking(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        takes: tuple[str, str],
+        values: Mapping[str, Array] | None = None,
+    ) -> RuntimeVariant | None:
+        """See `TakesOver.taking`: by `poetopt.runtimes.onnxruntime.slices`."""
+        return taking(self, operator, tensors, self.alignment if alignment is None else alignment, takes, values or {})
 
     def reserve_bytes(self, kernels: int) -> int:
         """Whole pages, cut at both ends: a block of the heap that starts and ends within a page takes both."""

@@ -12,13 +12,20 @@ chunks (MLAS, in onnxruntime 1.31):
 | channels that a convolution writes | more than its positions where all are, so that it unfolds alike |
 
 A product with one row is not cut along columns: its kernels go by how many there are.
+
+What stays in RAM, and is there in pieces (`in_ram`), has two rules more, for channels:
+
+| axis | chunks |
+|---|---|
+| channels of a normalization | any |
+| channels that sums are taken for | 2 or more, whose planes begin where vectors do: one alone is summed up otherwise |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import frexp, prod
 from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Tensor
@@ -42,6 +49,12 @@ ELEMENTWISE = frozenset(
         "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
     }
 )  # fmt: skip
+
+
+EXACT = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "ReduceSum", *VIEW_OPS})
+"""Ops whose every element is the same in a vector and in the remainder."""
+VECTOR_BYTES = 64
+"""The widest vector, and what buffers are aligned to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,8 @@ class Through:
         What a step of the loop takes of the axis that `multiple` and `least` bound.
     summed
         Whether it sums up over what is cut.
+    exact
+        Whether no element changes between vector and remainder.
     """
 
     cuts: Mapping[str, Cut]
@@ -80,10 +95,17 @@ class Through:
     summed: bool = False
     multiple: int = 1
     least: int = 1
+    exact: bool = False
 
 
 def through(
-    node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor], values: Mapping[str, Array]
+    node: Node,
+    name: str,
+    cut: Cut,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Array],
+    *,
+    in_ram: bool = False,
 ) -> Through | None:
     """How a node is cut where its operand `name` is; None where it can't be."""
     if node.domain:
@@ -91,8 +113,10 @@ def through(
     special = _SPECIAL.get(node.op_type)
     if special is not None:
         found = special(node, name, cut, tensors)
-        return None if found is None else Through(found, cut.per)
+        return None if found is None else Through(found, cut.per, exact=node.op_type in EXACT)
     rule = _elementwise if node.op_type in ELEMENTWISE else _RULES.get(node.op_type)
+    if in_ram and rule is None:
+        rule = _IN_RAM.get(node.op_type)
     inputs = [tensors[n] if n else None for n in node.inputs]
     outputs = [tensors[n] for n in node.outputs if n]
     axes = rule(node, inputs, outputs, values) if rule is not None else None
@@ -112,7 +136,18 @@ def through(
                 return None
     if any(operand in cuts and letter not in ls for operand, ls in operands):
         return None
-    return Through(cuts, cut.per, letter == axes.summed, axes.multiples.get(letter, 1), axes.least.get(letter, 1))
+    return Through(
+        cuts, cut.per, letter == axes.summed, axes.multiples.get(letter, 1), axes.least.get(letter, 1),
+        node.op_type in EXACT or (node.op_type == "BatchNormalization" and letter in "nc") or _is_step(node),
+    )  # fmt: skip
+
+
+def _is_step(node: Node) -> bool:
+    """Whether it is a HardSigmoid without a rounding: through 0, or with a power of two for its slope."""
+    if node.op_type != "HardSigmoid":
+        return False
+    slope, bias = (float(node.attributes.get(key, 0.2)) for key in ("alpha", "beta"))  # type: ignore[arg-type]
+    return bias == 0 or abs(frexp(slope)[0]) == 0.5
 
 
 def _attribute(node: Node, name: str, default: int) -> int:
@@ -203,6 +238,30 @@ def _slice(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapp
     return Axes((letters,), (letters,))
 
 
+def _normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    rank = len(outputs[0].shape)
+    if _attribute(node, "training_mode", 0) or len(outputs) > 1 or rank < 2:
+        return None
+    letters = ("n", "c", *map(str, range(2, rank)))
+    return Axes((letters, *[("c",)] * 4), (letters,))
+
+
+def _channel_sums(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Sums over all axes but the second."""
+    data, rank = inputs[0], len(inputs[0].shape) if inputs[0] is not None else 0
+    if data is None or len(node.inputs) < 2 or node.inputs[1] not in values or _attribute(node, "keepdims", 1):
+        return None
+    summed = {int(k) % rank for k in values[node.inputs[1]].reshape(-1).tolist()}
+    plane = data.nbytes // prod(data.shape[:2])
+    if rank < 3 or summed != {*range(rank)} - {1} or plane % VECTOR_BYTES:
+        return None
+    return Axes((tuple("c" if k == 1 else "" for k in range(rank)),), (("c",),), least={"c": 2})
+
+
+_IN_RAM: Mapping[str, Callable[..., Axes | None]] = {
+    "BatchNormalization": _normalization,
+    "ReduceSum": _channel_sums,
+}
 _RULES: Mapping[str, Callable[..., Axes | None]] = {
     "Gemm": _gemm,
     "MatMul": _matmul,

@@ -53,21 +53,36 @@ class Loop:
 
 
 def loops(
-    operator: Operator, tensors: Mapping[str, Tensor], names: Sequence[str], values: Mapping[str, Array]
+    operator: Operator,
+    tensors: Mapping[str, Tensor],
+    names: Sequence[str],
+    values: Mapping[str, Array],
+    *,
+    in_ram: bool = False,
 ) -> Iterator[Loop]:
-    """The loops that one of `names` goes through, each once."""
+    """The loops that one of `names` goes through, each once.
+
+    in_ram
+        Whether all slices are of what is in RAM: there may be many small ones then.
+    """
     found: list[Mapping[str, Cut]] = []
     for name in names:
         for axis, size in enumerate(tensors[name].shape):
             if size > 1 and not any(cuts.get(name) == Cut(axis) for cuts in found):
-                loop = _loop(operator, tensors, name, axis, values)
+                loop = _loop(operator, tensors, name, axis, values, in_ram=in_ram)
                 if loop is not None and loop.cuts not in found:
                     found.append(loop.cuts)
                     yield loop
 
 
 def _loop(
-    operator: Operator, tensors: Mapping[str, Tensor], name: str, axis: int, values: Mapping[str, Array]
+    operator: Operator,
+    tensors: Mapping[str, Tensor],
+    name: str,
+    axis: int,
+    values: Mapping[str, Array],
+    *,
+    in_ram: bool,
 ) -> Loop | None:
     extent = tensors[name].shape[axis]
     users: dict[str, list[int]] = {}
@@ -82,7 +97,7 @@ def _loop(
         for k in users.get(cut, ()):
             if cuts[cut] == Cut(0) and cut in operator.inputs and reads_rows(operator.nodes[k], cut):
                 continue
-            way = through(operator.nodes[k], cut, cuts[cut], tensors, values)
+            way = through(operator.nodes[k], cut, cuts[cut], tensors, values, in_ram=in_ram)
             if way is None or (k in ways and ways[k].cuts != way.cuts):
                 return None
             ways[k] = way
@@ -107,6 +122,8 @@ def _loop(
         multiple = lcm(multiple, way.multiple // gcd(way.multiple, way.per))
         least = max(least, -(-way.least // way.per))
     for cut_name, one in cuts.items():
+        if in_ram and all(ways[k].exact for k in users[cut_name] if k in ways):
+            continue
         unit = one.unit_bytes(tensors[cut_name])
         whole = ELEMENTS * tensors[cut_name].nbytes // max(tensors[cut_name].size, 1)
         multiple = lcm(multiple, whole // gcd(whole, unit))

@@ -7,18 +7,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Node, Operator, Role, Tensor
+from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.operators.nodes import is_inner_view
 from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.runtimes.onnxruntime.slices.axes import reads_rows
 from poetopt.runtimes.onnxruntime.slices.loops import Loop, loops
-from poetopt.runtimes.sliced import FETCH_ROWS, Cut, Sliced, fetch, fetch_rows, put_rows, store
+from poetopt.runtimes.onnxruntime.slices.moves import HOLD, held, hold, moved, once_used
+from poetopt.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, put_rows
 from poetopt.runtimes.workspace import NodeKernels, node_by_node
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-HOLD = "Hold"
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
 """About so many chunks are tried."""
 MOST = 4
@@ -105,7 +105,7 @@ class _Asked:
 
 def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
     tensors = asked.tensors
-    once = _once(loop)
+    once = once_used(loop)
     may = [n for n in large if n in loop.cuts and n not in once]
     chosen = [
         [n for n in may if tensors[n].role is Role.OPTIMIZER_STATE],
@@ -124,26 +124,19 @@ def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) 
                     yield way
 
 
-def _once(loop: Loop) -> set[str]:
-    """What nodes outside of the loop read and write whole."""
-    nodes = (*loop.before, *loop.behind)
-    names = ((node, n) for node in nodes for n in (*node.inputs, *node.outputs))
-    return {n for node, n in names if not (loop.cuts.get(n) == Cut(0) and node in loop.before and reads_rows(node, n))}
-
-
 def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way | None:
     """Streaming these in chunks of so many steps; None where a kernel would allocate more, or a view has to copy."""
     operator, tensors = asked.operator, asked.tensors
     new = dict(operator.updates)
-    moved = {*streamed, *(new[n] for n in streamed if n in new)}
+    transferred = {*streamed, *(new[n] for n in streamed if n in new)}
     outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
-    buffered = moved | {n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1}
-    if buffered.intersection(_once(loop)):
+    buffered = transferred | {n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1}
+    if buffered.intersection(once_used(loop)):
         return None
     each, further = _adding(loop)
-    each = tuple(_moved(each, buffered, operator))
+    each = tuple(moved(each, buffered, operator))
     before = tuple(_rowwise(loop.before, buffered))
-    nodes = (*before, *_hold(written=sorted(loop.sums)), *each, *_hold(read=_held(loop)), *loop.behind)
+    nodes = (*before, *hold(written=sorted(loop.sums)), *each, *hold(read=held(loop)), *loop.behind)
     cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
     inside = replace(
         operator,
@@ -162,20 +155,9 @@ def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way 
     layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
     sliced = Sliced(
         loop.extent, size, loop.cuts, before, each, loop.behind, layout,
-        frozenset(buffered), frozenset(moved), further,
+        frozenset(buffered), frozenset(transferred), further,
     )  # fmt: skip
     return _figured(operator, tensors, sliced, streamed)
-
-
-def _hold(read: Sequence[str] = (), written: Sequence[str] = ()) -> tuple[Node, ...]:
-    """A node that does nothing, but that its operands live up to there, or from there on."""
-    return (Node(HOLD, tuple(read), tuple(written), domain=OWN_DOMAIN),) if read or written else ()
-
-
-def _held(loop: Loop) -> list[str]:
-    """What is there before the loop, and read in each pass."""
-    made = {n for node in loop.before for n in node.outputs if n}
-    return sorted(made.intersection(n for node in loop.each for n in node.inputs))
 
 
 def _adding(loop: Loop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
@@ -215,18 +197,6 @@ def _of_rows(asked: _Asked, large: Sequence[str]) -> Iterator[_Way]:
         yield _figured(
             operator, tensors, Sliced(0, 1, {}, nodes, (), (), layout, frozenset(tables), frozenset(tables)), tables
         )
-
-
-def _moved(each: Sequence[Node], buffered: Collection[str], operator: Operator) -> Iterator[Node]:
-    """The nodes of each chunk, each with what brings its slices before it, and what takes them away behind it."""
-    there: set[str] = set()
-    for node in each:
-        for name in node.inputs:
-            if name in buffered and name in operator.inputs and name not in there:
-                there.add(name)
-                yield fetch(name)
-        yield node
-        yield from (store(name) for name in node.outputs if name in buffered and name in operator.outputs)
 
 
 def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, streamed: Sequence[str]) -> _Way:
