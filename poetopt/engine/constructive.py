@@ -21,7 +21,7 @@ from poetopt.engine.tuning import (
 from poetopt.formulations import formulation
 from poetopt.heuristics.greedy import greedy
 from poetopt.heuristics.lasting import lasting_sets
-from poetopt.heuristics.ways import ALL_PLAIN, streamed_out, ways_within
+from poetopt.heuristics.ways import ALL_PLAIN, Ways, streamed_out
 from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
@@ -47,6 +47,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     begun = time.monotonic()  # reading the model may have used up the limit
+    all_ways, joules = Ways(run.problem), run.chosen.plain
     found = False  # a given schedule is no reason to look for quick ones any less
     for paging, remat in dict.fromkeys(modes):
         if not paging and not remat:
@@ -56,9 +57,11 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
                 return
             aim = int(options.ram_bytes * share)
-            for place, ways in enumerate(ways_within(run.problem, aim) if paging else (ALL_PLAIN,)):
+            for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
                 if place and share not in STREAMING_SHARES:
                     break
+                if ways and joules and trial.value is not None and all_ways.more_j(ways) >= trial.value:
+                    continue
                 for lasting in lasting_sets(run.problem, aim, streamed_out(run.problem, ways)):
                     schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways)
                     found |= _taken(run, trial, schedule, "heuristic", strict)
@@ -151,7 +154,7 @@ def greedy_schedules(
             if rounded and not any(tensor.nbytes % problem.alignment for tensor in problem.tensors):
                 continue
             aim = int(room * share)
-            for place, ways in enumerate(ways_within(problem, aim) if paging else (ALL_PLAIN,)):
+            for place, ways in enumerate(Ways(problem).within(aim) if paging else (ALL_PLAIN,)):
                 if place and share < 1.0:
                     break
                 try:

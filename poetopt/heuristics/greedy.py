@@ -8,8 +8,9 @@ whose return costs least for the bytes and the time that its absence frees, whic
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from poetopt.heuristics.ways import ALL_PLAIN, whole_readers
@@ -156,11 +157,8 @@ class Replay:
 
     def _run_in_some_way(self, operator: int, locked: frozenset[int], *, first: bool) -> None:
         """By the way that was chosen or, where there is no room for it, by those that take less, the largest first."""
-        problem, table = self.problem, effects(self.problem)
-        chosen = self._way(operator, first)
-        room = problem.working_set_bytes(operator, chosen)
-        less = [v for v in problem.ways(operator) if problem.working_set_bytes(operator, v) < room]
-        for way in (chosen, *sorted(less, key=lambda v: (-problem.working_set_bytes(operator, v), v))):
+        table, chosen = effects(self.problem), self._way(operator, first)
+        for way in itertools.chain((chosen,), self._leaner(operator, chosen)):
             effect = table.variants[operator, way] if way else self._computes[operator]
             if not first and effect.streams_out:
                 continue
@@ -173,6 +171,13 @@ class Replay:
                 self.variants.add((self.stage, operator, way))
             return
         raise _StuckError
+
+    def _leaner(self, operator: int, chosen: int) -> Iterator[int]:
+        """The ways that take less than the chosen one, the largest first; worked out once one is asked for."""
+        problem = self.problem
+        room = problem.working_set_bytes(operator, chosen)
+        less = [v for v in problem.ways(operator) if problem.working_set_bytes(operator, v) < room]
+        yield from sorted(less, key=lambda v: (-problem.working_set_bytes(operator, v), v))
 
     def _way(self, operator: int, first: bool) -> int:
         """The variant that is tried first."""

@@ -12,22 +12,45 @@ THRESHOLDS = (1.0, 0.8, 0.6, 0.4, 0.25, 0.12)
 ALL_PLAIN: Mapping[int, int] = {}
 
 
-def ways_within(problem: Problem, ram_bytes: int) -> Iterator[Mapping[int, int]]:
-    """Ways for all operators, the variant of each that isn't plain; for one threshold after the other, each once.
+class Ways:
+    """The ways of a problem's operators, each operator's ranked by what it costs."""
 
-    ram_bytes
-        The budget without what kernels are reserved.
-    """
-    if not problem.paging or not any(operator.variants for operator in problem.operators):
-        yield ALL_PLAIN
-        return
-    known: list[Mapping[int, int]] = []
-    for share in THRESHOLDS:
-        ways = {k: _cheapest(problem, k, int(share * ram_bytes)) for k in range(len(problem.operators))}
-        ways = {k: way for k, way in ways.items() if way}
-        if ways not in known:
-            known.append(ways)
-            yield ways
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._streams = problem.paging and any(operator.variants for operator in problem.operators)
+        self._ranked = [
+            sorted(problem.ways(k), key=lambda way: (_cost_j(problem, k, way), way))
+            for k in range(len(problem.operators) if self._streams else 0)
+        ]
+
+    def within(self, ram_bytes: int) -> Iterator[Mapping[int, int]]:
+        """Ways for all operators, the variant of each that isn't plain; for one threshold after the other, each once.
+
+        ram_bytes
+            The budget without what kernels are reserved.
+        """
+        if not self._streams:
+            yield ALL_PLAIN
+            return
+        known: list[Mapping[int, int]] = []
+        for share in THRESHOLDS:
+            ways = {k: self._cheapest(k, int(share * ram_bytes)) for k in range(len(self._ranked))}
+            ways = {k: way for k, way in ways.items() if way}
+            if ways not in known:
+                known.append(ways)
+                yield ways
+
+    def _cheapest(self, k: int, room: int) -> int:
+        """The way of operator k that costs least within so many bytes; the leanest one where none is within."""
+        nbytes, ranked = self.problem.working_set_bytes, self._ranked[k]
+        within = (way for way in ranked if nbytes(k, way) <= room)
+        found = next(within, None)
+        return min(ranked, key=lambda way: (nbytes(k, way), way)) if found is None else found
+
+    def more_j(self, ways: Mapping[int, int]) -> float:
+        """What first runs by these ways cost above plain ones."""
+        operators = self.problem.operators
+        return sum(operators[k].variant(way).energy_j - operators[k].energy_j for k, way in ways.items())
 
 
 def ways_of(problem: Problem, shares: FractionalSchedule) -> Mapping[int, int]:
@@ -50,15 +73,6 @@ def whole_readers(problem: Problem, ways: Mapping[int, int]) -> Sequence[Sequenc
     """For each tensor, the operators that read it from RAM when they first run, ascending."""
     streamed = {(k, i) for k, way in ways.items() for i in problem.operators[k].variant(way).streamed_in}
     return [[k for k in readers if (k, i) not in streamed] for i, readers in enumerate(problem.readers)]
-
-
-def _cheapest(problem: Problem, k: int, room: int) -> int:
-    """The way of operator k that costs least within so many bytes; the one that takes least where none is within."""
-    ways = problem.ways(k)
-    within = [way for way in ways if problem.working_set_bytes(k, way) <= room]
-    if not within:
-        return min(ways, key=lambda way: (problem.working_set_bytes(k, way), way))
-    return min(within, key=lambda way: (_cost_j(problem, k, way), way))
 
 
 def _cost_j(problem: Problem, k: int, way: int) -> float:

@@ -330,12 +330,20 @@ class Problem:
 
     def working_set_bytes(self, operator: int, variant: int = 0) -> int:
         """What must be in RAM while `operator` runs: inputs, outputs and workspace, less what the variant streams."""
-        op = self.operators[operator]
-        if variant:
-            way = op.variant(variant)
-            whole = ({*op.inputs} - {*way.streamed_in}, {*op.outputs} - {*way.streamed_out})
-            return sum(self.tensors[i].nbytes for operands in whole for i in operands) + way.workspace_bytes
-        return self.nbytes(op.inputs) + self.nbytes(op.outputs) + self.extra_bytes[operator]
+        return self._working_sets[operator][variant]
+
+    @cached_property
+    def _working_sets(self) -> list[list[int]]:
+        """(n_operators, 1 + its variants) bytes."""
+        sizes = [tensor.nbytes for tensor in self.tensors]
+        found = []
+        for op, extra in zip(self.operators, self.extra_bytes, strict=True):
+            plain = self.nbytes(op.inputs) + self.nbytes(op.outputs) + extra
+            wholes = [({*op.inputs} - {*way.streamed_in}, {*op.outputs} - {*way.streamed_out}) for way in op.variants]
+            streamed = [sum(sizes[i] for operands in whole for i in operands) for whole in wholes]
+            more = [way.workspace_bytes for way in op.variants]
+            found.append([plain, *(nbytes + own for nbytes, own in zip(streamed, more, strict=True))])
+        return found
 
     def fits_plain(self, operator: int, ram_bytes: int) -> bool:
         """Whether a budget has room for `operator` alone, with nothing streamed."""
