@@ -22,6 +22,7 @@ from poetopt.plan.closing import closing_of, closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.report.needs import needs
 from poetopt.runtimes.onnxruntime import OnnxRuntime
 from tests.frontends.support import floats, model_of, text_model
 
@@ -289,6 +290,26 @@ def test_a_number_of_parts_that_does_not_divide_the_batch_is_refused_with_those_
         po.load("lenet", batch=8, micro_batch=3)
     with pytest.raises(OptionError, match="--micro-batch 0: must be"):
         po.load("lenet", batch=8, micro_batch=0)
+
+
+def test_inspect_says_what_a_part_takes_and_what_binds() -> None:
+    said: Any = po.inspect(network(0), device="m4", runtime="c", batch=8, micro_batch=4).to_dict()
+    loaded = po.load(network(0), batch=8, micro_batch=4).differentiate()
+    problem, paged = (loaded.cost("m4", runtime="c", parameters=parameters) for parameters in ("resident", "paged"))
+    assert said["micro_batches"] == 4
+    assert said["training"]["ram_bound_bytes"] == problem.least_ram_bytes
+    assert sum(said["resident"].values()) == problem.resident_bytes
+    assert said["paged"]["total_ram_bound_bytes"] == paged.least_ram_bytes + paged.beside_bytes
+    assert said["paged"]["least_total_ram_bytes"] >= said["paged"]["total_ram_bound_bytes"]
+
+
+def test_updates_that_take_the_most_are_named() -> None:
+    problem = step(network(0), 8, "adam", parameters="paged")
+    assert problem.closing is not None
+    found = needs(problem)
+    assert found.binding_operator in {operator.name for operator in problem.closing.operators}
+    assert found.ram_bound_bytes == problem.closing.least_ram_bytes == problem.least_ram_bytes
+    assert sum(nbytes for _, _, nbytes in found.peak) == found.store_all_peak_bytes
 
 
 def test_auto_takes_the_number_of_parts_of_least_energy() -> None:

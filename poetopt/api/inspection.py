@@ -74,7 +74,8 @@ def inspect(
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     problem = training.cost(found)
-    parts = resident_breakdown(training.graph, homes(training.graph, found).ram)
+    step = training.graph.joint
+    parts = resident_breakdown(step, homes(step, found).ram)
     if kept := problem.resident_bytes - sum(parts.values()):
         parts = {**parts, "kernels' states": kept}
     said = [*training.graph.notes, *runtime_of(found.runtime).notes(training.graph)]

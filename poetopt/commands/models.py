@@ -37,6 +37,8 @@ def inspect(
         str | None, typer.Option("--device", metavar="NAME|FILE", help="Compare with what this device has.")
     ] = None,
     batch: BatchOption = None,
+    micro_batch: MicroBatchOption = None,
+    micro_batch_statistics: MicroBatchStatisticsOption = False,
     train: TrainOption = None,
     dims: DimOption = None,
     shapes: ShapeOption = None,
@@ -52,7 +54,10 @@ def inspect(
     from poetopt.api.inspection import inspect as look
     from poetopt.api.models import read
 
-    options = reading(batch, train, dims, shapes, values, allow_symlinks)
+    options = reading(
+        batch, train, dims, shapes, values, allow_symlinks,
+        micro_batch=micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
+    )  # fmt: skip
     check_outputs([model], {"--json": json})
     found = look(
         read(model, options),

@@ -49,6 +49,7 @@ class Inspection:
             "unsupported": [{"node": name, "op": op} for name, op in self.unsupported],
             "training_error": self.training_error,
             "loss": self.loss,
+            "micro_batches": problem.parts if problem else None,
             "training": self.needs.to_dict() if self.needs else None,
             "resident": dict(self.resident),
             "paged": None if self.paged is None else _paged(self.paged),
@@ -69,6 +70,7 @@ class Inspection:
     def __str__(self) -> str:
         rows = [*self._unsupported_rows(), *_content_rows(self.contents)]
         if self.needs is not None:
+            rows += _parts_rows(self.needs.problem)
             rows += self.needs.rows()
             rows.append(_resident_row(self.needs.problem, self.resident))
             if self.device is not None:
@@ -116,6 +118,14 @@ def _tensor(tensor: object) -> str:
     )
 
 
+def _parts_rows(problem: Problem) -> list[tuple[str, str]]:
+    if problem.parts == 1:
+        return []
+    then = ("", "") if problem.closing is None else (", then the updates", " or of the updates")
+    text = f"in {problem.parts:,} parts, whose gradients are summed{then[0]}; RAM is that of one part{then[1]}"
+    return [("batch", text)]
+
+
 def _resident_row(problem: Problem, resident: Mapping[str, int]) -> tuple[str, str]:
     parts = ", ".join(f"{name} {show_bytes(nbytes)}" for name, nbytes in resident.items() if nbytes)
     return ("resident region", f"{problem.resident_bytes:,} B" + (f": {parts}" if parts else ""))
@@ -132,8 +142,14 @@ def _paged(found: Needs) -> dict[str, object]:
         "resident_bytes": problem.resident_bytes,
         "stack_bytes": problem.stack_bytes,
         "flash_bytes": problem.flash_bytes,
-        "storage_bytes": problem.nbytes(problem.stored_at_start),
+        "storage_bytes": _stored_bytes(problem),
     }
+
+
+def _stored_bytes(problem: Problem) -> int:
+    """What has its home on storage, in the parts of a batch or behind them."""
+    steps = [one for one in (problem, problem.closing) if one is not None]
+    return sum({one.tensors[i].name: one.tensors[i].nbytes for one in steps for i in one.stored_at_start}.values())
 
 
 def _paged_words(found: Needs) -> str:
@@ -149,7 +165,7 @@ def _paged_words(found: Needs) -> str:
         text = f"{step} in {least + problem.beside_bytes:,} B in all is known, none in less than {bound:,} B"
     if found.binding_operator:
         text += f", as operator {found.binding_operator} needs it"
-    where = [f"{show_bytes(problem.nbytes(problem.stored_at_start))} on storage"]
+    where = [f"{show_bytes(_stored_bytes(problem))} on storage"]
     if problem.flash_bytes:
         where.append(f"{show_bytes(problem.flash_bytes)} in flash")
     return f"{text}; {', '.join(where)}"

@@ -8,6 +8,7 @@ from poetopt.diagnosis.minimum_budget import least_ram
 from poetopt.engine.solution import Options
 from poetopt.engine.tuning import WORK
 from poetopt.heuristics.work import Work
+from poetopt.plan.closing import closing_of
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.machine import Machine
@@ -104,36 +105,38 @@ class Needs:
 def needs(problem: Problem) -> Needs:
     """Look at a problem without solving it: the search for the least RAM is limited, and all else is linear."""
     plan = ordinary(problem)
-    simulation = simulate(plan)
-    live = simulation.live_bytes
+    live, beside = simulate(plan).live_bytes, 0
+    after = closing_of(problem, plan.instructions)
+    if after is not None and after.peak_bytes > max(live):
+        plan, live, beside = Plan(after.problem, after.instructions), after.simulation.live_bytes, after.beside_bytes
     at = max(range(len(live)), key=live.__getitem__)
     operator = next(i.target for i in plan.instructions[at:] if i.action is Action.COMPUTE)
     store_all = store_all_bytes(problem)
-    ram_bound = problem.least_ram_bytes
-    binding = next(
-        (
-            op.name
-            for i, op in enumerate(problem.operators)
-            if problem.least_working_set_bytes(i) + problem.reserve_bytes == ram_bound
-        ),
-        "",
-    )
     work = Work(WORK)
     least = least_ram(problem, Options(ram_bytes=store_all), work=work)
     return Needs(
         problem=problem,
         store_all_peak_bytes=store_all,
-        peak_operator=problem.operators[operator].name,
-        peak=_live_at(plan, at, store_all),
+        peak_operator=plan.problem.operators[operator].name,
+        peak=_live_at(plan, at, store_all, beside),
         least_ram_bytes=least,
         least_ram_cut_short=work.over,
-        ram_bound_bytes=ram_bound,
-        binding_operator=binding,
+        ram_bound_bytes=problem.least_ram_bytes,
+        binding_operator=_binding(problem),
     )
 
 
-def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int], ...]:
-    """What of `total_bytes` is taken during instruction `at` of a plan, the largest first."""
+def _binding(problem: Problem) -> str:
+    """The operator that no schedule has less RAM than, in the parts of a batch or behind them; "" for the inputs."""
+    needed, closing = problem.least_ram_bytes, problem.closing
+    if closing is not None and closing.least_ram_bytes == needed:
+        return _binding(closing)
+    takes = ((op.name, problem.least_working_set_bytes(i)) for i, op in enumerate(problem.operators))
+    return next((name for name, nbytes in takes if nbytes + problem.reserve_bytes == needed), "")
+
+
+def _live_at(plan: Plan, at: int, total_bytes: int, beside_bytes: int) -> tuple[tuple[str, str, int], ...]:
+    """What of `total_bytes` is taken during instruction `at` of a plan, the largest first; some of it lies beside."""
     problem = plan.problem
     machine = Machine(problem)
     *before, last = effects(problem).each(plan.instructions[: at + 1])
@@ -143,6 +146,7 @@ def _live_at(plan: Plan, at: int, total_bytes: int) -> tuple[tuple[str, str, int
     workspace = last.extra_bytes + problem.nbytes(last.takes)
     found = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
     found += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
+    found.append(("kept from part to part", "parameters", beside_bytes))
     found.append(("gaps between buffers", "gaps", total_bytes - sum(nbytes for _, _, nbytes in found)))
     return tuple(sorted((entry for entry in found if entry[2]), key=lambda entry: (-entry[2], entry[0])))
 

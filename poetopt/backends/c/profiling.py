@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.emulator import check_present
@@ -108,8 +110,9 @@ def profile_on(
         write(program, chosen, folder)
         built = build(program, chosen, folder)
         told(f"running the step on {on}, whose instructions are counted")
-        counts = run(built, random_batch(graph, seed), weigh=partial(weigh, on)).counts
+        counts = run(built, random_batch(graph.whole, seed), weigh=partial(weigh, on)).counts
     assert counts is not None
+    counts = counts // np.uint64(graph.parts)  # of a batch in parts, what one of them takes
     operators: dict[str, Modelled] = {}
     for operator, row in zip(problem.operators, counts, strict=False):
         taken = int(row[-1])

@@ -22,6 +22,7 @@ from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.c.training import train_on
 from poetopt.backends.ort.batch import Batch, random_batch
 from poetopt.cli import invoke
+from poetopt.plan.closing import closing_plan
 from poetopt.plan.codec import save
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
@@ -55,11 +56,13 @@ def paged() -> Plan:
 
 @cache
 def away() -> Plan:
-    """A plan that keeps nothing in RAM from part to part, and streams."""
+    """A plan that keeps nothing in RAM from part to part, and streams, behind the last part too."""
     problem = step("sgd", parameters="paged")
     plan = tight(problem, 500)
     assert not plan.problem.lasting
-    assert po.simulate(plan).bytes_streamed
+    after = closing_plan(plan)
+    assert after is not None
+    assert all(any(step.variant for step in one.instructions) for one in (plan, after))
     return plan
 
 
