@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,7 +14,7 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
-from poetopt.testing.block_cases import drawn, given_case, space_of
+from poetopt.testing.block_cases import cases_of, given_case, space_of
 from poetopt.testing.block_optimum import TOLERANCE, check_optimum, check_price, held
 from poetopt.testing.block_words import check_build, check_words
 from poetopt.testing.contract import require
@@ -79,14 +78,14 @@ def check_block(
     where the block can't stand in the formulation.
     """
     base = formulation_of(formulation)
-    draw = random.Random(seed)
+    cases = cases_of(base, seed)
     infeasible = binding = priced = recomputes = page_ins = 0
     name, restricts, adds = "", False, False
     given = None if isinstance(problems, int) else tuple(problems)
     count = problems if isinstance(problems, int) else len(problems)
     require(count > 0, "check_block needs a problem at least")
     for number in range(count):
-        problem, ram_bytes, tried = drawn(draw, base, number) if given is None else given_case(base, *given[number])
+        problem, ram_bytes, tried = cases[number] if given is None else given_case(base, *given[number])
         made = block if isinstance(block, Block) else block(problem)
         restricts |= made.restricts
         adds |= made.adds_j is not None

@@ -42,6 +42,33 @@ def drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem,
         return problem, ram_bytes, tried
 
 
+class Cases:
+    """The problems of a seed, each drawn once: all of their schedules are tried, and that takes longest."""
+
+    def __init__(self, base: Formulation, seed: int) -> None:
+        self.base, self.seed = base, seed
+        self._draw = random.Random(seed)
+        self._made: list[tuple[Problem, int, Tried]] = []
+
+    def __getitem__(self, number: int) -> tuple[Problem, int, Tried]:
+        while len(self._made) <= number:
+            self._made.append(drawn(self._draw, self.base, len(self._made)))
+        return self._made[number]
+
+
+_KEPT: list[Cases] = []
+MOST_KEPT = 3
+
+
+def cases_of(base: Formulation, seed: int) -> Cases:
+    """Those of the seed; blocks that are checked one after the other share them."""
+    found = next((cases for cases in _KEPT if cases.base is base and cases.seed == seed), None)
+    if found is None:
+        found = Cases(base, seed)
+        _KEPT[:] = [found, *_KEPT][:MOST_KEPT]
+    return found
+
+
 def given_case(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Problem, int, Tried]:
     """A problem that was given. Raises ContractError where its schedules can't all be tried."""
     count = _count(base, problem, ram_bytes)

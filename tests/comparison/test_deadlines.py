@@ -74,7 +74,7 @@ def test_the_ends(front: DeadlineFront) -> None:
 def test_bounds_and_plans_enclose_the_optimum(dma: bool) -> None:
     problem = chain(3, sizes=[2, 3, 1], paging=True, dma=dma, page_j=0.3, page_s=0.3)
     ram = problem.least_ram_bytes
-    small = po.pareto(problem, against="deadline", ram=ram, points=5, time_limit=4, gap=0.0, threads=1)
+    small = po.pareto(problem, against="deadline", ram=ram, points=5, time_limit=2, gap=0.0, threads=1)
     best = plan_optimum(problem, ram)
     assert best is not None
     for point in small.points:

@@ -18,6 +18,7 @@ deadlines = ["none", "1.4x"]
 methods = ["poet", "revolve"]
 time_limit = "20s"
 """
+_EVALUATED: dict[str, list[tuple[Value, ...]]] = {}
 
 
 def write_sweep(folder: Path, text: str = FILE) -> Path:
@@ -35,7 +36,14 @@ def fixed(rows: Sequence[dict[str, Value]]) -> list[tuple[Value, ...]]:
 
 
 def undisturbed(path: Path) -> list[tuple[Value, ...]]:
-    """What the sweep has to find: every point evaluated in this process, one after another."""
+    """What the sweep has to find: every point evaluated in this process, one after another; once for each text."""
+    text = path.read_text(encoding="utf-8")
+    if text not in _EVALUATED:
+        _EVALUATED[text] = _evaluated(path)
+    return _EVALUATED[text]
+
+
+def _evaluated(path: Path) -> list[tuple[Value, ...]]:
     rows: list[dict[str, Value]] = []
     for point in read_sweep(path):
         named: dict[str, Value] = {
