@@ -166,7 +166,8 @@ def _prepare(
 
     found = _read(plan, model, allow_symlinks)
     graph = graph_of(found.plan)
-    fed = random_batch(graph, seed) if data is None else load_batch(data, graph, sets=True)
+    whole = graph.whole
+    fed = random_batch(whole, seed) if data is None else load_batch(data, whole, sets=True)
     made = Prepared.of(found.plan, graph, ram_bytes=found.ram_bytes, fed=fed, written=True)
     if evaluates:
         from poetopt.training.evaluate import Forward

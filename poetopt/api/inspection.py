@@ -32,6 +32,8 @@ def inspect(
     loss: str = "auto",
     output: str | None = None,
     straight_through: bool = False,
+    optimizer: str = "none",
+    clip_norm: bool = False,
     runtime: str | None = None,
     **read: Unpack[LoadOptions],
 ) -> Inspection:
@@ -41,7 +43,7 @@ def inspect(
         What `load` gave, or what it takes: a path, a zoo network's name.
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
-    loss, output, straight_through
+    loss, output, straight_through, optimizer, clip_norm
         As in `Model.differentiate`.
     runtime
         What runs the operators, whatever the device names.
@@ -55,6 +57,7 @@ def inspect(
     elif read:
         raise OptionError(f"{', '.join(read)}: too late for what is loaded; give the model's path with them")
     if isinstance(model, TrainingFile):
+        model.differentiate(optimizer=optimizer, clip_norm=clip_norm)
         problem = model.cost(device or next(iter(model.file.costs)), runtime=runtime)
         return Inspection(
             contents={
@@ -70,7 +73,9 @@ def inspect(
     contents = summary(model.graph)
     missing = tuple(unsupported(model.graph, straight_through=straight_through))
     try:
-        training = model.differentiate(loss=loss, output=output, straight_through=straight_through).on(found.runtime)
+        training = model.differentiate(
+            loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, clip_norm=clip_norm
+        ).on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     problem = training.cost(found)

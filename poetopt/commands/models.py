@@ -47,6 +47,8 @@ def inspect(
     loss: LossOption = "auto",
     output: OutputOption = None,
     straight_through: StraightThroughOption = False,
+    optimizer: OptimizerOption = "none",
+    clip_norm: ClipNormOption = False,
     runtime: RuntimeOption = None,
     json: JsonOption = None,
 ) -> int:
@@ -65,6 +67,8 @@ def inspect(
         loss=loss,
         output=output,
         straight_through=straight_through,
+        optimizer=optimizer,
+        clip_norm=clip_norm,
         runtime=runtime,
     )
     write_json(found.to_dict(), json)

@@ -6,6 +6,7 @@ from poetopt.graph import Role
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
+from poetopt.report.clipping import clipping_fields
 from poetopt.units import show_bytes
 
 OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
@@ -30,6 +31,7 @@ def memory_fields(
         "bytes_written": None if simulation is None else simulation.bytes_written,
         "flash_bytes": problem.flash_bytes,
         "optimizer": str(problem.recipe.get("optimizer", "none")),
+        **clipping_fields(problem, plan),
         "micro_batches": problem.parts,
         "runtime": problem.runtime or None,
     }
@@ -80,7 +82,9 @@ def parts_rows(problem: Problem) -> list[tuple[str, str]]:
     graph = problem.graph
     shape = graph.tensors[graph.split[0]].shape if graph is not None and graph.split else ()
     size = f" of {shape[0]:,}" if shape else ""
-    then = f", then the updates of {sum(map(bool, problem.closing.updates))} parameters" if problem.closing else ""
+    count = sum(map(bool, problem.closing.updates)) if problem.closing else 0
+    count = len(graph.trained) if graph is not None else count
+    then = f", then the updates of {count:,} parameters" if problem.closing else ""
     return [
         ("batch", f"in {problem.parts:,} parts{size}, each by this schedule{then}; all figures are of the whole step")
     ]

@@ -18,6 +18,7 @@ from poetopt.plan.transfers import Overlap
 from poetopt.printable import shown
 from poetopt.problem import Problem
 from poetopt.process import peak_bytes
+from poetopt.report.clipping import clipping_rows
 from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
 from poetopt.report.memory import excess_words, memory_fields, memory_words, parts_rows, taken_bytes
@@ -281,6 +282,7 @@ class Report:
             rows.append(("memory", memory_words(self.problem, self.plan, self.taken_bytes)))
         elif self.problem.resident_bytes:
             rows.append(("resident", f"{show_bytes(self.problem.resident_bytes)} beside it, never scheduled"))
+        rows += clipping_rows(self.problem, self.plan)
         simulation = self.solution.simulation
         if simulation is not None:
             baseline = self.problem.baseline_energy_j

@@ -32,6 +32,7 @@ SOLVED = (
     "timing", "process_peak_bytes", "interrupted", "order", "paging", "remat", "time_limit_s", "gap_tolerance",
     "asked_scope", "threads", "solver_options", "notes", "important", "version", "versions", "total_ram_bytes",
     "parameters", "parameter_bytes_in_ram", "bytes_written", "flash_bytes", "stack_bytes", "optimizer",
+    "clip_norm", "clip_gradient_bytes", "clip_bytes_moved", "clip_recomputes", "clip_energy_j",
     "micro_batches", "micro_batches_tried", "runtime", "largest_batch",
     "training", "fits_device",
 )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.reference import NodeByNode
@@ -24,15 +26,20 @@ from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.runtimes.onnxruntime import runtime
+from poetopt.testing.plans import keeping_nothing
 from tests.autodiff.build import graph
+from tests.backends.c.support import needs_host, network
 from tests.later import later, uses_torch
 from tests.optimizers.by_hand import SETTINGS, Array, data, perceptron, trained, weights
 from tests.optimizers.test_update_graphs import STEPS, compared, recomputed, tied
 from tests.optimizers.test_update_rules import far
 from tests.problems import store_all
+from tests.test_micro_batches import tight
+from tests.training.support import MODELS, plan_of, rows
 
 torch = later("torch")
 COUNT = 6
+PAGES = (Action.PAGE_OUT, Action.PAGE_IN)
 
 
 def clipped(dtype: str, optimizer: str, bound: float) -> TrainingGraph:
@@ -128,14 +135,16 @@ def test_rows_that_occur_twice_are_summed_before() -> None:
     batch = random_batch(found)
     values = {**found.values, found.hyperparameters["lr"]: np.array(1.0), found.hyperparameters[CLIP]: np.array(1e-2)}
     done = NodeByNode(found, Sessions(found), values, ("w.new",)).run(batch)
+    target: Any = batch["target"]
+    new: Any = done["w.new"]
     w, ids = found.values["w"].astype(np.float64), [3, 9, 3, 3, 0, 39]
     h = np.tanh(w[ids])
-    dy = 2 * (h @ w.T - batch["target"]) / batch["target"].size
+    dy = 2 * (h @ w.T - target) / target.size
     gradient = dy.T @ h
     np.add.at(gradient, ids, (dy @ w) * (1 - h * h))
     wanted = w - gradient * 1e-2 / (np.linalg.norm(gradient) + 1e-6)
-    assert far(done["w.new"], wanted) <= 1e-6
-    assert np.linalg.norm(done["w.new"] - w) == pytest.approx(1e-2, rel=1e-4)
+    assert far(new, wanted) <= 1e-6
+    assert np.linalg.norm(new - w) == pytest.approx(1e-2, rel=1e-4)
 
 
 @pytest.mark.parametrize(("name", "optimizer"), [("residual", "adam"), ("lenet", "sgd"), ("dropout", "momentum")])
@@ -162,3 +171,77 @@ def test_without_an_optimizer_nothing_is_clipped() -> None:
         with_updates(STEPS["lenet"], "none", clip=True)
     plain: Any = with_updates(STEPS["lenet"], "sgd")
     assert CLIP not in plain.hyperparameters
+
+
+def small_step(parts: int = 1, **more: Any) -> po.Problem:
+    """The small perceptron at batch 4."""
+    loaded = po.load(MODELS["small"](), batch=4, micro_batch=parts)
+    return loaded.differentiate(optimizer="momentum", clip_norm=True).cost("a72", **more)
+
+
+def test_a_batch_in_parts_is_clipped_by_the_norm_of_its_sum() -> None:
+    """As the whole batch, to rounding; and bit for bit as the unscheduled accumulation."""
+    plan, whole = tight(small_step(2, parameters="paged"), 2000), lay_out(store_all(small_step()))
+    with po.Trainer(plan, lr=0.5, clip_norm=0.1) as mine, po.Trainer(whole, lr=0.5, clip_norm=0.1) as other:
+        for batch in other.batches(rows(whole, 12), epoch=0):
+            assert mine.step(batch) == pytest.approx(other.step(batch), rel=1e-5)
+        value: Any
+        for name, value in other.values().items():
+            found: Any = mine.values()[name]
+            np.testing.assert_allclose(found, value, rtol=0, atol=1e-6 * np.abs(value).max())
+    ended = po.train(plan, 2, 0.5, check=1)
+    assert ended.bit_identical, ended.message
+
+
+def test_training_is_told_the_bound_and_a_checkpoint_knows_it(tmp_path: Path) -> None:
+    plan = tight(small_step(parameters="paged"), 100)
+    data = rows(plan, 8)
+    with po.Trainer(plan, lr=1.0, momentum=0.0, clip_norm=0.25) as trainer:
+        before: dict[str, Any] = {name: np.array(value) for name, value in trainer.values().items()}
+        trainer.step({name: array[:4] for name, array in data.items()})
+        moved = {name: np.array(value) - before[name] for name, value in trainer.values().items()}
+        change = [np.linalg.norm(value) for name, value in moved.items() if name in trainer.graph.trained]
+        assert np.linalg.norm(change) == pytest.approx(0.25, rel=1e-4)
+        trainer.save(tmp_path)
+    with po.Trainer(plan) as trainer:
+        assert trainer.hyperparameters[CLIP] == 1.0
+        trainer.load(tmp_path)
+        assert trainer.hyperparameters[CLIP] == 0.25
+    with pytest.raises(OptionError, match=r"--clip-norm 0: must be more than 0"):
+        po.Trainer(plan, clip_norm=0.0)
+    with pytest.raises(OptionError, match=r"--clip-norm 2: .*solve with --optimizer sgd --clip-norm, so that"):
+        po.Trainer(plan_of("small", "sgd"), clip_norm=2.0)
+
+
+def test_what_waits_for_the_norm_is_said(tmp_path: Path) -> None:
+    """Counted again from the instructions of the plan, and by `verify`."""
+    model = tmp_path / "small.onnx"
+    onnx.save(MODELS["small"](), model)
+    asked: Any = {"device": "a72", "optimizer": "sgd", "parameters": "paged"}
+    report = po.solve(model, clip_norm=True, total_ram=13930, **asked)
+    said: Any = report.to_dict()
+    plan = report.plan
+    assert plan is not None
+    assert plan.problem.graph is not None
+    weights = [plan.problem.graph.tensors[name].nbytes for name in plan.problem.graph.trained]
+    assert said["clip_gradient_bytes"] == sum(weights)
+    names = {f"{name}.grad" for name in plan.problem.graph.trained}
+    held = [plan.problem.tensors[step.target] for step in plan.instructions if step.action in PAGES]
+    moved = [tensor.nbytes for tensor in held if tensor.name in names]
+    assert said["clip_bytes_moved"] == sum(moved) > 0
+    assert said["clip_energy_j"] > 0
+    assert "of gradients wait for the norm of all of them" in str(report).replace("\n             ", " ")
+    (tmp_path / "plan.json").write_text(report.plan_text(), encoding="utf-8")
+    po.verify(tmp_path / "plan.json")
+    free: Any = po.solve(model, total_ram=13930, **asked).to_dict()
+    assert (free["clip_norm"], free["clip_gradient_bytes"], free["clip_energy_j"]) == (False, None, None)
+    assert free["overhead_j"] < said["overhead_j"]
+
+
+@needs_host
+def test_a_clipped_step_streams_in_c() -> None:
+    """Nothing is kept in RAM between two operators, so that whatever can be streamed is."""
+    found = network().differentiate(optimizer="adamw", clip_norm=True).cost("m4", parameters="paged")
+    ran = po.execute_on(keeping_nothing(found), "host")
+    assert ran.bit_identical
+    assert ran.distance <= 5 * ran.sensitivity
