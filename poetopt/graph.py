@@ -379,6 +379,7 @@ class TrainingGraph(Graph):
             self,
             tensors={**last.tensors, **self.tensors},
             values={**last.values, **self.values},
+            rows={**last.rows, **self.rows},
             operators=(*self.operators, *last.operators),
             closing=None,
         )

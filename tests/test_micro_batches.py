@@ -166,6 +166,46 @@ def test_updates_that_stream_give_the_bits_of_the_unscheduled_accumulation(monke
     assert said.bytes_streamed == moved + behind.simulation.bytes_streamed
 
 
+def words() -> onnx.ModelProto:
+    nodes = [helper.make_node("Gather", ["words", "ids"], ["a"]), helper.make_node("Tanh", ["a"], ["b"])]
+    nodes += [helper.make_node("ReduceMean", ["b"], ["c"], axes=[1], keepdims=0)]
+    nodes += [helper.make_node("Gemm", ["c", "out"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "words",
+        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", 3])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(floats(90, 8), "words"), onnx.numpy_helper.from_array(floats(8, 3), "out")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_tables_by_rows_have_the_rows_of_all_parts(optimizer: str) -> None:
+    """The parts use words of each other, one by a negative number; all of it as the whole batch does."""
+
+    def made(parts: int, parameters: str) -> po.Problem:
+        loaded = po.load(words(), batch=8, micro_batch=parts)
+        training = loaded.differentiate(optimizer=optimizer, lazy_tables=optimizer != "sgd")
+        return training.cost("a72", runtime="onnxruntime", parameters=parameters)
+
+    problem = made(4, "paged")
+    sizes = {held.name: held.nbytes for held in problem.tensors}
+    assert sizes["words"] == sizes["words.grad.sum"] == 8 * 3 * 8 * 4
+    ids = np.random.default_rng(1).integers(0, 90, (16, 3))
+    ids[0] = ids[2] = [3, 3, -1]
+    data = {"ids": ids, "labels": np.random.default_rng(0).integers(0, 3, 16)}
+    mine = po.train(tight(problem, 200), 4, 0.5, data=data, check=1)
+    assert mine.bit_identical, mine.message
+    assert mine.values["words"].shape == (90, 8)
+    whole = po.train(lay_out(store_all(made(1, "paged"))), 4, 0.5, data=data)
+    assert set(mine.values) == set(whole.values)
+    for name, value in whole.values.items():
+        np.testing.assert_allclose(mine.values[name], value, rtol=0, atol=2e-6 * np.abs(value).max(), err_msg=name)
+    changed = np.any(mine.values["words"] != onnx.numpy_helper.to_array(words().graph.initializer[0]), axis=1)
+    assert set(np.flatnonzero(changed)) == set((ids % 90).reshape(-1))
+
+
 def test_a_plan_file_holds_the_parts_and_what_follows_them(tmp_path: Any) -> None:
     onnx.save(network(0), tmp_path / "net.onnx")
     problem = step(tmp_path / "net.onnx", 4, "adam", parameters="paged")

@@ -115,11 +115,9 @@ class Model:
             "loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "clip_norm": clip_norm,
             "maxima": maxima, "over": over,
         }  # fmt: skip
-        if self.graph.parts > 1:  # their tables stay whole, and only what has no optimizer yet is made anew
-            by_rows = partial(self.training_graph, **asked) if optimizer == "none" else None  # type: ignore[arg-type]
-        else:
-            tables = with_rows(self.graph) is not self.graph
-            by_rows = partial(self.training_graph, **asked, rows=True) if tables else None  # type: ignore[arg-type]
+        tables = with_rows(self.graph) is not self.graph
+        anew = tables or (self.graph.parts > 1 and optimizer == "none")
+        by_rows = partial(self.training_graph, **asked, rows=tables) if anew else None  # type: ignore[arg-type]
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
     def training_graph(
@@ -156,7 +154,7 @@ class Model:
                     graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima, over=over
                 )
                 made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm)
-                return made if made.parts > 1 else with_states(made, graph.rows)
+                return with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise

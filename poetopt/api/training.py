@@ -48,8 +48,8 @@ class Training:
     derived
         The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
     by_rows
-        Makes `derived` anew for an `optimizer`, with tables by the rows of a batch; None where there is no table, and
-        where a batch in parts has updates already.
+        Makes `derived` anew for an `optimizer`, with tables by the rows of a batch; None where there is no table,
+        unless a batch in parts has no updates yet.
     """
 
     graph: TrainingGraph
@@ -88,8 +88,14 @@ class Training:
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
-        multiple = getattr(runtime_of(runtime), "row_bytes", 1)
-        derived = None if anew is None else anew(optimizer=optimizer, row_bytes=multiple)
+        takes = runtime_of(runtime)
+        multiple = getattr(takes, "row_bytes", 1)
+        whole = self.graph.parts > 1 and not getattr(takes, "rows_of_parts", True)
+        derived = (
+            None
+            if anew is None
+            else anew(optimizer=optimizer, row_bytes=multiple, **({"rows": False} if whole else {}))
+        )
         plain = replace(self, by_rows=None)
         if derived is None or (not derived.rows and derived.parts == 1):
             return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
@@ -305,7 +311,7 @@ def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
 
 def _lazy_notes(graph: TrainingGraph, asked: bool) -> tuple[str, ...]:
     """What becomes of --lazy-tables."""
-    tables = dict.fromkeys(rows.of for rows in graph.rows.values() if rows.of)
+    tables = dict.fromkeys(rows.of for rows in graph.joint.rows.values() if rows.of)
     if tables:
         return (
             f"lazy: a row of {', '.join(tables)} and its states of {graph.optimizer} change in those steps alone that "

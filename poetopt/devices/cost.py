@@ -112,7 +112,8 @@ def cost(
             )
         )
     numbers = getattr(takes, "row_numbers_bytes", lambda count: 0)
-    kept += sum(numbers(graph.tensors[name].shape[0]) for name, rows in graph.rows.items() if rows.ids and not rows.of)
+    chosen = [name for name, rows in graph.rows.items() if rows.ids in graph.inputs and not rows.of]
+    kept += sum(numbers(graph.tensors[name].shape[0]) for name in chosen)
     kept += getattr(takes, "losses_bytes", lambda graph: 0)(graph)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:

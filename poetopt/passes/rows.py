@@ -32,6 +32,8 @@ def by_rows(graph: Graph, multiple: int = 1) -> Graph:
 
     multiple
         Tables whose rows aren't a multiple of so many bytes stay whole.
+
+    Of a batch in parts, the rows are those of all parts: they are the same ones from the first to the updates.
     """
     found: dict[str, TableRows] = {}
     tensors, values = dict(graph.tensors), dict(graph.values)
@@ -50,7 +52,7 @@ def by_rows(graph: Graph, multiple: int = 1) -> Graph:
             count = len(used)
         else:
             found[table] = TableRows(whole, ids=ids)
-            count = places.size
+            count = _most(graph, ids)
         tensors[table] = Tensor(table, (count, *whole.shape[1:]), graph.tensors[table].dtype, graph.tensors[table].role)
         values[table] = _frozen(np.zeros(tensors[table].shape, whole.dtype))
     return replace(graph, tensors=tensors, values=values, rows=found) if found else graph
@@ -58,6 +60,10 @@ def by_rows(graph: Graph, multiple: int = 1) -> Graph:
 
 def with_states(graph: TrainingGraph, rows: Mapping[str, TableRows]) -> TrainingGraph:
     """`graph`, which was made of one with `rows`, where the states of these tables are by rows, too."""
+    last = graph.closing
+    if last is not None:
+        here = {name: table for name, table in rows.items() if name in last.tensors}
+        return replace(graph, rows=rows, closing=with_states(last, here))
     found = dict(rows)
     for operator in graph.operators:
         old = [name for name, _ in operator.updates]
@@ -115,15 +121,20 @@ def _chosen(graph: Graph, operator: Operator) -> tuple[str, str] | None:
         return None
     node = operator.nodes[0]
     table, ids = node.inputs
-    tensor, places = graph.tensors[table], graph.tensors[ids]
+    tensor = graph.tensors[table]
     alone = len(graph.readers.get(table, ())) == len(graph.readers.get(ids, ())) == 1
     trained = table in graph.trained and tensor.role is Role.PARAMETER and len(tensor.shape) == 2
     if not (alone and trained and node.attributes.get("axis", 0) == 0 and table not in graph.outputs):
         return None
     if ids not in graph.values and ids not in graph.inputs:
         return None
-    count = len(np.unique(graph.values[ids])) if ids in graph.values else places.size
+    count = len(np.unique(graph.values[ids])) if ids in graph.values else _most(graph, ids)
     return (table, ids) if count < tensor.shape[0] else None
+
+
+def _most(graph: Graph, ids: str) -> int:
+    """How many rows a batch may use whose numbers the input `ids` has."""
+    return graph.tensors[ids].size * (graph.parts if ids in graph.split else 1)
 
 
 def _positive(ids: Array, count: int) -> Array:

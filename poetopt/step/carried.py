@@ -74,6 +74,12 @@ class Carried:
         self.used = {name: tuple(rows.tolist()) for name, rows in used.items() if name in self.first}
         return read
 
+    def follow(self, used: Mapping[str, tuple[int, ...]]) -> None:
+        """Let tables and their states be these rows of the tables from now on."""
+        tables = {name: rows.of or name for name, rows in self._graph.rows.items()}
+        self.used = {name: used[table] for name, table in tables.items() if name in self.first}
+        self.choose()
+
     @property
     def begun(self) -> Mapping[str, Array]:
         """What the first step reads: of tables, the rows that the batch uses, and zeros behind them."""

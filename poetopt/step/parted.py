@@ -104,8 +104,10 @@ class Parted:
         self._batches = list(cut(self.graph, batch))
         self._losses.clear()
         self.part.load(self._batches[0], anew=anew)
-        if anew and self.closing is not None:
-            self.closing.carried.begin()
+        if self.closing is not None:
+            if anew:
+                self.closing.carried.begin()
+            self.closing.carried.follow(self.part.carried.used)
 
     def each(self, between: Callable[[int], object]) -> None:
         """Call `between` with the number of each part before it runs."""

@@ -136,7 +136,7 @@ class Ordinary:
         self, number: int, batch: Batch, call: Callable[[Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
     ) -> float:
         """Take the step `number`, from 0, by `call` around the nodes' run; gives its loss."""
-        read, used = taken(self.graph, batch)
+        read, used = taken(self.graph.joint, batch)
         for name, rows in used.items():
             self.changing[name].fill(0)
             self.changing[name][: len(rows)] = self.tables[name][rows]

@@ -106,7 +106,7 @@ class Prepared:
         """
         bare = _bare(graph)
         alone = replace(plan, problem=replace(plan.problem, graph=bare))
-        first = {**graph.joint.values, **{name: table.values for name, table in graph.rows.items()}}
+        first = {**graph.joint.values, **{name: table.values for name, table in graph.joint.rows.items()}}
         models: Mapping[tuple[str, ...], bytes] = {}
         if written:
             models = Sessions(graph.joint).written(slice_nodes(plan, Places(graph, plan.problem, Sessions.runtime)))
@@ -116,7 +116,7 @@ class Prepared:
         """Write it for another process. Raises OSError where that can't be done."""
         mapped = Mapped.write(folder / VALUES, self.first)
         fed = None if self.fed is None else Mapped.write(folder / FED, self.fed).places
-        whole = {name: table.values.shape for name, table in self.graph.rows.items()}
+        whole = {name: table.values.shape for name, table in self.graph.joint.rows.items()}
         graph, names = _small(self.graph), tuple(self.graph.joint.values)
         with (folder / STEP).open("wb") as file:
             plan = replace(self.plan, problem=replace(self.plan.problem, graph=None))
@@ -128,9 +128,7 @@ class Prepared:
         """Read what `save` wrote."""
         with (folder / STEP).open("rb") as file:
             plan, ram_bytes, graph, names, whole, places, given, models = pickle.load(file)
-        dtypes = {name: numpy_dtype(graph.tensors[name].dtype) for name in graph.rows}
-        rows = {name: replace(table, values=_shape(whole[name], dtypes[name])) for name, table in graph.rows.items()}
-        first, graph = Mapped(folder / VALUES, places), replace(_shaped(graph, names), rows=rows)
+        first, graph = Mapped(folder / VALUES, places), _shaped(graph, names, whole)
         plan = replace(plan, problem=replace(plan.problem, graph=graph))
         fed = None if given is None else Mapped(folder / FED, given)
         return cls(plan, graph, first, models, ram_bytes, fed, folder)
@@ -160,14 +158,22 @@ def _small(graph: TrainingGraph) -> TrainingGraph:
     return replace(graph, values=small, rows=rows, closing=closing)
 
 
-def _shaped(graph: TrainingGraph, names: Iterable[str]) -> TrainingGraph:
-    """`graph`, as `_small` left it, with arrays that have shape and type alone for all other values."""
+def _shaped(graph: TrainingGraph, names: Iterable[str], whole: Mapping[str, tuple[int, ...]]) -> TrainingGraph:
+    """`graph`, as `_small` left it, with arrays that have shape and type alone for all other values.
+
+    whole
+        The shapes of tables, all rows.
+    """
     there = (name for name in names if name in graph.tensors)
     values = {
         n: graph.values.get(n, _shape(graph.tensors[n].shape, numpy_dtype(graph.tensors[n].dtype))) for n in there
     }
-    closing = None if graph.closing is None else _shaped(graph.closing, names)
-    return replace(graph, values=values, closing=closing)
+    rows = {
+        name: replace(table, values=_shape(whole[name], numpy_dtype(graph.tensors[name].dtype)))
+        for name, table in graph.rows.items()
+    }
+    closing = None if graph.closing is None else _shaped(graph.closing, names, whole)
+    return replace(graph, values=values, rows=rows, closing=closing)
 
 
 def _shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -225,16 +225,16 @@ class ScheduledStep(Closing):
         return next((carried for carried in self._carried if name in carried.first), None)
 
     def _value(self, name: str) -> Array:
-        if name in self.graph.rows:
-            return self.program.carried.table(name)
         carried = self._holder(name)
+        if carried is not None and name in self.joint.rows:
+            return carried.table(name)
         found = carried.value(name) if carried is not None else self._given[name]
         shown = found.view()
         shown.flags.writeable = False
         return shown
 
     def _put(self, name: str, array: Array) -> None:
-        carried, rows = self._holder(name), self.graph.rows
+        carried, rows = self._holder(name), self.joint.rows
         like = self._given.get(name) if carried is None else carried.first[name]
         like = rows[name].values if name in rows else like
         assert like is not None

@@ -16,7 +16,7 @@ $$ E = \sum_i (\Phi_i a_i + \Phi^{out}_i w_i)
 
 where $\Phi_i$ is a page-in and, of what is written anew, a write-back, for each operator that reads i. The second row
 on $a_i$, with what streams i at the first point of its life and its next one $i^+$: what is there for nothing doesn't
-stay. Optimizer states, which no part reads, never do. What stays, and is read from storage within a part as well, has
+stay. Optimizer states and rows of tables never do. What stays, and is read from storage within a part as well, has
 to be written back ($w_i$).
 
 | symbol       | attribute | unit | meaning                                             |
@@ -78,7 +78,7 @@ def moved_if_away(problem: Problem) -> tuple[dict[int, Moved], Moved]:
         if not held.stored:
             continue
         moved = sum((_moved(problem.closing, i, u) for u in problem.closing.readers[i]), NOTHING)
-        if held.name in places:
+        if held.name in places and problem.tensors[places[held.name]].may_stay:
             found[places[held.name]] = moved
         else:
             anyway += moved

@@ -45,6 +45,8 @@ class CRuntime:
     alignment = ALIGNMENT
     row_bytes = windows.BLOCK_BYTES
     """What a row of a table is a multiple of where it goes to and from storage by itself."""
+    rows_of_parts = False
+    """Batches come part by part, and nobody knows the rows of all of them before the first one."""
 
     @property
     def version(self) -> str:
