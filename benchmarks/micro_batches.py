@@ -70,7 +70,7 @@ def line(cell: Cell, row: dict[str, Any]) -> str:
         cell.network,
         cell.device,
         f"{cell.total:,}",
-        figure(row, "total_ram_bytes", ",d"),
+        "-" if "none" in row else figure(row, "total_ram_bytes", ",d"),
         str(best),
         figure(row, "energy_j", ".4g"),
         figure(row, "overhead_gap", ".3%"),

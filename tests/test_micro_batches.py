@@ -12,6 +12,7 @@ import pytest
 from onnx import helper
 
 import poetopt as po
+from poetopt.api.apart import prepared
 from poetopt.api.batches import known_schedule
 from poetopt.api.options import asked
 from poetopt.backends.ort.batch import random_batch
@@ -200,8 +201,10 @@ def test_tables_by_rows_have_the_rows_of_all_parts(optimizer: str) -> None:
     assert mine.values["words"].shape == (90, 8)
     whole = po.train(lay_out(store_all(made(1, "paged"))), 4, 0.5, data=data)
     assert set(mine.values) == set(whole.values)
+    value: Any
     for name, value in whole.values.items():
-        np.testing.assert_allclose(mine.values[name], value, rtol=0, atol=2e-6 * np.abs(value).max(), err_msg=name)
+        found: Any = mine.values[name]
+        np.testing.assert_allclose(found, value, rtol=0, atol=2e-6 * np.abs(value).max(), err_msg=name)
     changed = np.any(mine.values["words"] != onnx.numpy_helper.to_array(words().graph.initializer[0]), axis=1)
     assert set(np.flatnonzero(changed)) == set((ids % 90).reshape(-1))
 
@@ -217,6 +220,9 @@ def test_a_plan_file_holds_the_parts_and_what_follows_them(tmp_path: Any) -> Non
     assert plan.problem.parts == 4
     assert po.simulate(again.plan) == po.simulate(plan) == po.simulate(bare)
     assert arena_bytes(again.plan) <= problem.least_ram_bytes + 600 - problem.reserve_bytes
+    with prepared(tmp_path / "plan.json") as made:
+        assert made.fed is not None
+        assert {name: len(array) for name, array in made.fed.items()} == {"x": 8, "labels": 8}
 
 
 def test_what_updates_move_is_part_of_what_is_minimised_and_proven() -> None:
