@@ -187,13 +187,16 @@ def test_a_profile_has_joined_operators_and_finds_them_again(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("scope", ["forward", "full"])
 def test_the_optimum_is_never_above_that_of_single_operators(scope: str) -> None:
-    """Random networks: what is proven with operators joined is at most what is proven without, in the same bytes."""
+    """Random networks: what is proven with operators joined is at most what is proven without, in the same bytes.
+
+    Of operators that write over what they read afterwards, none is here: what joins needs more at once than they do.
+    """
     compared, chosen = 0, some(range(24), 12)
     for seed in chosen:
         rng = random.Random(seed)
         step = differentiate(random_network(rng), loss="mse")
         found = in_place(step, runtime)
-        apart, together = (cost(graph, device(("a72", "m4")[seed % 2])) for graph in (step, found))
+        apart, together = (cost(graph, device(("a72", "m4")[seed % 2]), over=False) for graph in (step, found))
         least, most = apart.least_ram_bytes, po.store_all_peak_bytes(apart)
         assert together.least_ram_bytes <= least
         assert po.store_all_peak_bytes(together) <= most
