@@ -75,6 +75,20 @@ def tied(rng: random.Random) -> ModelProto:
     return net.model(net.add("Gemm", [x, table], "head", transB=1), (8, rows))
 
 
+def normalized(rng: random.Random) -> ModelProto:
+    """Normalizations of planes and of rows, and poolings."""
+    batch, size, wide = rng.choice((2, 3)), 8, rng.choice((128, 192))
+    net = Network("normalized", rng.randrange(1000))
+    x = net.conv(net.input("input", (batch, 8, size, size)), "conv", (8, wide), 3, pad=1)
+    x = net.relu(net.batch_norm(x, "bn", wide), "r1")
+    x = net.add("AveragePool", [x], "pool", kernel_shape=[2, 2], strides=[2, 2])
+    x = net.add("Reshape", [x, net.weight("rows", np.array([-1, size * size // 4]))], "rows.of.planes")
+    width = size * size // 4
+    vectors = [net.weight(f"ln.{name}", net.rng.standard_normal(width, np.float32)) for name in ("scale", "bias")]
+    x = net.add("LayerNormalization", [x, *vectors], "ln")
+    return net.model(net.linear(x, "fc", width, 10), (batch * wide, 10))
+
+
 def made(model: ModelProto, optimizer: str) -> Problem:
     loaded = po.load(model)
     assert isinstance(loaded, po.Model)
@@ -110,6 +124,19 @@ def test_every_way_of_every_operator_gives_the_unscheduled_bits(seed: int) -> No
     for way in range(1, 1 + max(len(operator.variants) for operator in streaming)):
         plan = keeping_nothing(problem, [min(way, len(operator.variants)) for operator in problem.operators])
         assert simulate(plan).streamed_runs == len(streaming)
+        mine, theirs = ran(plan)
+        found = compare(mine, theirs, graph_of(problem).results)
+        assert found.identical, (found.different, [(o.name, o.variants[:way][-1]) for o in streaming])
+
+
+@pytest.mark.parametrize("seed", some(range(16), 1))
+def test_normalizations_poolings_and_reductions_give_the_unscheduled_bits(seed: int) -> None:
+    problem = made(normalized(random.Random(seed)), "sgd")
+    streaming = [operator for operator in problem.operators if operator.variants]
+    kinds = {kind for operator in streaming for kind in operator.kind.split("+")}
+    assert {"BatchNormalization.grad_weight", "LayerNormalization", "AveragePool"} <= kinds
+    for way in range(1, 1 + max(len(operator.variants) for operator in streaming)):
+        plan = keeping_nothing(problem, [min(way, len(operator.variants)) for operator in problem.operators])
         mine, theirs = ran(plan)
         found = compare(mine, theirs, graph_of(problem).results)
         assert found.identical, (found.different, [(o.name, o.variants[:way][-1]) for o in streaming])

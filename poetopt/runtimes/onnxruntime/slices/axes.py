@@ -10,6 +10,7 @@ chunks (MLAS, in onnxruntime 1.31):
 | columns of a product | more than 64, so that what is summed up goes in the same blocks |
 | what a product sums up | multiples of its blocks: of 128, or 1,024 where there are 64 columns or fewer |
 | channels that a convolution writes | more than its positions where all are, so that it unfolds alike |
+| what stays of a reduction | 2 or more; runs that are summed up begin at a multiple of 64 elements, as in the whole |
 
 A product with one row is not cut along columns: its kernels go by how many there are.
 
@@ -67,6 +68,8 @@ class Axes:
         The letter of what is summed up.
     multiples, least
         What chunks of a letter are multiples of, and the fewest positions that one may have, the last included.
+    aligned
+        Whether sums go by where their runs begin in memory.
     """
 
     inputs: tuple[Letters, ...]
@@ -74,6 +77,7 @@ class Axes:
     summed: str = ""
     multiples: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
+    aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ class Through:
         Whether it sums up over what is cut.
     exact
         Whether no element changes between vector and remainder.
+    aligned
+        Whether sums go by where their runs begin in memory.
     """
 
     cuts: Mapping[str, Cut]
@@ -96,6 +102,7 @@ class Through:
     multiple: int = 1
     least: int = 1
     exact: bool = False
+    aligned: bool = False
 
 
 def through(
@@ -115,8 +122,8 @@ def through(
         found = special(node, name, cut, tensors)
         return None if found is None else Through(found, cut.per, exact=node.op_type in EXACT)
     rule = _elementwise if node.op_type in ELEMENTWISE else _RULES.get(node.op_type)
-    if in_ram and rule is None:
-        rule = _IN_RAM.get(node.op_type)
+    if rule is None:
+        rule = (_IN_RAM if in_ram else _STREAMED).get(node.op_type)
     inputs = [tensors[n] if n else None for n in node.inputs]
     outputs = [tensors[n] for n in node.outputs if n]
     axes = rule(node, inputs, outputs, values) if rule is not None else None
@@ -139,6 +146,7 @@ def through(
     return Through(
         cuts, cut.per, letter == axes.summed, axes.multiples.get(letter, 1), axes.least.get(letter, 1),
         node.op_type in EXACT or (node.op_type == "BatchNormalization" and letter in "nc") or _is_step(node),
+        axes.aligned,
     )  # fmt: skip
 
 
@@ -229,6 +237,42 @@ def _along(axis_of: str, default: int) -> Callable[..., Axes | None]:
     return rule
 
 
+def _batch_norm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Planes by statistics that are given."""
+    rank = len(outputs[0].shape)
+    if _attribute(node, "training_mode", 0) or rank < 2:
+        return None
+    letters = ("n", "c", *("" for _ in range(rank - 2)))
+    return Axes((letters, *(("c",) for _ in range(4))), (letters,))
+
+
+def _layer_norm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Rows; their means and slopes have an axis of one for those along which they go."""
+    rank = len(outputs[0].shape)
+    axis = _attribute(node, "axis", -1) % rank
+    letters = tuple(str(k) if k < axis else "" for k in range(rank))
+    return Axes((letters, *(() for _ in inputs[1:])), (letters,) * len(outputs))
+
+
+def _reduction(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """What stays."""
+    x = inputs[0]
+    if x is None or len(node.inputs) < 2 or node.inputs[1] not in values:
+        return None
+    rank = len(x.shape)
+    reduced = {int(axis) % rank for axis in values[node.inputs[1]].reshape(-1).tolist()}
+    kept = [k for k in range(rank) if k not in reduced]
+    own = tuple("" if k in reduced else str(k) for k in range(rank))
+    made = own if _attribute(node, "keepdims", 1) else tuple(map(str, kept))
+    return Axes((own, ()), (made,), least={str(k): 2 for k in kept}, aligned=True)
+
+
+def _pool(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Planes; places of maxima count in all of x."""
+    letters = ("n", "c", *("" for _ in outputs[0].shape[2:]))
+    return Axes((letters,), (letters,)) if len(outputs) == 1 else None
+
+
 def _slice(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
     rank = len(outputs[0].shape)
     if len(node.inputs) < 4 or node.inputs[3] not in values:
@@ -261,6 +305,12 @@ def _channel_sums(node: Node, inputs: Operands, outputs: Sequence[Tensor], value
 _IN_RAM: Mapping[str, Callable[..., Axes | None]] = {
     "BatchNormalization": _normalization,
     "ReduceSum": _channel_sums,
+}
+_STREAMED: Mapping[str, Callable[..., Axes | None]] = {
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": _layer_norm,
+    **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduction),
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool"), _pool),
 }
 _RULES: Mapping[str, Callable[..., Axes | None]] = {
     "Gemm": _gemm,

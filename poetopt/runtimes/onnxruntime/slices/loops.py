@@ -126,7 +126,10 @@ def _loop(
             continue
         unit = one.unit_bytes(tensors[cut_name])
         whole = ELEMENTS * tensors[cut_name].nbytes // max(tensors[cut_name].size, 1)
-        multiple = lcm(multiple, whole // gcd(whole, unit))
+        own = whole // gcd(whole, unit)
+        if one.pieces(tensors[cut_name]) > 1 and extent % own and any(way.aligned for way in ways.values()):
+            return None
+        multiple = lcm(multiple, own)
     return Loop(extent, cuts, *order, sums, multiple, least)
 
 
