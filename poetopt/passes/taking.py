@@ -91,7 +91,7 @@ class _Asked:
     def _pairs(self, operator: Operator) -> Iterator[tuple[str, str]]:
         """Inputs that nobody else reads, each with an output of its size."""
         graph, tensors = self.graph, self.graph.tensors
-        if not operator.backward or not operator.recomputable or operator.over:
+        if not operator.backward or operator.over:
             return
         for given in operator.inputs:
             root = graph.root(given)
