@@ -9,7 +9,7 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | Conv | 4 K P where C_out / groups > P, else `CONV_SLICE`; 0 where nothing has to be unfolded | unfolded input |
 | ConvTranspose | 4 k C_out / groups x input positions, of one image | columns before they are folded |
 | Softmax, LogSoftmax, Hardmax | 0 over the last axis, else 2 x the input | input and output transposed |
-| SoftmaxCrossEntropyLoss | 2 x the logits; weights add 4 a label, ignore_index 36 | it is expanded into others |
+| SoftmaxCrossEntropyLoss | 2 x the logits; planes add 8 a label, weights 4, ignore_index 36 | it is expanded into others |
 | NegativeLogLikelihoodLoss | 8 a label, and the same for weights and ignore_index | it is expanded into others |
 | Where | each choice broadcast with the condition | both before they are merged |
 | ScatterElements | 8 an index | *heap*: indices checked and widened |
@@ -118,7 +118,9 @@ def _softmax(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
 
 
 def _cross_entropy(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return 2 * _round(_nbytes(inputs, 0), PLANNED) + PLANNED + _loss(node, inputs)
+    # of planes, the labels' copies come to what freed temporaries still hold on the heap
+    planes = 2 * _round(4 * math.prod(_shape(inputs, 1)), PLANNED) if len(_shape(inputs, 0)) > 2 else 0
+    return 2 * _round(_nbytes(inputs, 0), PLANNED) + planes + PLANNED + _loss(node, inputs)
 
 
 def _nll(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
