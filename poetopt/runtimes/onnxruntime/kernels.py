@@ -9,7 +9,7 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | Conv | 4 K P where C_out / groups > P, else `CONV_SLICE`; 0 where nothing has to be unfolded | unfolded input |
 | ConvTranspose | 4 k C_out / groups x input positions, of one image | columns before they are folded |
 | Softmax, LogSoftmax, Hardmax | 0 over the last axis, else 2 x the input | input and output transposed |
-| SoftmaxCrossEntropyLoss | 2 x the logits; planes add 8 a label, weights 4, ignore_index 36 | it is expanded into others |
+| SoftmaxCrossEntropyLoss | 2 x the logits; planes add 8 a label, weights 4, ignore_index 36 | expanded into others |
 | NegativeLogLikelihoodLoss | 8 a label, and the same for weights and ignore_index | it is expanded into others |
 | Where | each choice broadcast with the condition | both before they are merged |
 | ScatterElements | 8 an index | *heap*: indices checked and widened |
