@@ -24,7 +24,6 @@ from poetopt.commands.options import (
     StraightThroughOption,
     TrainOption,
     ValueOption,
-    micro_batches,
     reading,
 )
 from poetopt.console import check_outputs, say, write_json
@@ -58,7 +57,7 @@ def inspect(
 
     options = reading(
         batch, train, dims, shapes, values, allow_symlinks,
-        micro_batch=micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
+        micro_batch=micro_batch, micro_batch_statistics=micro_batch_statistics,
     )  # fmt: skip
     check_outputs([model], {"--json": json})
     found = look(
@@ -103,7 +102,7 @@ def grad(
 
     options = reading(
         batch, train, dims, shapes, values, allow_symlinks,
-        micro_batch=micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
+        micro_batch=micro_batch, micro_batch_statistics=micro_batch_statistics,
     )  # fmt: skip
     check_outputs([model], {"-o": out, "--json": json})
     loaded = read(model, options)

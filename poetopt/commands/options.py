@@ -48,6 +48,10 @@ BatchOrMaxOption = Annotated[
     typer.Option("--batch", metavar="N|max", help="Batch size; max: the largest that fits RAM and deadline."),
 ]
 MicroBatchOption = Annotated[
+    int | None,
+    typer.Option("--micro-batch", metavar="K", help="Cut the batch into K parts and sum their gradients.", min=1),
+]
+MicroBatchOrAutoOption = Annotated[
     str | None,
     typer.Option(
         "--micro-batch",
