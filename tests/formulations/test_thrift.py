@@ -74,7 +74,7 @@ def test_a_rule_without_rows_is_kept_to_the_optimum(seed: int, name: str) -> Non
     assert together.trial(found.plan, simulate(found.plan)).overhead_j == pytest.approx(known[0])
 
 
-@pytest.mark.parametrize(("seed", "status"), [(39, Status.UNKNOWN), (101, Status.FEASIBLE), (316, Status.FEASIBLE)])
+@pytest.mark.parametrize(("seed", "status"), [(39, Status.UNKNOWN), (101, Status.FEASIBLE), (407, Status.FEASIBLE)])
 def test_poet_ends_where_no_best_schedule_has_a_layout(seed: int, status: Status) -> None:
     problem, ram_bytes = tight_with_parameters(random.Random(seed), forward=2)
     found, known = solved(problem, ram_bytes, "poet"), stage_optimum(problem, ram_bytes)
