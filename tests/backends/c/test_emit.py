@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
+from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.names import comment, identifier, literal
 from poetopt.cli import invoke
 from poetopt.errors import OutputError, UnsupportedOpError
@@ -19,7 +20,7 @@ from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.runtimes.c import registry
-from tests.backends.c.support import graph, needs_host, paged, tiny, unscheduled
+from tests.backends.c.support import HOST, graph, needs_host, paged, tiny, unscheduled
 
 
 @needs_host
@@ -48,6 +49,16 @@ def test_the_folder_that_is_emitted_builds_as_its_readme_says_and_trains(
     assert len(losses) == 5
     assert losses[-1] < losses[0]
     assert (folder / "results.bin").stat().st_size == 4 + 4 * 235_146
+
+
+@needs_host
+def test_compilers_assume_no_more_of_the_ram_than_that_it_begins_at_a_multiple_of_8(tmp_path: Path) -> None:
+    """clang takes arrays of 16 bytes and more for aligned to 16 on x86-64, unless their declaration says less."""
+    po.emit(paged(), tmp_path / "out")
+    seen = tmp_path / "out" / "seen.c"
+    wanted = "".join(f"_Static_assert(__alignof__({name}) == 8, \"{name}\");\n" for name in ("po_arena", "po_resident"))
+    seen.write_text(f'#include "po.h"\n{wanted}')
+    compiler(HOST).run(("-std=c11", "-c", seen), tmp_path)
 
 
 def test_an_operator_without_a_kernel_is_named_and_nothing_is_written(

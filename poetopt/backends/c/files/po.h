@@ -42,8 +42,14 @@ extern const po_tensor po_parameters[];
 /* Numbers of the optimizer, where the step updates the parameters (lr, ...). They stay until they are changed. */
 extern const po_tensor po_hyperparameters[];
 
-extern unsigned char po_arena[PO_ARENA_BYTES];
-extern unsigned char po_resident[PO_RESIDENT_BYTES];
+/* Where both begin is said here: what a compiler takes for granted of an array goes by what it sees of it. */
+#if defined(__GNUC__)
+#define PO_ALIGNED __attribute__((aligned(8)))
+#else
+#define PO_ALIGNED
+#endif
+extern PO_ALIGNED unsigned char po_arena[PO_ARENA_BYTES];
+extern PO_ALIGNED unsigned char po_resident[PO_RESIDENT_BYTES];
 extern const unsigned char po_flash[];
 
 /* Gives parameters and constants their first values. Call it once. 0, or what po_read returned where that wasn't 0. */

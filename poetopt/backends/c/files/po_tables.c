@@ -6,7 +6,7 @@
 
 /* Sections of their own, so that a linker script can place them. Nothing has to be cleared. */
 #if defined(__GNUC__) && !defined(__APPLE__)
-#define PO_PLACE(name) __attribute__((aligned(8), section(name)))
+#define PO_PLACE(name) __attribute__((section(name)))
 #else
 #define PO_PLACE(name)
 #endif
