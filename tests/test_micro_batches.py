@@ -334,8 +334,9 @@ def test_a_mean_that_the_model_computes_is_one_over_its_parts() -> None:
 def test_a_number_of_parts_that_does_not_divide_the_batch_is_refused_with_those_that_do() -> None:
     with pytest.raises(OptionError, match="a batch of 8 has no 3 parts of one size; take one of 1, 2, 4, 8"):
         po.load("lenet", batch=8, micro_batch=3)
-    with pytest.raises(OptionError, match="--micro-batch 0: must be"):
-        po.load("lenet", batch=8, micro_batch=0)
+    for parts in (0, "auto"):
+        with pytest.raises(OptionError, match=f"--micro-batch {parts}: must be a whole number of parts from 1 on$"):
+            po.load("lenet", batch=8, micro_batch=parts)  # type: ignore[arg-type]
 
 
 def test_inspect_says_what_a_part_takes_and_what_binds() -> None:

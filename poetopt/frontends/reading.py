@@ -116,7 +116,7 @@ def read_options(
             f"the batch must be a whole number from 1 to {LARGEST_SIZE:,}, not {batch}; give another --batch"
         )
     if micro_batch is not None and (not _whole(micro_batch) or not 1 <= micro_batch <= LARGEST_SIZE):
-        raise OptionError(f"--micro-batch {micro_batch}: must be a whole number of parts from 1 on, or auto")
+        raise OptionError(f"--micro-batch {micro_batch}: must be a whole number of parts from 1 on")
     return ReadOptions(
         batch,
         train if train is None or isinstance(train, str) else tuple(train),

@@ -43,7 +43,7 @@ _SENSE = {
 def check_inside(
     graph: TrainingGraph, optimizer: Callable[..., Any] | None, accumulate: int, clip_norm: float | None
 ) -> None:
-    """Raise OptionError for what needs all gradients at once, where the step updates as it goes."""
+    """Raise OptionError for what needs a step's gradients, where it updates the parameters itself."""
     asked = {
         "an optimizer of one's own": optimizer is not None,
         f"--accumulate {accumulate}": accumulate > 1,
@@ -54,7 +54,7 @@ def check_inside(
             size = sum(graph.tensors[name].nbytes for name in graph.trained)
             inside = f"solve with --optimizer {graph.optimizer} --clip-norm, so that the step clips, or "
             raise OptionError(
-                f"{what}: the plan's step updates each parameter by {graph.optimizer} as soon as its gradient is "
-                f"there, and no whole gradient need exist; {inside if clip_norm is not None else ''}solve without "
-                f"--optimizer, so that the gradients stay ({show_bytes(size)})"
+                f"{what}: the plan's step updates each parameter by {graph.optimizer} itself, and leaves no gradients; "
+                f"{inside if clip_norm is not None else ''}solve without --optimizer, so that they stay "
+                f"({show_bytes(size)})"
             )

@@ -294,7 +294,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("adam", {"hyperparameters": {"step": 3}}, "--step 3: the plan's optimizer is adam, which has lr, beta1"),
     ("none", {"weight_decay": -1.0}, "--weight-decay -1: must be 0 or more"),
     ("sgd", {"accumulate": 4}, r"--accumulate 4: the plan's step updates each parameter by sgd.*solve without --optim"),
-    ("adam", {"clip_norm": 1.0}, "--clip-norm 1: the plan's step updates each parameter by adam"),
+    ("adam", {"clip_norm": 1.0}, "--clip-norm 1: the plan's step updates each parameter by adam itself, and leaves no"),
     ("adam", {"optimizer": print}, "an optimizer of one's own: the plan's step updates"),
     ("none", {"clip_norm": 0.0}, "--clip-norm 0: must be more than 0"),
     ("none", {"accumulate": 0}, "--accumulate 0: must be at least 1"),
