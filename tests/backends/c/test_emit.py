@@ -56,7 +56,7 @@ def test_compilers_assume_no_more_of_the_ram_than_that_it_begins_at_a_multiple_o
     """clang takes arrays of 16 bytes and more for aligned to 16 on x86-64, unless their declaration says less."""
     po.emit(paged(), tmp_path / "out")
     seen = tmp_path / "out" / "seen.c"
-    wanted = "".join(f"_Static_assert(__alignof__({name}) == 8, \"{name}\");\n" for name in ("po_arena", "po_resident"))
+    wanted = "".join(f'_Static_assert(__alignof__({name}) == 8, "{name}");\n' for name in ("po_arena", "po_resident"))
     seen.write_text(f'#include "po.h"\n{wanted}')
     compiler(HOST).run(("-std=c11", "-c", seen), tmp_path)
 
