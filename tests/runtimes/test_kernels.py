@@ -105,6 +105,7 @@ def floats(*shapes: Sequence[int]) -> list[tuple[Sequence[int], str, int]]:
 
 PADS = {"pads": [1, 1, 1, 1]}
 BIG = (8, 64, 64, 64)
+MANY = 1 << 18
 CASES = [
     Case("Conv", floats((2, 512, 16, 16), (512, 512, 3, 3)), [((2, 512, 16, 16), F)], PADS),
     Case("Conv", floats((2, 64, 64, 64), (32, 64, 3, 3)), [((2, 32, 64, 64), F)], PADS),
@@ -142,6 +143,14 @@ CASES = [
         {"training_mode": 1},
     ),
     Case("BatchNormalization", floats(BIG, (64,), (64,), (64,), (64,)), [(BIG, F)]),
+    # rows as channels, as gradients of LayerNormalization have them
+    Case("BatchNormalization", floats((1, MANY, 2), (MANY,), (MANY,), (MANY,), (MANY,)), [((1, MANY, 2), F)]),
+    Case(
+        "BatchNormalization",
+        floats((2, MANY, 2), (MANY,), (MANY,), (MANY,), (MANY,)),
+        [((2, MANY, 2), F), ((MANY,), F), ((MANY,), F)],
+        {"training_mode": 1},
+    ),
     Case(
         "MaxPool",
         floats(BIG),

@@ -16,7 +16,7 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | Sum, Max, Min, Mean | the largest two successive partial results, from three operands on | folding |
 | MatMul | 96 a product, where it is a batch of them | *heap*: descriptors |
 | Einsum | what operands, and twice what the output takes | permuted copies |
-| BatchNormalization | 8 a channel in training | batch sums |
+| BatchNormalization | 12 a channel, 20 in training | *heap*: deviations, factors, shifts; batch sums |
 | LRN | the input, and one padded image | squares and their sums |
 | GroupNormalization, MeanVarianceNormalization | 3 x the input | expanded into others (partly *heap*) |
 | HardSwish, Mish, Swish | the output | expanded into others |
@@ -159,7 +159,7 @@ def _einsum(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
 
 
 def _batch_normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return 2 * _round(_nbytes(inputs, 1)) if _integer(node, "training_mode", 0) else 0
+    return (5 if _integer(node, "training_mode", 0) else 3) * _round(_nbytes(inputs, 1))
 
 
 def _lrn(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
