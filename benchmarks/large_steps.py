@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cells import row_of
 from benchmarks.output import put
-from benchmarks.whole_memory import row_of
 
 HEADING = (
     "| step | RAM in all, B | runs on | overhead, J | gap | kind | streamed runs / page-ins / recomputes | bytes in "
@@ -113,17 +113,17 @@ def line(case: Case, row: Mapping[str, Any]) -> str:
 
 def measured(case: Case) -> str:
     """The row of a case, from a process of its own."""
-    return row_of("benchmarks.large_steps", "--case", case, case.shown, line)
+    return row_of("benchmarks.large_steps", line, case, case.shown)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="cases whose name contains this; may be repeated")
     parser.add_argument("--output", type=Path, help="a Markdown file to write")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.case:
-        print(json.dumps(measure(Case(**json.loads(asked.case)))))
+    if asked.cell:
+        print(json.dumps(measure(Case(**json.loads(asked.cell)))))
         return
     there = asked.output.read_text(encoding="utf-8").splitlines() if asked.output and asked.output.exists() else []
     kept = {entry.split(" | ")[0].removeprefix("| "): entry for entry in there if entry.startswith("| ")}

@@ -8,15 +8,13 @@ Parameters, gradients and their sums are in the total, paged where it has no roo
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from benchmarks.whole_memory import figure, put_rows, row_of
+from benchmarks.cells import figure, row_of, table
 
 PARTS = (1, 2, 4, 8)
 HEADING = (
@@ -89,19 +87,7 @@ def _of_parts(one: dict[str, Any] | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
-    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cell:
-        print(json.dumps(measure(Cell(**json.loads(arguments.cell)))))
-        return
-    asked = [(cell, " ".join(map(str, asdict(cell).values()))) for cell in cells()]
-    chosen = [(c, name) for c, name in asked if not arguments.only or any(text in name for text in arguments.only)]
-    put_rows(
-        HEADING, (row_of("benchmarks.micro_batches", "--cell", c, name, line) for c, name in chosen), arguments.output
-    )
+    table(__doc__, Cell, measure, HEADING, cells(), partial(row_of, "benchmarks.micro_batches", line))
 
 
 if __name__ == "__main__":

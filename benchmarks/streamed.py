@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.whole_memory import Cell, figure, kind, put_rows, rows
+from benchmarks.cells import chosen, figure, put_rows, row_of
+from benchmarks.whole_memory import HERE, Cell, kind
 
 HEADING = (
     "| network | device | optimizer | total RAM, B | taken, B | overhead, J | bound, J | gap | wanted J | status, kind "
@@ -90,7 +91,7 @@ def main() -> None:
         names = [name for name in WANTED if not arguments.only or name in arguments.only]
         put_rows(LEAST, map(least, names), arguments.output)
     else:
-        put_rows(HEADING, rows(cells(), line, arguments.only), arguments.output)
+        put_rows(HEADING, map(partial(row_of, HERE, line), chosen(cells(), arguments.only)), arguments.output)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ the model included, so that other work on the machine counts little.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.whole_memory import figure, put_rows, row_of
+from benchmarks.cells import EndedError, figure, measured, name_of, table
 
 HEADING = (
     "| network | batch | device | optimizer | total RAM, B | never: J | gap, kind | s | auto: J | gap, kind | s "
@@ -87,13 +84,10 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def pair(never: Cell) -> str:
     """The row of a cell: without streamed runs, and with them."""
-    found = []
-    for cell in (never, replace(never, stream="auto")):
-        name = " ".join(map(str, asdict(cell).values()))
-        text = row_of(HERE, "--cell", cell, name, lambda _, row: json.dumps(row))
-        if not text.startswith("{"):
-            return text
-        found.append(json.loads(text))
+    try:
+        found = [measured(HERE, cell) for cell in (never, replace(never, stream="auto"))]
+    except EndedError as error:
+        return f"| {name_of(never)} | {error} |"
     told = [never.network, str(never.batch), never.device, never.optimizer, f"{never.total:,}"]
     for row in found:
         kind = f"{figure(row, 'overhead_gap', '.2%')}, {row.get('scope')}"
@@ -103,17 +97,7 @@ def pair(never: Cell) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
-    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cell is not None:
-        print(json.dumps(measure(Cell(**json.loads(arguments.cell)))))
-        return
-    names = {cell: " ".join(map(str, asdict(cell).values())) for cell in cells()}
-    chosen = [c for c, name in names.items() if not arguments.only or any(text in name for text in arguments.only)]
-    put_rows(HEADING, map(pair, chosen), arguments.output)
+    table(__doc__, Cell, measure, HEADING, cells(), pair)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,15 @@ energy above one compute of each operator; seconds include imports and reading t
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from benchmarks.cells import figure, row_of, table
 
-Asked = TypeVar("Asked", bound="DataclassInstance")
-ROOT = Path(__file__).resolve().parents[1]
+HERE = "benchmarks.whole_memory"
 HEADING = (
     "| network | device | runtime | optimizer | total RAM, B | taken, B | overhead, J | bound, J | gap | wanted J "
     "| status, kind | page-ins / recomputes | written, B | s |"
@@ -97,12 +90,6 @@ def _half(cell: Cell) -> int:
     return (plain.resident_bytes + states * of_parameters + po.store_all_peak_bytes(plain)) // 2
 
 
-def figure(row: dict[str, Any], key: str, form: str) -> str:
-    """One of a row's figures; - where it has none."""
-    value = row.get(key)
-    return format(value, form) if isinstance(value, int | float) else "-"
-
-
 def kind(row: dict[str, Any]) -> str:
     """What is proven, or why there is no schedule."""
     return f"{row.get('status')}, {row.get('scope')}" if row.get("overhead_j") is not None else str(row.get("reason"))
@@ -130,45 +117,8 @@ def line(cell: Cell, row: dict[str, Any]) -> str:
     return f"| {' | '.join(found)} |"
 
 
-def rows(cells: Iterable[Cell], line: Callable[[Cell, dict[str, Any]], str], only: list[str] | None) -> Iterator[str]:
-    """The row of each cell that is asked for, measured in a process of its own."""
-    for cell in cells:
-        name = " ".join(map(str, asdict(cell).values()))
-        if only and not any(wanted in name for wanted in only):
-            continue
-        yield row_of("benchmarks.whole_memory", "--cell", cell, name, line)
-
-
-def row_of(module: str, option: str, asked: Asked, name: str, line: Callable[[Asked, dict[str, Any]], str]) -> str:
-    """The row of what is asked for, which a module prints of itself in a process of its own."""
-    command = [sys.executable, "-m", module, option, json.dumps(asdict(asked))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode:
-        return f"| {name} | {(done.stderr.strip().splitlines() or ['ended'])[-1]} |"
-    return line(asked, json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def put_rows(heading: str, rows: Iterable[str], output: Path | None) -> None:
-    """Print a table row by row, and write what there is of it after each."""
-    lines = [heading, "|---" * (heading.count("|") - 1) + "|"]
-    print("\n".join(lines), flush=True)
-    for row in rows:
-        lines.append(row)
-        print(row, flush=True)
-        if output:
-            output.write_text("\n".join(lines) + "\n")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", help="cells whose text contains this; may be repeated")
-    parser.add_argument("--output", type=Path, help="write the table here (Markdown)")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cell:
-        print(json.dumps(measure(Cell(**json.loads(arguments.cell)))))
-        return
-    put_rows(HEADING, rows(cells(), line, arguments.only), arguments.output)
+    table(__doc__, Cell, measure, HEADING, cells(), partial(row_of, HERE, line))
 
 
 if __name__ == "__main__":

@@ -72,10 +72,9 @@ def differentiate(
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(quantization.straight_through(graph) if straight_through else graph)
     step = partial(_step, graph, loss, output, straight_through=straight_through, maxima=maxima, over=over)
-    choices: list[Choice] = []
-    first = step(floor=None, choices=choices)
+    first, choices = step(floor=None)
     floor = floor_bytes(first, choices, over=over)
-    return first if floor is None else step(floor=floor, choices=[])
+    return first if floor is None else step(floor=floor)[0]
 
 
 def _step(
@@ -87,14 +86,12 @@ def _step(
     maxima: bool,
     over: bool,
     floor: int | None,
-    choices: list[Choice],
-) -> TrainingGraph:
-    """The step, whose constructions may be as large as `floor`, in bytes; and in `choices` what there were."""
+) -> tuple[TrainingGraph, list[Choice]]:
+    """The step, whose constructions may be as large as `floor`, in bytes; and what choices of them there were."""
     swept = partial(_swept, graph, loss, output, maxima=maxima, over=over, floor=floor)
     builder, forward, states, attached, totals = swept(frozenset())
     if builder.asked:
         builder, forward, states, attached, totals = swept(builder.required())
-    choices += builder.choices
     gradients = {name: totals[name] for name in graph.trained if name in totals}
     stopped = quantization.stopped(
         graph, {n for o in attached.operators for n in o.inputs} or {attached.loss.name}, gradients
@@ -120,7 +117,7 @@ def _step(
     operators = low_memory_order((*forward, *attached.operators, *backward), tensors)
     used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
     used.update(graph.tensors, attached.inputs)
-    return TrainingGraph(
+    made = TrainingGraph(
         name=graph.name,
         tensors={name: tensor for name, tensor in tensors.items() if name in used},
         operators=operators,
@@ -141,6 +138,7 @@ def _step(
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )
+    return made, builder.choices
 
 
 def _swept(

@@ -73,12 +73,11 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
         action, target = moment.instruction.action, moment.instruction.target
         if action is not Action.COMPUTE:
             tensor = problem.tensors[target]
-            if action is not Action.FREE:
+            if action is Action.FREE:  # of nothing where an output has taken it over
+                freed = ((moment.at[target], tensor.nbytes),) if target in moment.at else ()
+                yield Instructed(moment.number, (), freed)
+            else:
                 yield Instructed(moment.number, (Transfer(action, tensor, moment.at[target]),), ())
-            elif target in moment.at:
-                yield Instructed(moment.number, (), ((moment.at[target], tensor.nbytes),))
-            else:  # an output has taken it over
-                yield Instructed(moment.number, (), ())
             continue
         operator = places.operators[problem.operators[target].name]
         parts: list[Part] = []

@@ -237,13 +237,17 @@ def _along(axis_of: str, default: int) -> Callable[..., Axes | None]:
     return rule
 
 
-def _batch_norm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    """Planes by statistics that are given."""
-    rank = len(outputs[0].shape)
-    if _attribute(node, "training_mode", 0) or rank < 2:
-        return None
-    letters = ("n", "c", *("" for _ in range(rank - 2)))
-    return Axes((letters, *(("c",) for _ in range(4))), (letters,))
+def _batch_norm(positions: bool) -> Callable[..., Axes | None]:
+    """Channels by statistics that are given; and whether they are cut along their positions, too."""
+
+    def rule(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+        rank = len(outputs[0].shape)
+        if _attribute(node, "training_mode", 0) or len(outputs) > 1 or rank < 2:
+            return None
+        letters = ("n", "c", *(str(k) if positions else "" for k in range(2, rank)))
+        return Axes((letters, *[("c",)] * 4), (letters,))
+
+    return rule
 
 
 def _layer_norm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
@@ -282,14 +286,6 @@ def _slice(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapp
     return Axes((letters,), (letters,))
 
 
-def _normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    rank = len(outputs[0].shape)
-    if _attribute(node, "training_mode", 0) or len(outputs) > 1 or rank < 2:
-        return None
-    letters = ("n", "c", *map(str, range(2, rank)))
-    return Axes((letters, *[("c",)] * 4), (letters,))
-
-
 def _channel_sums(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
     """Sums over all axes but the second."""
     data, rank = inputs[0], len(inputs[0].shape) if inputs[0] is not None else 0
@@ -303,11 +299,11 @@ def _channel_sums(node: Node, inputs: Operands, outputs: Sequence[Tensor], value
 
 
 _IN_RAM: Mapping[str, Callable[..., Axes | None]] = {
-    "BatchNormalization": _normalization,
+    "BatchNormalization": _batch_norm(positions=True),
     "ReduceSum": _channel_sums,
 }
 _STREAMED: Mapping[str, Callable[..., Axes | None]] = {
-    "BatchNormalization": _batch_norm,
+    "BatchNormalization": _batch_norm(positions=False),
     "LayerNormalization": _layer_norm,
     **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduction),
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool"), _pool),

@@ -14,6 +14,9 @@ from poetopt.runtimes.sliced import Cut
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
+"""About so many chunks are tried."""
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -40,10 +43,10 @@ class Loop:
     multiple: int
     least: int
 
-    def sizes(self, counts: Sequence[int]) -> Iterator[int]:
-        """Steps of a chunk for about so many chunks, each once."""
+    def sizes(self) -> Iterator[int]:
+        """Steps of a chunk for about as many chunks as `COUNTS` has, each once."""
         found: set[int] = set()
-        for count in counts:
+        for count in COUNTS:
             size = -(-self.extent // count)
             size = -(-size // self.multiple) * self.multiple
             last = self.extent % size if size < self.extent else 0

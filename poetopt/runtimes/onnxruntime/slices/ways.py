@@ -19,8 +19,6 @@ from poetopt.runtimes.workspace import NodeKernels, node_by_node
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
-"""About so many chunks are tried."""
 MOST = 4
 """Ways of an operator."""
 SAVED = 0.9
@@ -116,7 +114,7 @@ def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) 
     for number, streamed in enumerate(chosen):
         if not streamed or streamed in chosen[:number]:
             continue
-        for size in loop.sizes(COUNTS):
+        for size in loop.sizes():
             largest = max(size * tensors[n].nbytes // loop.extent for n in streamed)
             if largest >= chunk_bytes:
                 way = _way(asked, loop, streamed, size)
