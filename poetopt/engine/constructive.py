@@ -82,23 +82,18 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
     solve
         What solves them, in a part of the run's time each; an interrupt of it is one of the run.
     """
-    for options, share in _plainer(run):
+    options, problem = run.options, run.problem
+    if not (problem.wake_j and problem.paging and options.paging and options.remat):
+        return
+    for paging, remat, share in PLAIN:
         limit = share * max(run.budget.remaining_s, 0.0)
         with run.timed("plain schedules"):
-            found = solve(run.problem, replace(options, time_limit_s=limit))
+            found = solve(problem, replace(options, paging=paging, remat=remat, time_limit_s=limit))
         if found.plan is not None:
             known = schedule_of(found.plan, page_outs=run.chosen.transfer_times)
             _taken(run, run.incumbent, known, "start", strict=False)
         if found.interrupted:
             raise KeyboardInterrupt
-
-
-def _plainer(run: Run) -> Iterator[tuple[Options, float]]:
-    """Options, and a share of the time that is left for each."""
-    options, problem = run.options, run.problem
-    if problem.wake_j and problem.paging and options.paging and options.remat:
-        for paging, remat, share in PLAIN:
-            yield replace(options, paging=paging, remat=remat), share
 
 
 def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
@@ -149,12 +144,13 @@ def greedy_schedules(
         What a second counts for beside its energy, in joules.
     """
     room = ram_bytes - problem.reserve_bytes - formulation(options.formulation).reserve_bytes(problem)
+    all_ways = Ways(problem)
     for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
         for share, rounded in ((1.0, False), (1.0, True), (0.95, False), (0.88, False)):
             if rounded and not any(tensor.nbytes % problem.alignment for tensor in problem.tensors):
                 continue
             aim = int(room * share)
-            for place, ways in enumerate(Ways(problem).within(aim) if paging else (ALL_PLAIN,)):
+            for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
                 if place and share < 1.0:
                     break
                 try:

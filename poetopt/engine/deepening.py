@@ -147,11 +147,10 @@ class Deepening:
         settled = False
         last = self._beside_plain(rungs)
         self._proven = last
-        for place, scope in enumerate(rungs):
+        begin = 0 if last is None else rungs.index(last.asked) + 1
+        for place, scope in enumerate(rungs[begin:], begin):
             if place and run.budget.remaining_s < LEAST_S:
                 break
-            if last is not None and place <= rungs.index(last.asked):
-                continue
             if settled and not _wide(scope):
                 continue
             if scope != top and _wide(scope):

@@ -136,11 +136,9 @@ def placed_bytes(problem: Problem) -> int:
         return sum(rounded) - max((whole - size for whole, size in zip(rounded, sizes, strict=True)), default=0)
 
     def run(k: int, variant: int) -> int:
-        operator, way = problem.operators[k], problem.operators[k].variant(variant)
-        held = [*({*operator.inputs} - {*way.streamed_in}), *({*operator.outputs} - {*way.streamed_out})]
-        if not variant:  # the two share a place
-            held = [i for i in held if i not in operator.takes[:1]]
-        return placed([problem.tensors[i].nbytes for i in held] + [way.workspace_bytes])
+        operator = problem.operators[k]
+        sizes = [problem.tensors[i].nbytes for i in operator.held(variant)]
+        return placed([*sizes, operator.variant(variant).workspace_bytes])
 
     start = placed([problem.tensors[i].nbytes for i in problem.at_start])
     runs = (min(run(k, variant) for variant in problem.ways(k)) for k in range(len(problem.operators)))

@@ -41,11 +41,8 @@ class PlainRun(Run):
         self.incumbent = self.whole.incumbent
 
     @classmethod
-    def of(cls, run: Run) -> PlainRun | None:
-        """None where all problems are plain, or none is."""
-        plain = run_plain(run.problem, run.options.ram_bytes)
-        if not run.options.paging or plain is run.problem:
-            return None
+    def of(cls, run: Run, plain: Problem) -> PlainRun:
+        """A run over `run`'s plain problem, in a part of the time that is left now."""
         limit_s = RUN_PLAIN[Feature.STREAMED in plain.features] * max(run.budget.remaining_s, 0.0)
         options = replace(run.options, time_limit_s=limit_s)
         return cls(plain, options, None, begin=time.monotonic(), starts=run.starts, lock=run.lock, whole=run)
@@ -58,18 +55,18 @@ class PlainRun(Run):
         """Nothing: its bounds are not the whole problem's."""
 
 
-def plain_first(run: Run) -> Proof | None:
+def plain_first(run: Run, scope: str) -> Proof | None:
     """Search the plain problem, whose plans are the run's; what is proven of it, where that is settled.
 
-    First come plans that a relaxation with streamed runs leads to: the plain problem is searched no further than it may
-    be better. An interrupt of it is one of the run.
+    First come plans that a relaxation of `scope` with streamed runs leads to: the plain problem is searched no further
+    than it may be better. An interrupt of it is one of the run. None where all problems are plain, or none is.
     """
-    if PlainRun.of(run) is None:
+    problem = run_plain(run.problem, run.options.ram_bytes)
+    if not run.options.paging or problem is run.problem:
         return None
     if run.budget.remaining_s > 2 * LEAST_S:
-        relax_scope(run, Deepening(run).first, run.budget.part(RELAX_SHARE))
-    plain = PlainRun.of(run)  # what is left of the time
-    assert plain is not None
+        relax_scope(run, scope, run.budget.part(RELAX_SHARE))
+    plain = PlainRun.of(run, problem)
     deepening = Deepening(plain)
     plain.enter(deepening.first)
     with run.timed("plain schedules"):

@@ -85,7 +85,7 @@ def search(
             first_schedules(run, strict=strict, given=starts)
         if not strict:
             plain_schedules(run, search)
-            run.plain = plain_first(run)
+            run.plain = plain_first(run, deepening.first)
         proof = deepening.deepen()
     except KeyboardInterrupt:
         run.interrupt()

@@ -10,17 +10,14 @@ def slots(problem: Problem, nbytes: int) -> int:
     return -(-nbytes // problem.alignment) * problem.alignment
 
 
-def extra_slots(problem: Problem, operator: int, variant: int = 0) -> int:
-    """What a run takes of the arena beside operands and outputs: its workspace, less an input that it takes over."""
+def extra_slots(problem: Problem, operator: int) -> int:
+    """What a plain run takes of the arena beside operands and outputs: its workspace, less an input it takes over."""
     op = problem.operators[operator]
-    taken = op.takes[:1] if not variant else ()
-    workspace = slots(problem, op.variant(variant).workspace_bytes)
-    return workspace - sum(slots(problem, problem.tensors[i].nbytes) for i in taken)
+    return slots(problem, op.workspace_bytes) - sum(slots(problem, problem.tensors[i].nbytes) for i in op.takes[:1])
 
 
 def run_bytes(problem: Problem, operator: int, variant: int = 0) -> int:
     """What operands, outputs and workspace of a run take of the arena, without what it streams."""
     op = problem.operators[operator]
-    way = op.variant(variant)
-    whole = [*({*op.inputs} - {*way.streamed_in}), *({*op.outputs} - {*way.streamed_out})]
-    return sum(slots(problem, problem.tensors[i].nbytes) for i in whole) + extra_slots(problem, operator, variant)
+    sizes = [*(problem.tensors[i].nbytes for i in op.held(variant)), op.variant(variant).workspace_bytes]
+    return sum(slots(problem, nbytes) for nbytes in sizes)

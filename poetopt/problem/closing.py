@@ -30,11 +30,12 @@ def ways_within(closing: Problem, room_bytes: int) -> tuple[int, ...]:
     room_bytes
         For its operands, workspace and what lasts.
     """
-    there = set(closing.lasting)
+    there = {i: slots(closing, closing.tensors[i].nbytes) for i in closing.lasting}
+    lasting_bytes = sum(there.values())
     found = []
     for k, operator in enumerate(closing.operators):
-        beside = sum(slots(closing, closing.tensors[i].nbytes) for i in there.difference(operator.inputs))
-        ways = [v for v in closing.ways(k) if there.isdisjoint(operator.variant(v).streamed_in)]
+        beside = lasting_bytes - sum(there.get(i, 0) for i in operator.inputs)
+        ways = [v for v in closing.ways(k) if there.keys().isdisjoint(operator.variant(v).streamed_in)]
         taken = {v: run_bytes(closing, k, v) + beside for v in ways}
         fitting = [v for v in ways if taken[v] <= room_bytes]
         prices = {v: (moving_j(closing, k, v), taken[v]) for v in fitting}

@@ -97,6 +97,12 @@ class ProblemOperator:
         """The way to run it that an `Instruction` numbers so: 0 is the plain one."""
         return self.variants[number - 1] if number else self.plain
 
+    def held(self, variant: int = 0) -> list[int]:
+        """The operands and outputs with bytes of their own in RAM: neither streamed, nor written over by the output."""
+        way = self.variant(variant)
+        gone = {*way.streamed_in, *way.streamed_out, *(self.takes[:1] if not variant else ())}
+        return [i for i in (*self.inputs, *self.outputs) if i not in gone]
+
     @property
     def plain(self) -> Variant:
         """The way to run it with every operand whole in RAM."""

@@ -335,15 +335,10 @@ class Problem:
     @cached_property
     def _working_sets(self) -> list[list[int]]:
         """(n_operators, 1 + its variants) bytes."""
-        sizes = [tensor.nbytes for tensor in self.tensors]
-        found = []
-        for op, extra in zip(self.operators, self.extra_bytes, strict=True):
-            plain = self.nbytes(op.inputs) + self.nbytes(op.outputs) + extra
-            wholes = [({*op.inputs} - {*way.streamed_in}, {*op.outputs} - {*way.streamed_out}) for way in op.variants]
-            streamed = [sum(sizes[i] for operands in whole for i in operands) for whole in wholes]
-            more = [way.workspace_bytes for way in op.variants]
-            found.append([plain, *(nbytes + own for nbytes, own in zip(streamed, more, strict=True))])
-        return found
+        return [
+            [self.nbytes(op.held(v)) + op.variant(v).workspace_bytes for v in range(1 + len(op.variants))]
+            for op in self.operators
+        ]
 
     def fits_plain(self, operator: int, ram_bytes: int) -> bool:
         """Whether a budget has room for `operator` alone, with nothing streamed."""

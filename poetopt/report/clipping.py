@@ -35,9 +35,14 @@ class Clipping:
     energy_j: float = 0.0
 
 
+def clips(problem: Problem) -> bool:
+    """Whether the step clips by the norm of all gradients."""
+    return problem.recipe.get(CLIP) is True
+
+
 def clipping_of(problem: Problem, plan: Plan | None) -> Clipping | None:
     """What clipping costs in `plan`, or without one what has to wait; None where the step doesn't clip."""
-    if problem.recipe.get(CLIP) is not True:
+    if not clips(problem):
         return None
     problem = problem if plan is None else plan.problem
     if problem.closing is None:

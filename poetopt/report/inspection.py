@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poetopt.notes import Note
-from poetopt.optimizers import CLIP
 from poetopt.printable import shown
 from poetopt.problem import Problem
-from poetopt.report.clipping import clipping_rows
+from poetopt.report.clipping import clipping_rows, clips
 from poetopt.report.layout import table
 from poetopt.report.needs import Needs
 from poetopt.units import show_bytes, show_joules, show_seconds
@@ -139,7 +138,7 @@ def _paged(found: Needs) -> dict[str, object]:
     problem, least = found.problem, found.least_ram_bytes
     return {
         "optimizer": str(problem.recipe.get("optimizer", "none")),
-        "clip_norm": problem.recipe.get(CLIP) is True,
+        "clip_norm": clips(problem),
         "least_total_ram_bytes": None if least is None else least + problem.beside_bytes,
         "total_ram_bound_bytes": found.ram_bound_bytes + problem.beside_bytes,
         "binding_operator": found.binding_operator or None,
@@ -160,7 +159,7 @@ def _paged_words(found: Needs) -> str:
     """The same in words."""
     problem, least = found.problem, found.least_ram_bytes
     step = f"a step of {problem.recipe.get('optimizer', 'none')}"
-    step += " that clips" if problem.recipe.get(CLIP) is True else ""
+    step += " that clips" if clips(problem) else ""
     bound = found.ram_bound_bytes + problem.beside_bytes
     if least is None:
         text = f"no step in less than {bound:,} B in all"

@@ -82,9 +82,10 @@ def parts_rows(problem: Problem) -> list[tuple[str, str]]:
     graph = problem.graph
     shape = graph.tensors[graph.split[0]].shape if graph is not None and graph.split else ()
     size = f" of {shape[0]:,}" if shape else ""
-    count = sum(map(bool, problem.closing.updates)) if problem.closing else 0
-    count = len(graph.trained) if graph is not None else count
-    then = f", then the updates of {count:,} parameters" if problem.closing else ""
+    then = ""
+    if problem.closing is not None:
+        count = len(graph.trained) if graph is not None else sum(map(bool, problem.closing.updates))
+        then = f", then the updates of {count:,} parameters"
     return [
         ("batch", f"in {problem.parts:,} parts{size}, each by this schedule{then}; all figures are of the whole step")
     ]

@@ -130,7 +130,8 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
 
 def _behind(model: Any, space: RetentionSpace, schedule: Schedule, k: Floats) -> list[tuple[Any, Floats]]:
     """How what follows the last part runs, of a schedule with these k; and what it writes though it stays in RAM."""
-    kept = [int(space.point_tensor[e]) for e in staying(space).values() if k[e]]
+    stays = staying(space)
+    kept = [int(space.point_tensor[e]) for e in stays.values() if k[e]]
     after, beside = closing_with(space.problem, kept)
     ways = ways_within(after, int(space.room_bytes) - beside)
     read = {i for _, i in schedule.page_ins}
@@ -138,7 +139,7 @@ def _behind(model: Any, space: RetentionSpace, schedule: Schedule, k: Floats) ->
         read.update(space.problem.operators[operator].variant(variant).streamed_in)
     return [
         (model.closing.y, np.array([float(ways[u] == v) for u, v in model.closing.ways])),
-        (model.closing.a, np.array([1.0 - k[staying(space)[name]] for name in model.closing.moved])),
+        (model.closing.a, np.array([1.0 - k[stays[name]] for name in model.closing.moved])),
         (model.closing.w, np.array([float(i in read and i in kept) for i in model.closing.written])),
     ]
 

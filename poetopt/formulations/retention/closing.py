@@ -67,17 +67,15 @@ class Moved:
 NOTHING = Moved()
 
 
-def moved_if_away(problem: Problem) -> tuple[dict[int, Moved], Moved]:
+def _moved_if_away(problem: Problem, closing: Problem) -> tuple[dict[int, Moved], Moved]:
     """For each tensor that an update reads: what moving it takes, unless it stays in RAM. And what is moved anyway."""
-    if problem.closing is None:
-        return {}, NOTHING
     places = {held.name: i for i, held in enumerate(problem.tensors)}
     found: dict[int, Moved] = {}
     anyway = NOTHING
-    for i, held in enumerate(problem.closing.tensors):
+    for i, held in enumerate(closing.tensors):
         if not held.stored:
             continue
-        moved = sum((_moved(problem.closing, i, u) for u in problem.closing.readers[i]), NOTHING)
+        moved = sum((_moved(closing, i, u) for u in closing.readers[i]), NOTHING)
         if held.name in places and problem.tensors[places[held.name]].may_stay:
             found[places[held.name]] = moved
         else:
@@ -116,9 +114,10 @@ def _build(block: PyomoBlock) -> None:
     of: dict[int, list[tuple[int, Any]]] = {}
     for (u, v), variable in zip(block.ways, block.y.values(), strict=True):
         of.setdefault(u, []).append((v, variable))
+    choices = list(of.items())
 
     def one_way(_: PyomoBlock, n: int) -> PyomoRow:
-        u, own = list(of.items())[n]
+        u, own = choices[n]
         ways = LinearExpression(linear_coefs=[1] * len(own), linear_vars=[variable for _, variable in own])
         forced = run_bytes(closing, u) > space.room_bytes and not space.limits.open
         return (1, ways, 1) if forced else ways <= 1
@@ -155,23 +154,24 @@ def _build(block: PyomoBlock) -> None:
         rule=room,
         doc="what stays in RAM from part to part leaves room for the updates behind the last one",
     )
-    gone = _build_gone(block, space, stays)
+    moves, anyway = _moved_if_away(space.problem, closing)
+    gone = _build_gone(block, space, stays, moves)
     back = _build_back(block, space, closing, stays)
     more = [_more(closing, u, v) for u, v in block.ways]
-    anyway = moved_if_away(space.problem)[1]
     variables = [block.always[0], *block.y.values(), *block.a.values(), *block.w.values()]
     for figure, name in (("energy_j", "energy_j"), ("transfer_s", "time_s"), ("written_bytes", "written_bytes")):
         setattr(block, figure, Terms(variables, [getattr(moved, name) for moved in (anyway, *more, *gone, *back)]))
 
 
-def _build_gone(block: PyomoBlock, space: RetentionSpace, stays: dict[str, int]) -> list[Moved]:
-    """What doesn't stay in RAM; gives what moving it for the updates takes."""
+def _build_gone(
+    block: PyomoBlock, space: RetentionSpace, stays: dict[str, int], moves: dict[int, Moved]
+) -> list[Moved]:
+    """What doesn't stay in RAM; gives what moving it for the updates takes, which `moves` has."""
     model = block.model()
     k = list(model.residency.k.values())
     y = list(model.streaming.y.values()) if space.streams else []
     after = space.point_after.tolist()
-    away, _ = moved_if_away(space.problem)
-    names = [name for name, e in stays.items() if int(space.point_tensor[e]) in away]
+    names = [name for name, e in stays.items() if int(space.point_tensor[e]) in moves]
     block.moved = pyo.Set(initialize=names, doc="what may stay in RAM from part to part, and updates read")
     block.a = pyo.Var(block.moved, bounds=(0, 1))
 
@@ -190,7 +190,7 @@ def _build_gone(block: PyomoBlock, space: RetentionSpace, stays: dict[str, int])
 
     block.gone = pyo.Constraint(block.moved, rule=gone, doc="it stays or is moved")
     block.idle = pyo.Constraint(block.moved, rule=idle, doc="what is there for nothing doesn't stay")
-    return [away[int(space.point_tensor[stays[name]])] for name in names]
+    return [moves[int(space.point_tensor[stays[name]])] for name in names]
 
 
 def _build_back(block: PyomoBlock, space: RetentionSpace, closing: Problem, stays: dict[str, int]) -> list[Moved]:

@@ -44,11 +44,12 @@ def streaming_difference(model: Any, inner: str, sources: frozenset[str]) -> Row
     """
     space: RetentionSpace = model.space
     new = _new_recomputes(model, inner, sources)
-    if new is None or not space.streams:
-        return None if new is None else _at_least_one(new)
-    plain = [space.problem.fits_plain(k, space.limits.ram_bytes) for k in space.streams.operator.tolist()]
-    streamed = zip(model.streaming.y.values(), plain, strict=True)
-    return _at_least_one([*new, *(y for y, fits in streamed if fits)])
+    if new is None:
+        return None
+    if space.streams:
+        streamed = zip(model.streaming.y.values(), space.streams.operator.tolist(), strict=True)
+        new += [y for y, k in streamed if space.problem.fits_plain(k, space.limits.ram_bytes)]
+    return _at_least_one(new)
 
 
 def _new_recomputes(model: Any, inner: str, sources: frozenset[str]) -> list[Any] | None:
