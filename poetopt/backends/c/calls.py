@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from poetopt.backends.c.names import comment
 from poetopt.backends.c.operators import OperatorCode
 from poetopt.backends.c.routine import Routine
-from poetopt.backends.c.tables import moved
 from poetopt.plan.instructions import Action
 from poetopt.step.places import Moment, moments
 
 
 def calls(routine: Routine) -> Iterator[str]:
     """A statement for each instruction that does something, with the instruction's number and its operator's name."""
-    problem, blocks, tables = routine.plan.problem, routine.blocks, routine.tables
+    problem = routine.plan.problem
     for moment in moments(routine.plan):
         action, target = moment.instruction.action, moment.instruction.target
         if action is Action.COMPUTE:
@@ -23,15 +22,8 @@ def calls(routine: Routine) -> Iterator[str]:
             call = f"{code.function}({', '.join(given)})"
             yield f"{f'PO_TRY({call})' if code.stored else call}; /* {moment.number} */"
         elif action is not Action.FREE:
-            tensor, block = problem.tensors[target], blocks[target]
-            address = f"PO_ARENA({moment.at[target]}u)"
-            if target in tables:
-                call = moved(tables, target, block, address, out=action is Action.PAGE_OUT)
-            else:
-                move = "po_write" if action is Action.PAGE_OUT else "po_read"
-                call = f"{move}({block}u, {address}, {tensor.nbytes}u)"
-            call = call if action is Action.PAGE_OUT else routine.page_in(target, call, address)
-            yield f"PO_TRY({call}); /* {moment.number}: {comment(tensor.name)} */"
+            call = routine.paged(target, f"PO_ARENA({moment.at[target]}u)", out=action is Action.PAGE_OUT)
+            yield f"PO_TRY({call}); /* {moment.number}: {comment(problem.tensors[target].name)} */"
 
 
 def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:

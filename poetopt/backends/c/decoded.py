@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from poetopt.backends.c.names import comment
 from poetopt.backends.c.operators import OperatorCode
 from poetopt.backends.c.routine import Routine
-from poetopt.backends.c.tables import moved
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
 from poetopt.step.places import moments
@@ -84,15 +83,10 @@ def _operands(code: OperatorCode) -> tuple[int, list[str]]:
 
 def _tensor(routine: Routine) -> Iterator[str]:
     paged = {s.target for s in routine.plan.instructions if s.action in (Action.PAGE_OUT, Action.PAGE_IN)}
-    for index, block in routine.blocks.items():
-        if index not in paged:
-            continue
-        tensor = routine.plan.problem.tensors[index]
-        written, read = (f"{move}({block}u, address, {tensor.nbytes}u)" for move in ("po_write", "po_read"))
-        if index in routine.tables:
-            written, read = (moved(routine.tables, index, block, "address", out=out) for out in (True, False))
-        read = routine.page_in(index, read, "address")
-        yield f"    case {index}: /* {comment(tensor.name)} */\n        return out ? {written} : {read};\n"
+    for index in sorted(paged):
+        name = routine.plan.problem.tensors[index].name
+        written, read = (routine.paged(index, "address", out=out) for out in (True, False))
+        yield f"    case {index}: /* {comment(name)} */\n        return out ? {written} : {read};\n"
 
 
 def _rows(numbers: bytes | list[int]) -> str:

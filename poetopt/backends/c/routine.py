@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from poetopt.backends.c.operators import PREFIX, OperatorCode, Run, Still, operator_code
 from poetopt.backends.c.sharing import shared
 from poetopt.backends.c.streamed import streamed_code
-from poetopt.backends.c.tables import Table
+from poetopt.backends.c.tables import Table, moved
 from poetopt.graph import TrainingGraph
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Action, Plan
@@ -61,11 +61,15 @@ class Routine:
     tables: Mapping[int, Table]
     sums: frozenset[int] = frozenset()
 
-    def page_in(self, index: int, call: str, address: str) -> str:
-        """What `call`, which reads a tensor, is in every part of a batch."""
-        if index not in self.sums:
+    def paged(self, index: int, address: str, *, out: bool) -> str:
+        """The expression that moves a tensor from an address in RAM to storage, or back."""
+        block, nbytes = self.blocks[index], self.plan.problem.tensors[index].nbytes
+        if index in self.tables:
+            call = moved(self.tables, index, block, address, out=out)
+        else:
+            call = f"{'po_write' if out else 'po_read'}({block}u, {address}, {nbytes}u)"
+        if out or index not in self.sums:
             return call
-        nbytes = self.plan.problem.tensors[index].nbytes
         return f"part == 0u ? ((void)memset({address}, 0, {nbytes}u), 0) : {call}"
 
     def stored(self, code: OperatorCode) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -202,7 +202,8 @@ class Function:
         sums: Collection[str] = (),
     ) -> None:
         self.operator, self.tensors, self.writer, self.detail, self.run = operator, tensors, writer, detail, run
-        self.same = inner_storage(as_run(operator, tensors))
+        self.ran = as_run(operator, tensors)
+        self.same = inner_storage(self.ran)
         self.old = {new: old for old, new in operator.updates}
         self.state: list[int] = []
         form = detail.form
@@ -249,12 +250,8 @@ class Function:
     def chunk(self, count: str) -> Iterator[str]:
         """A chunk of the outer loop."""
         mine = [moved for moved in self.moved.values() if moved.taken.level == OUTER]
-        for moved in mine:
-            yield from moved.enter(count)
-        for k, tiling in enumerate(self.detail.form.tilings):
-            yield from self.step(k, tiling, count)
-        for moved in mine:
-            yield from moved.leave(count)
+        tilings = enumerate(self.detail.form.tilings)
+        yield from _around(mine, count, (line for k, tiling in tilings for line in self.step(k, tiling, count)))
 
     def step(self, number: int, tiling: Tiling, count: str) -> Iterator[str]:
         """A step's part of a chunk."""
@@ -267,40 +264,31 @@ class Function:
         if tiling.inner is None:
             yield from tiling.code(step.call, self.taken(step, tiling, (count, "0"))).splitlines()
             return
-        inner = COUNT[INNER]
         mine = [moved for moved in self.moved.values() if moved.taken.level == INNER]
-
-        def body() -> Iterator[str]:
-            for moved in mine:
-                yield from moved.enter(inner)
-            yield from tiling.code(step.call, self.taken(step, tiling, (count, inner))).splitlines()
-            for moved in mine:
-                yield from moved.leave(inner)
-
-        yield from _block(_loop(INNER, tiling.inner.extent, self.detail.inner), body())
+        code = tiling.code(step.call, self.taken(step, tiling, (count, COUNT[INNER])))
+        head = _loop(INNER, tiling.inner.extent, self.detail.inner)
+        yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
     def round(self, step: Step, tiling: Tiling, turn: Round) -> Iterator[str]:
         """Sweeps of the inner loop, and what is between them."""
-        count = COUNT[INNER]
 
         def body() -> Iterator[str]:
             for part in turn.parts:
                 if isinstance(part, Sweep):
-                    yield from _block(_loop(INNER, part.end, self.detail.inner, part.begin), sweep(part))
+                    yield from self.sweep(step, tiling, part)
                 else:
                     yield from part(step.call, self.taken(step, tiling, ("0", "0"), whole=True)).splitlines()
 
-        def sweep(part: Sweep) -> Iterator[str]:
-            taken = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
-            names = {self.same.get(t.name, t.name) for t in taken if t is not None}
-            mine = [moved for moved in self.moved.values() if moved.name in names]
-            for moved in mine:
-                yield from moved.enter(count)
-            yield from part.code(step.call, self.taken(step, tiling, ("0", count))).splitlines()
-            for moved in mine:
-                yield from moved.leave(count)
-
         yield from _block([turn.head], body()) if turn.head else body()
+
+    def sweep(self, step: Step, tiling: Tiling, part: Sweep) -> Iterator[str]:
+        """One pass of the inner loop, with what that takes."""
+        taken = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
+        names = {self.same.get(t.name, t.name) for t in taken if t is not None}
+        mine = [moved for moved in self.moved.values() if moved.name in names]
+        code = part.code(step.call, self.taken(step, tiling, ("0", COUNT[INNER])))
+        head = _loop(INNER, part.end, self.detail.inner, part.begin)
+        yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
     def taken(self, step: Step, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
         """What a tiling's code is written with; `whole`: outside of its loops, where nothing of theirs is named."""
@@ -325,8 +313,7 @@ class Function:
 
     def scratch_offset(self, step: Step) -> int:
         """Where a kernel's own scratch lies among temporaries as large as a chunk."""
-        nodes = as_run(self.operator, self.tensors).nodes
-        return self.detail.layout.kernel_offsets[nodes.index(step.call.node)]
+        return self.detail.layout.kernel_offsets[self.ran.nodes.index(step.call.node)]
 
     def part(self, tensor: Tensor, taken: Slice, counts: tuple[str, str]) -> Part:
         """Where a chunk of a tensor is."""
@@ -361,6 +348,15 @@ def _loop(level: int, extent: int, size: int, begin: int = 0) -> list[str]:
         if (extent - begin) % size
         else f"    const int32_t {count} = {size};",
     ]
+
+
+def _around(mine: Sequence[_Moved], count: str, body: Iterable[str]) -> Iterator[str]:
+    """What works on chunks of `mine`, between what reads these and what writes them."""
+    for moved in mine:
+        yield from moved.enter(count)
+    yield from body
+    for moved in mine:
+        yield from moved.leave(count)
 
 
 def _block(head: Sequence[str], body: Iterator[str]) -> Iterator[str]:

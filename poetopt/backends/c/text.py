@@ -24,18 +24,6 @@ SCHEDULES = (CODE, TABLE)
 TEMPLATES = "poetopt.backends.c.files"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
-
-
-def fixed(name: str) -> str:
-    """A file that is emitted as it is."""
-    return files(TEMPLATES).joinpath(name).read_text(encoding="utf-8")
-
-
-def filled(name: str, values: Mapping[str, object]) -> str:
-    """A template with what is to be filled in."""
-    return Template(fixed(name)).substitute(values)
-
-
 STEP = """\
 /* One step. 0, or what po_read or po_write returned where that wasn't 0; then there are no results. */
 """
@@ -47,6 +35,17 @@ int po_part(uint32_t part);
 /* What makes a step of the parts, once they all have run: ${last}the mean of their losses. 0, or what po_read or
    po_write returned where that wasn't 0; then there are no results. */
 """
+"""What po.h says of the functions of a step, of a batch at once and in parts."""
+
+
+def fixed(name: str) -> str:
+    """A file that is emitted as it is."""
+    return files(TEMPLATES).joinpath(name).read_text(encoding="utf-8")
+
+
+def filled(name: str, values: Mapping[str, object]) -> str:
+    """A template with what is to be filled in."""
+    return Template(fixed(name)).substitute(values)
 
 
 def does(program: DeviceProgram) -> str:

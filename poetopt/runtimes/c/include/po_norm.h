@@ -112,7 +112,7 @@ PO_INLINE void po_batch_norm_sums(float *centred, float *dscale, float *dbias, c
     }
 }
 
-/* The sum of a row, and of products of two rows less a constant. */
+/* The sum of a row, and of products of two rows, each less a constant. */
 PO_INLINE float po_row_sum(const float *x, int32_t size, int32_t step)
 {
     float sum = 0.0f;
@@ -128,7 +128,8 @@ PO_INLINE float po_row_sum(const float *x, int32_t size, int32_t step)
     return sum;
 }
 
-PO_INLINE float po_row_dot(const float *x, const float *y, float a, float b, int32_t size, int32_t step)
+PO_INLINE float po_row_dot(const float *x, const float *y, float a, float b, int32_t size, int32_t x_step,
+                           int32_t y_step)
 {
     float sum = 0.0f;
     int32_t i, k;
@@ -136,7 +137,7 @@ PO_INLINE float po_row_dot(const float *x, const float *y, float a, float b, int
         const int32_t end = po_smaller(size, i + PO_PART);
         float part = 0.0f;
         for (k = i; k < end; ++k) {
-            part += (x[k * step] - a) * (y[k * step] - b);
+            part += (x[k * x_step] - a) * (y[k * y_step] - b);
         }
         sum += part;
     }
@@ -152,7 +153,7 @@ PO_INLINE void po_layer_norm(float *y, float *means, float *inverses, const floa
         const float *p = x + r * size;
         float *q = y + r * size;
         const float mean = po_row_sum(p, size, 1) / (float)size;
-        const float inverse = 1.0f / sqrtf(po_row_dot(p, p, mean, mean, size, 1) / (float)size + epsilon);
+        const float inverse = 1.0f / sqrtf(po_row_dot(p, p, mean, mean, size, 1, 1) / (float)size + epsilon);
         for (i = 0; i < size; ++i) {
             q[i] = (p[i] - mean) * inverse * scale[i] + (bias == NULL ? 0.0f : bias[i]);
         }
@@ -177,7 +178,7 @@ PO_INLINE void po_group_norm(float *y, const float *x, const float *scale, const
             const float *p = x + (n * groups + g) * count;
             float *q = y + (n * groups + g) * count;
             const float mean = po_row_sum(p, count, 1) / (float)count;
-            const float inverse = 1.0f / sqrtf(po_row_dot(p, p, mean, mean, count, 1) / (float)count + epsilon);
+            const float inverse = 1.0f / sqrtf(po_row_dot(p, p, mean, mean, count, 1, 1) / (float)count + epsilon);
             for (c = 0; c < each; ++c) {
                 const int32_t of = by_group ? g : g * each + c;
                 const float slope = inverse * scale[of], b = bias[of];
@@ -277,22 +278,6 @@ PO_INLINE void po_softmax(float *y, const float *x, int32_t outer, int32_t size,
     }
 }
 
-/* The sum of products of two rows. */
-PO_INLINE float po_row_product(const float *x, const float *y, int32_t size, int32_t x_step, int32_t y_step)
-{
-    float sum = 0.0f;
-    int32_t i, k;
-    for (i = 0; i < size; i += PO_PART) {
-        const int32_t end = po_smaller(size, i + PO_PART);
-        float part = 0.0f;
-        for (k = i; k < end; ++k) {
-            part += x[k * x_step] * y[k * y_step];
-        }
-        sum += part;
-    }
-    return sum;
-}
-
 /* dx = y (dy - sum of dy y); dx may be dy. */
 PO_INLINE void po_softmax_gradient(float *dx, const float *dy, const float *y, int32_t outer, int32_t size,
                                    int32_t inner, int32_t dx_step, int32_t dy_step, int32_t y_step)
@@ -303,7 +288,7 @@ PO_INLINE void po_softmax_gradient(float *dx, const float *dy, const float *y, i
             const float *d = dy + o * size * dy_step + j;
             const float *p = y + o * size * y_step + j;
             float *q = dx + o * size * dx_step + j;
-            const float sum = po_row_product(d, p, size, dy_step, y_step);
+            const float sum = po_row_dot(d, p, 0.0f, 0.0f, size, dy_step, y_step);
             for (i = 0; i < size; ++i) {
                 q[i * dx_step] = p[i * y_step] * (d[i * dy_step] - sum);
             }

@@ -52,6 +52,28 @@ PO_INLINE void po_rnn_cell(float *h, const float *gates, int32_t size, int32_t r
     }
 }
 
+/* What the reset gate lets of each state, before it is multiplied; and the candidate's sum by what it multiplies. */
+PO_INLINE void po_gru_reset(float *extra, const float *gates, const float *hidden, int32_t batch, int32_t size)
+{
+    int32_t k, j;
+    for (k = 0; k < batch; ++k) {
+        for (j = 0; j < size; ++j) {
+            extra[k * size + j] = po_sigmoid(gates[k * 3 * size + size + j]) * hidden[k * size + j];
+        }
+    }
+}
+
+PO_INLINE void po_gru_joined(float *gates, const float *extra, int32_t batch, int32_t size)
+{
+    int32_t k, j;
+    for (k = 0; k < batch; ++k) {
+        float *g = gates + k * 3 * size;
+        for (j = 0; j < size; ++j) {
+            g[2 * size + j] += po_sigmoid(g[size + j]) * extra[k * size + j];
+        }
+    }
+}
+
 /* y = x, each where it is there. */
 PO_INLINE void po_kept(float *y, const float *x, int32_t count)
 {
@@ -93,7 +115,7 @@ PO_INLINE void po_gru(float *y, float *y_h, const float *x, const float *w, cons
                       int32_t directions, int32_t turned, int32_t after)
 {
     float *hidden = scratch, *gates = scratch + batch * size, *extra = scratch + (batch + 3) * size;
-    int32_t d, s, n, j;
+    int32_t d, s, n;
     for (d = 0; d < directions; ++d) {
         const float *bias = b == NULL ? NULL : b + d * 6 * size;
         const float *weights = w + d * 3 * size * ins;
@@ -111,13 +133,9 @@ PO_INLINE void po_gru(float *y, float *y_h, const float *x, const float *w, cons
                 if (after) {
                     po_begin(extra, bias == NULL ? NULL : bias + 5 * size, size);
                     po_product(extra, h, again + 2 * size * size, 1, size, size, size, 1, size, 1, 1, size, 1);
-                    for (j = 0; j < size; ++j) {
-                        gates[2 * size + j] += po_sigmoid(gates[size + j]) * extra[j];
-                    }
+                    po_gru_joined(gates, extra, 1, size);
                 } else {
-                    for (j = 0; j < size; ++j) {
-                        extra[j] = po_sigmoid(gates[size + j]) * h[j];
-                    }
+                    po_gru_reset(extra, gates, h, 1, size);
                     po_product(gates + 2 * size, extra, again + 2 * size * size, 1, size, size, size, 1, size, 1, 1,
                                size, 1);
                 }

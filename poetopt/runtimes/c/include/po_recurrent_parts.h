@@ -219,26 +219,4 @@ PO_INLINE void po_joined(float *y, const float *x, int32_t count)
     }
 }
 
-/* What the reset gate lets of each state, before it is multiplied; and the candidate's sum by what it multiplies. */
-PO_INLINE void po_gru_reset(float *extra, const float *gates, const float *hidden, int32_t batch, int32_t size)
-{
-    int32_t k, j;
-    for (k = 0; k < batch; ++k) {
-        for (j = 0; j < size; ++j) {
-            extra[k * size + j] = po_sigmoid(gates[k * 3 * size + size + j]) * hidden[k * size + j];
-        }
-    }
-}
-
-PO_INLINE void po_gru_joined(float *gates, const float *extra, int32_t batch, int32_t size)
-{
-    int32_t k, j;
-    for (k = 0; k < batch; ++k) {
-        float *g = gates + k * 3 * size;
-        for (j = 0; j < size; ++j) {
-            g[2 * size + j] += po_sigmoid(g[size + j]) * extra[k * size + j];
-        }
-    }
-}
-
 #endif

@@ -118,20 +118,18 @@ def _gemm_chunk(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) ->
 
 def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
     a, b, y = call.input(0), call.input(1), call.output()
-    if len(a.shape) > 1 and len(b.shape) > 1 and prod(b.shape[:-2]) == 1:
-        ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
-        return _all(ways, _product)
-    if len(a.shape) == len(b.shape) == len(y.shape) and a.shape[:-2] == b.shape[:-2]:
-        sizes = y.shape[-2], y.shape[-1], a.shape[-1]
-        return (*_by_matrix(_matmul, call), *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1)))
     if min(len(a.shape), len(b.shape)) < 2:
         return ()
+    if prod(b.shape[:-2]) == 1:
+        ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
+        return _all(ways, _product)
     axis, rank = leading(y.shape, len(y.shape) - 2), len(y.shape)
     cut = () if axis is None else along(_matmul, call, (aligned(a, axis, rank), aligned(b, axis, rank)), (axis,))
-    if prod(a.shape[:-2]) > 1 or len(b.shape) != rank or b.shape[:-2] != y.shape[:-2]:
+    many = a.shape[:-2] == b.shape[:-2]
+    if b.shape[:-2] != y.shape[:-2] or not (many or prod(a.shape[:-2]) == 1):
         return cut
     sizes = y.shape[-2], y.shape[-1], a.shape[-1]
-    return (*cut, *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1), one_left=True))
+    return (*cut, *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1), one_left=not many))
 
 
 def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:

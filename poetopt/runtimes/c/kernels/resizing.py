@@ -70,9 +70,9 @@ def _refuses(call: Call) -> str | None:
     return None if x.dtype == "float32" else refuse_types(call, "float32")
 
 
-def _line(call: Call, sizes: _Sizes, operands: tuple[str, str], at: Sequence[str | int]) -> str:
+def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
     """`at`: planes, the first row and how many, the first one of x, and how far apart the planes of y and x lie."""
-    planes, begin, count, first, y_apart, x_apart = at
+    sizes, (planes, begin, count, first, y_apart, x_apart) = _sizes(call), at
     numbers = planes, begin, count, *sizes.out, *sizes.size, first, y_apart, x_apart, *sizes.scale
     places = PLACES[call.text("coordinate_transformation_mode", "half_pixel")]
     if call.text("mode", "nearest") == "linear":
@@ -84,7 +84,7 @@ def _line(call: Call, sizes: _Sizes, operands: tuple[str, str], at: Sequence[str
 def _resize(call: Call, arguments: Arguments) -> str:
     sizes = _sizes(call)
     at = sizes.planes, 0, sizes.out[0], 0, prod(sizes.out), prod(sizes.size)
-    return _line(call, sizes, (arguments.outputs[0], arguments.inputs[0]), at)
+    return _line(call, (arguments.outputs[0], arguments.inputs[0]), at)
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
@@ -99,11 +99,7 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
     if call.text("coordinate_transformation_mode", "half_pixel") == "align_corners":
         step, per = max(height - 1, 1), max(rows - 1, 1)
     needed = Rows(height, step, per, -REACH * per, (REACH + 1) * per)
-
-    def line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
-        return _line(call, sizes, operands, at)
-
-    return (*planes, *resized_rows(call, sizes.planes, needed, line))
+    return (*planes, *resized_rows(call, sizes.planes, needed, _line))
 
 
 KERNELS: tuple[Kernel, ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN
@@ -10,11 +11,11 @@ from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block
 from poetopt.runtimes.c.tiles.axes import Code, along, by_row
 from poetopt.runtimes.c.tiles.classes import Line, Positions, Sizes, all_positions, by_position
+from poetopt.runtimes.c.tiles.matrices import ELEMENT_BYTES
 from poetopt.runtimes.c.tiles.tiling import Tiling
 from poetopt.runtimes.c.write import called, read, refuse_types
 
 HEADER = "po_norm.h"
-ELEMENT_BYTES = 4
 
 
 def _real(call: Call) -> str | None:
@@ -94,9 +95,7 @@ def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: floa
     known = Arguments((logs, *arguments.inputs[1:]), arguments.outputs)
     return block(
         called("po_softmax", logs, arguments.inputs[0], outer, size, at.count, step, at.inputs[0], 1),
-        _likelihood(
-            call, known, Positions(at.count, at.outputs, (step, *at.inputs[1:]), at.begun, at.ends), factor, parts
-        ),
+        _likelihood(call, known, replace(at, inputs=(step, *at.inputs[1:])), factor, parts),
     )
 
 
@@ -115,7 +114,8 @@ def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
 
 def _kernel(op_type: str, line: Line, inputs: tuple[int, ...], domain: str = "") -> Kernel:
     """Of a softmax: these inputs and the output have its axis."""
-    code, rows = _whole(line, _along_axis), by_row(_whole(line, _along_axis), inputs, 1)
+    code = _whole(line, _along_axis)
+    rows = by_row(code, inputs, 1)
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         return (*rows(call), *by_position(line, call, _along_axis(call)))
@@ -135,19 +135,20 @@ def _loss(op_type: str, line: Callable[..., str], refuses: Callable[[Call], str 
         return line(call, arguments, all_positions(call, _classes(call)), _factor(call))
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
-        (extent, _, _), factor, call_outputs = _classes(call), _factor(call), len(call.outputs)
+        sizes, factor = _classes(call), _factor(call)
+        extent = sizes[0]
 
         def rows(call: Call, arguments: Arguments, begin: str) -> str:
-            at = all_positions(call, _classes(call))
             ends = f"{begin} + {call.input(0).shape[0]} == {extent}"
-            return line(call, arguments, Positions(at.count, at.outputs, at.inputs, f"{begin} > 0", ends), factor)
+            at = replace(all_positions(call, sizes), begun=f"{begin} > 0", ends=ends)
+            return line(call, arguments, at, factor)
 
         def positions(call: Call, arguments: Arguments, at: Positions) -> str:
             return line(call, arguments, at, factor, arguments.scratch)
 
-        axes = [None, *(0 for _ in range(call_outputs - 1))]
+        axes = [None, *(0 for _ in call.outputs[1:])]
         by_rows = along(code, call, [0, 0, *(None for _ in call.inputs[2:])], axes, rows)
-        return (*by_rows, *by_position(positions, call, _classes(call), ELEMENT_BYTES * extent))
+        return (*by_rows, *by_position(positions, call, sizes, ELEMENT_BYTES * extent))
 
     return Kernel(op_type, code, refuses=refuses, tilings=tilings, headers=(HEADER,))
 

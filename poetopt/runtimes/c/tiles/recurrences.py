@@ -19,7 +19,7 @@ Code = Callable[[Call, Chunk], str]
 
 def forward_rounds(layer: Layer) -> list[Round]:
     """Those of all directions."""
-    return [turn for direction in range(layer.directions) for turn in Direction(layer, direction).rounds()]
+    return [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
 
 
 def forward_scratch(layer: Layer) -> int:
@@ -27,17 +27,45 @@ def forward_scratch(layer: Layer) -> int:
     return ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
 
 
-def at_direction(expression: str, offset: int) -> str:
-    """A float pointer behind an operand's begin, in C; "NULL" for an absent one."""
-    return f"(const float *){expression} + {offset}" if expression else "NULL"
-
-
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a layer."""
+    """One direction of a layer, and what of the operands is its own."""
 
     layer: Layer
     number: int
+
+    @property
+    def many(self) -> int:
+        """Elements of the states."""
+        return self.layer.batch * self.layer.size
+
+    @property
+    def base(self) -> int:
+        """Its first row of the weights."""
+        return self.number * self.layer.gates
+
+    def given(self, chunk: Chunk, place: int, offset: int) -> str:
+        """In C, an input from an offset on; "NULL" for an absent one."""
+        found = chunk.inputs[place].at if place < len(chunk.inputs) else ""
+        return f"(const float *){found} + {offset}" if found else "NULL"
+
+    def states_of(self, chunk: Chunk, place: int) -> str:
+        """Its part of an input that has the states of all directions."""
+        return self.given(chunk, place, self.number * self.many)
+
+    def made(self, chunk: Chunk, place: int, offset: int) -> str:
+        """In C, an output from an offset on; "" for an absent one."""
+        found = chunk.outputs[place].at if place < len(chunk.outputs) else ""
+        return f"(float *){found} + {offset}" if found else ""
+
+    def sweep(self, begin: int, end: int, inputs: tuple[int, ...], outputs: tuple[int, ...], code: Code) -> Sweep:
+        """Of gates `begin` to `end`."""
+        size = self.layer.size
+        return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
+
+
+class Forwards(Direction):
+    """One direction of a layer, forwards."""
 
     def rounds(self) -> Iterator[Round]:
         """All of them."""
@@ -53,11 +81,6 @@ class Direction:
         yield Round(parts, layer.steps, steps)
         yield Round((self.end,))
 
-    @property
-    def many(self) -> int:
-        """Elements of the states."""
-        return self.layer.batch * self.layer.size
-
     def pointers(self, chunk: Chunk) -> dict[str, str]:
         """In C: the states, what else has their size, the gates of all steps, and of this one."""
         layer, scratch = self.layer, f"(float *){chunk.scratch}"
@@ -68,44 +91,37 @@ class Direction:
             "now": f"{gates} + ({time}) * {layer.batch * layer.gates}",
         }  # fmt: skip
 
-    def given(self, chunk: Chunk, place: int, offset: int) -> str:
-        """An input from an offset on."""
-        return at_direction(chunk.inputs[place].at if place < len(chunk.inputs) else "", offset)
-
     def bias(self, chunk: Chunk, offset: str, *, again: bool) -> str:
         """That of the inputs, or of the recurrence."""
-        begin = (2 * self.number + again) * self.layer.gates
-        found = self.given(chunk, 3, begin)
+        found = self.given(chunk, 3, (2 * self.number + again) * self.layer.gates)
         return found if found == "NULL" else f"{found} + {offset}"
 
     def begin(self, call: Call, chunk: Chunk) -> str:
         """The first states."""
         at = self.pointers(chunk)
-        lines = [called("po_begin", at["hidden"], self.given(chunk, 5, self.number * self.many), self.many)]
+        lines = [called("po_begin", at["hidden"], self.states_of(chunk, 5), self.many)]
         if self.layer.op == "LSTM":
-            lines.append(called("po_begin", at["other"], self.given(chunk, 6, self.number * self.many), self.many))
+            lines.append(called("po_begin", at["other"], self.states_of(chunk, 6), self.many))
         return "\n".join(lines)
 
     def of_x(self, begin: int, end: int, *, both: bool) -> Sweep:
         """What the inputs give to gates `begin` to `end`, with the biases of `both` products."""
         layer = self.layer
-        base = self.number * layer.gates
 
         def code(call: Call, chunk: Chunk) -> str:
-            own = f"({FROM[INNER]} - {base})"
+            own = f"({FROM[INNER]} - {self.base})"
             more = self.bias(chunk, own, again=True) if both else "NULL"
             return called(
                 "po_gates_of", f"{self.pointers(chunk)['gates']} + {own}", chunk.inputs[0].at, chunk.inputs[1].at,
                 self.bias(chunk, own, again=False), more, layer.rows, chunk.count[INNER], layer.gates, layer.ins,
             )  # fmt: skip
 
-        return Sweep(base + begin * layer.size, base + end * layer.size, (1,), (), code)
+        return self.sweep(begin, end, (1,), (), code)
 
     def of_state(self, begin: int, end: int, made: str, given: str) -> Sweep:
         """What states, or what is let of them, give to gates `begin` to `end` of a step."""
         layer = self.layer
-        base = self.number * layer.gates
-        offset, row = (base, layer.gates) if made == "now" else (base + begin * layer.size, layer.size)
+        offset, row = (self.base, layer.gates) if made == "now" else (self.base + begin * layer.size, layer.size)
 
         def code(call: Call, chunk: Chunk) -> str:
             at, own = self.pointers(chunk), f"({FROM[INNER]} - {offset})"
@@ -114,7 +130,7 @@ class Direction:
                 layer.size, row, 1, layer.size, 1, 1, layer.size, 1,
             )  # fmt: skip
 
-        return Sweep(base + begin * layer.size, base + end * layer.size, (2,), (), code)
+        return self.sweep(begin, end, (2,), (), code)
 
     def reset(self, call: Call, chunk: Chunk) -> str:
         """What a GRU's reset gate lets of the states; or the bias of what it multiplies."""
@@ -146,9 +162,5 @@ class Direction:
     def end(self, call: Call, chunk: Chunk) -> str:
         """The last states."""
         at = self.pointers(chunk)
-        lasts = zip(chunk.outputs[1:3], ("hidden", "other"), strict=False)
-        return "\n".join(
-            called("po_kept", f"(float *){part.at} + {self.number * self.many}", at[name], self.many)
-            for part, name in lasts
-            if part.at
-        )
+        lasts = [(self.made(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
+        return "\n".join(called("po_kept", last, at[name], self.many) for last, name in lasts if last)

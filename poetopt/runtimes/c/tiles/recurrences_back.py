@@ -7,12 +7,11 @@ place, step by step backwards. What all of it gives for inputs and weights is a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from poetopt.runtimes.c.kernel import Call
 from poetopt.runtimes.c.kernels.layers import Layer
 from poetopt.runtimes.c.tiles.matrices import ELEMENT_BYTES
-from poetopt.runtimes.c.tiles.recurrences import Code, at_direction
+from poetopt.runtimes.c.tiles.recurrences import Code, Direction
 from poetopt.runtimes.c.tiles.tiling import FROM, INNER, Chunk, Round, Sweep
 from poetopt.runtimes.c.write import called
 
@@ -33,21 +32,8 @@ def backward_scratch(layer: Layer) -> int:
     return ELEMENT_BYTES * (layer.rows * layer.gates + beside + 3 * layer.batch * layer.size)
 
 
-def joined(lines: list[str]) -> Code:
-    """Code that has nothing of the chunk."""
-
-    def code(call: Call, chunk: Chunk) -> str:
-        return "\n".join(lines)
-
-    return code
-
-
-@dataclass(frozen=True)
-class Backwards:
+class Backwards(Direction):
     """One direction of a layer, backwards."""
-
-    layer: Layer
-    number: int
 
     def rounds(self) -> Iterator[Round]:
         """All of them."""
@@ -71,16 +57,6 @@ class Backwards:
             (self.by_weights(0, count),) if layer.op != "GRU" else (self.by_weights(0, 2), self.by_weights(2, 3))
         )
 
-    @property
-    def many(self) -> int:
-        """Elements of the states."""
-        return self.layer.batch * self.layer.size
-
-    @property
-    def base(self) -> int:
-        """The direction's first row of the weights."""
-        return self.number * self.layer.gates
-
     def at(self, chunk: Chunk) -> dict[str, str]:
         """In C: gates of all steps and of this one, what lies beside them, and gradients of states."""
         layer, scratch = self.layer, f"(float *){chunk.scratch}"
@@ -95,18 +71,9 @@ class Backwards:
         found.update((name, f"{scratch} + {states + k * self.many}") for k, name in enumerate(("dh", "dc", "kept")))
         return found
 
-    def given(self, chunk: Chunk, place: int, offset: int) -> str:
-        """An input from an offset on."""
-        return at_direction(chunk.inputs[place].at if place < len(chunk.inputs) else "", offset)
-
-    def made(self, chunk: Chunk, place: int, offset: int) -> str:
-        """An output from an offset on; "" for an absent one."""
-        found = chunk.outputs[place].at if place < len(chunk.outputs) else ""
-        return f"(float *){found} + {offset}" if found else ""
-
     def states(self, chunk: Chunk) -> tuple[str | int, ...]:
         """The layer's states and the first one."""
-        return self.given(chunk, Y, self.number * self.many), self.given(chunk, HIDDEN, self.number * self.many)
+        return self.states_of(chunk, Y), self.states_of(chunk, HIDDEN)
 
     def before(self, chunk: Chunk) -> str:
         """The states before this step."""
@@ -117,13 +84,8 @@ class Backwards:
 
     def arriving(self, chunk: Chunk) -> str:
         """The gradient of this step's states from outside."""
-        found = self.given(chunk, DY, self.number * self.many)
+        found = self.states_of(chunk, DY)
         return found if found == "NULL" else f"{found} + {self.at(chunk)['time']} * {self.layer.apart}"
-
-    def sweep(self, begin: int, end: int, inputs: tuple[int, ...], outputs: tuple[int, ...], code: Code) -> Sweep:
-        """Of gates `begin` to `end`."""
-        size = self.layer.size
-        return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
 
     def again(self, begin: int, end: int) -> Sweep:
         """The sums of gates, of all steps; of a GRU's candidate, what the reset gate multiplies lies beside."""
@@ -159,10 +121,10 @@ class Backwards:
     def opened(self, call: Call, chunk: Chunk) -> str:
         """The gates' values, and the gradients of the last states."""
         layer, at, turned = self.layer, self.at(chunk), self.layer.backwards(self.number)
-        lines = [called("po_begin", at["dh"], self.given(chunk, LAST, self.number * self.many), self.many)]
+        lines = [called("po_begin", at["dh"], self.states_of(chunk, LAST), self.many)]
         if layer.op == "LSTM":
-            lines.append(called("po_begin", at["dc"], self.given(chunk, LAST_CELL, self.number * self.many), self.many))
-            first = self.given(chunk, CELL, self.number * self.many)
+            lines.append(called("po_begin", at["dc"], self.states_of(chunk, LAST_CELL), self.many))
+            first = self.states_of(chunk, CELL)
             operands = at["gates"], at["beside"], first
             lines.append(called("po_lstm_again", *operands, layer.steps, layer.batch, layer.size, turned))
         elif layer.op == "GRU":
@@ -181,14 +143,14 @@ class Backwards:
         """The gradients of a step's gates."""
         layer, at, turned = self.layer, self.at(chunk), self.layer.backwards(self.number)
         if layer.op == "LSTM":
-            first = self.given(chunk, CELL, self.number * self.many)
+            first = self.states_of(chunk, CELL)
             operands = at["now"], at["dc"], at["dh"], self.arriving(chunk), at["beside"], first
             return called("po_lstm_back", *operands, at["time"], layer.steps, layer.batch, layer.size, turned)
         if layer.op == "GRU":
             beside = at["now beside"] if layer.variant else "NULL"
             sizes = self.before(chunk), layer.batch, layer.size
             return called("po_gru_back", at["now"], beside, at["kept"], at["dh"], self.arriving(chunk), *sizes)
-        own = f"{self.given(chunk, Y, self.number * self.many)} + {at['time']} * {layer.apart}"
+        own = f"{self.states_of(chunk, Y)} + {at['time']} * {layer.apart}"
         return called("po_rnn_back", at["now"], at["dh"], self.arriving(chunk), own, self.many, layer.variant)
 
     def past(self, begin: int, end: int, made: str, *, adds: bool = False) -> Sweep:

@@ -28,22 +28,14 @@ def in_rounds(
         return ()
 
     def cut(tensors: Sequence[Tensor | None], places: Collection[int]) -> tuple[Slice | None, ...]:
-        return tuple(_rows(t) if t is not None and k in places else None for k, t in enumerate(tensors))
+        return tuple(
+            Slice(INNER, prod(t.shape[2:]) * DTYPE_BYTES[t.dtype]) if t is not None and k in places else None
+            for k, t in enumerate(tensors)
+        )
 
     slices = cut(call.inputs, inputs), cut(call.outputs, outputs)
     loop = Loop(rows, PART)
-    made = Tiling(
-        None, loop, *slices, no_code, scratch_bytes=lambda outer: scratch_bytes, rounds=tuple(rounds),
-    )  # fmt: skip
-    return (made,)
-
-
-def _rows(tensor: Tensor) -> Slice:
-    return Slice(INNER, _unit(tensor))
-
-
-def _unit(tensor: Tensor) -> int:
-    return prod(tensor.shape[2:]) * DTYPE_BYTES[tensor.dtype]
+    return (Tiling(None, loop, *slices, no_code, scratch_bytes=lambda outer: scratch_bytes, rounds=tuple(rounds)),)
 
 
 def at_once(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
@@ -226,9 +227,8 @@ class _OfForm:
         chunk = (outer, inner)[taken.level]
         made = name in self.operator.outputs and name not in self.operator.inputs
         does = not made, made or name in self.old.values()
-        rounds = self.rounds(name)
-        if rounds:
-            return windows.visits(self.tensors[name].nbytes, taken.unit_bytes, rounds, chunk, *does)
+        if name in self.rounds:
+            return windows.visits(self.tensors[name].nbytes, taken.unit_bytes, self.rounds[name], chunk, *does)
         passes = 1
         if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
             passes = -(-form.outer.extent // outer)
@@ -248,19 +248,22 @@ class _OfForm:
             return None
         return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
 
-    def rounds(self, name: str) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """How often each round of a tiling is made, and which of its sweeps take a tensor; none without rounds."""
-        found: list[tuple[int, tuple[tuple[int, int], ...]]] = []
-        if not any(tiling.rounds for tiling in self.form.tilings):
-            return ()
+    @cached_property
+    def rounds(self) -> Mapping[str, windows.Visits]:
+        """For each tensor the rounds with sweeps that take it; of none where the form has no rounds."""
+        call, rounds = self.run[0].call, self.form.tilings[0].rounds  # a tiling in rounds is its form's only one
+        if not rounds:
+            return {}
         same = inner_storage(self.ran)
-        for step, tiling in zip(self.run, self.form.tilings, strict=False):
+        found: dict[str, windows.Visits] = {}
+        for name in self.form.slices:
             inputs, outputs = (
                 [k for k, t in enumerate(of) if t is not None and same.get(t.name, t.name) == name]
-                for of in (step.call.inputs, step.call.outputs)
+                for of in (call.inputs, call.outputs)
             )
-            found += [(one.times, one.sweeps(inputs, outputs)) for one in tiling.rounds]
-        return tuple((times, sweeps) for times, sweeps in found if sweeps)
+            turns = [(one.times, one.sweeps(inputs, outputs)) for one in rounds]
+            found[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
+        return {name: visits for name, visits in found.items() if visits}
 
     def by_rows(self, name: str) -> bool:
         """Whether chunks can be rows of a table, or its rows are read one by one."""

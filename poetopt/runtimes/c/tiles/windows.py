@@ -18,6 +18,8 @@ from poetopt.runtimes.c.tiles.tiling import Rows
 
 BLOCK_BYTES = 512
 """Of an SD card, and of the storage that `po_read` and `po_write` speak of."""
+Visits = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+"""Of each round how often it is made, and where its sweeps begin and end, in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +86,8 @@ def pitch(buffer_bytes: int) -> int:
 
 
 @lru_cache(maxsize=65536)
-def visits(
-    total: int,
-    unit: int,
-    rounds: tuple[tuple[int, tuple[tuple[int, int], ...]], ...],
-    chunk: int,
-    reads: bool,
-    writes: bool,
-) -> Traffic:
-    """A tensor that sweeps go through: of each round how often it is made, and where its sweeps begin and end."""
+def visits(total: int, unit: int, rounds: Visits, chunk: int, reads: bool, writes: bool) -> Traffic:
+    """A tensor that the sweeps of rounds go through, in chunks of `chunk` steps of `unit` bytes."""
     window = _Window(total, reads, writes)
     for times, sweeps in rounds:
         spans = [
