@@ -162,7 +162,7 @@ def train_on(
     """Take steps with a plan in C, one after another, by the emitted example, and the same on onnxruntime.
 
     Losses and parameters are those of the unscheduled steps on the same kernels, bit for bit, and no further from
-    onnxruntime's than 5 times what one ulp of the inputs moves them by.
+    onnxruntime's than 5 times what one ulp moves them by.
 
     on
         As for `execute_on`.

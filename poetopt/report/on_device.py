@@ -93,7 +93,7 @@ def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[tuple
             "check",
             f"losses and {len(ended.values)} parameters: {same}; from onnxruntime's (relative) the parameters' way is "
             f"{ended.distance:.2g} and the losses are {ended.loss_distance:.2g}, where {TOLERANCE:g} times "
-            f"{ended.sensitivity:.2g} is allowed, which one ulp of the inputs moves them by",
+            f"{ended.sensitivity:.2g} is allowed, by which one ulp moves them",
         ),
         ("memory", _memory(ended)),
     ]
@@ -142,7 +142,7 @@ def _sameness(execution: DeviceExecution) -> str:
     )
     return (
         f"{compared}: {same}; {execution.distance:.2g} from onnxruntime's (relative), where {TOLERANCE:g} times "
-        f"{execution.sensitivity:.2g} is allowed, which one ulp of the input moves them by"
+        f"{execution.sensitivity:.2g} is allowed, by which one ulp moves them"
     )
 
 

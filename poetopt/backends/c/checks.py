@@ -5,7 +5,13 @@ from __future__ import annotations
 from poetopt.backends.ort.checks import Checks
 
 TOLERANCE = 5.0
-"""How many times as far from onnxruntime's as one ulp of the input moves them gradients may be."""
+"""How many times as far from onnxruntime's gradients may be as one ulp moves them (`Sensitivity`)."""
+
+
+def far_shown(names: tuple[str, ...]) -> str:
+    """Which tensors are further away than that, in a message."""
+    shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+    return f", and that of {shown} is too far away for itself" if names else ""
 
 
 class DeviceChecks(Checks):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,13 @@ from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
-from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_by, nudged
+from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
 from poetopt.backends.c.targets import Target, target
 from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.reference import node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
-from poetopt.passes.rows import cut, put_back, whole
+from poetopt.passes.rows import whole
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
@@ -33,20 +31,6 @@ from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """What onnxruntime computes.
-
-    results
-        Loss, gradients and statistics, by the names of the tables.
-    sensitivity
-        How far one ulp of the input moves the gradients.
-    """
-
-    results: Mapping[str, Array]
-    sensitivity: float
 
 
 def execute_on(
@@ -92,7 +76,7 @@ def execute_on(
         mine = run(scheduled, batch)
         told("running the step that computes everything once")
         theirs = run(plain, batch)
-        told("the same step on onnxruntime, and how far one ulp of the input moves it")
+        told("the same step on onnxruntime, and how far one ulp moves it")
         reference = measured_reference(chosen, batch)
         by_operator = instructions_by_operator(scheduled, mine)
     names = tuple(row.name for row in program.results)
@@ -100,7 +84,7 @@ def execute_on(
     comparison = compare(mine.results, theirs.results, kept)
     if mine.again:
         comparison = comparison.joined(compare(mine.again, theirs.results, kept))
-    arena = arena_bytes(plan)
+    arena, went = arena_bytes(plan), moved(chosen, mine.results)
     return DeviceExecution(
         on=on,
         compiler=scheduled.compiler.name,
@@ -109,8 +93,9 @@ def execute_on(
         gradients=len(chosen.gradients or chosen.trained),
         statistics=len(chosen.states),
         max_abs_diff=comparison.max_abs_diff,
-        distance=distance(moved(chosen, mine.results), moved(chosen, reference.results), chosen.trained),
-        sensitivity=reference.sensitivity,
+        distance=distance(went, reference.exact, tuple(went)),
+        sensitivity=reference.together,
+        far=reference.far(went),
         budget_bytes=arena if ram_bytes is None else ram_bytes,
         arena_bytes=arena,
         resident_bytes=program.resident.nbytes,
@@ -145,34 +130,17 @@ def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Ar
     return moved_by(graph, whole(graph), results)
 
 
-def measured_reference(graph: TrainingGraph, batch: Batch) -> Reference:
-    """The step on onnxruntime, node by node, and its sensitivity."""
-    shown = {graph.loss: graph.loss, **{made: f"{name}.grad" for name, made in graph.gradients.items()}}
-    carried = graph.joint.carried
-    shown |= {carried[name]: name for name in graph.trained if name in carried}
-    names = tuple(dict.fromkeys((*shown, *graph.states.values())))
-    make = partial(node_by_node, Sessions(graph, 1))
-
-    def results(batch: Batch, values: Mapping[str, Array]) -> Mapping[str, Array]:
-        read, given, used = cut(graph, batch, values)
-        found = reference_of(graph, make, given, names).run(read)
-        made = {shown.get(name, name): array for name, array in found.items()}
-        tables = {table: rows for table, rows in used.items() if table in made}
-        return made | {table: put_back(values[table], rows, made[table]) for table, rows in tables.items()}
-
-    first = whole(graph.joint)
-    trained = {name: first[name] for name in graph.trained}
-    exact = results(batch, first)
-    apart = 0.0
-    for trial in range(TRIALS):
-        # a network that reads tokens has nothing else that a little can be changed in
-        near = (
-            results(nudged(batch, trial), first)
-            if has_floats(batch)
-            else results(batch, {**first, **nudged(trained, trial)})
-        )
-        apart = max(apart, distance(moved(graph, near), moved(graph, exact), graph.trained))
-    return Reference(exact, apart)
+def measured_reference(graph: TrainingGraph, batch: Batch) -> Sensitivity:
+    """What the step makes of a batch on onnxruntime, node by node, and how far one ulp moves that."""
+    sessions = Sessions(graph, 1)
+    shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
+    shown |= {new: name for name, new in graph.joint.carried.items() if name in graph.trained}
+    exact, *near = (
+        {shown[name]: array for name, array in Steps(graph, sessions, seed).take(batch).items() if name in shown}
+        for seed in (None, *range(TRIALS))
+    )
+    went = moved(graph, exact)
+    return sensitivity(went, [moved(graph, one) for one in near], went if graph.gradients else exact)
 
 
 def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:

@@ -1,53 +1,154 @@
-"""How far apart two steps are, and how far one ulp of the input moves a step: what agreement is measured by.
+"""How far apart two steps are, and how far one ulp moves a step: what agreement is measured by.
 
 Kernels that sum in another order round otherwise. How much that may come to depends on the network, so it is measured:
-every float of the batch is moved to one of its neighbours, at random, and onnxruntime computes the step again.
+onnxruntime computes the step again from floats that went to one of their neighbours, at random. Those are what forward
+and backward read of the batch, of parameters, and of frozen weights. An update begins with the parameter itself: else
+an ulp of what it is taken from would count as a part of how far it went. Zeros stay, and, of the batch and of what is
+frozen, whole numbers, which masks are made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.backends.c.checks import TOLERANCE
+from poetopt.backends.ort.reference import node_by_node, reference_of
+from poetopt.backends.ort.sessions import Sessions
+from poetopt.graph import Operator, Role, TrainingGraph
+from poetopt.passes.rows import cut, put_back, whole
+
 if TYPE_CHECKING:
-    from poetopt.graph import Array, TrainingGraph
+    from poetopt.graph import Array
+
+    Arrays = Mapping[str, Array]
 
 TRIALS = 3
-"""Random moves; the one that moves the gradients most counts."""
+"""Random moves; the one that moves most counts."""
+MOVED = "\0moved"
+"""What stands behind the name of a parameter that is read an ulp off."""
 
 
-def distance(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequence[str]) -> float:
+def distance(mine: Arrays, theirs: Arrays, names: Sequence[str]) -> float:
     """The norm of the difference over that of `theirs`, all tensors together; infinite where one is no number."""
-    apart = size = 0.0
-    for name in names:
-        a, b = mine[name].astype(np.float64), theirs[name].astype(np.float64)
-        apart += float(np.sum((a - b) ** 2))
-        size += float(np.sum(b**2))
+    apart = _norm([_difference(mine[name], theirs[name]) for name in names])
+    size = _norm([_norm([theirs[name]]) for name in names])
     if not np.isfinite(apart) or not np.isfinite(size):
         return float("inf")
-    return float(np.sqrt(apart / size)) if size else float(apart > 0)
+    return apart / size if size else float(apart > 0)
 
 
-def moved_by(graph: TrainingGraph, before: Mapping[str, Array], after: Mapping[str, Array]) -> Mapping[str, Array]:
+def moved_by(graph: TrainingGraph, before: Arrays, after: Arrays) -> Arrays:
     """How far parameters went, in float64."""
     return {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in graph.trained}
 
 
-def nudged(arrays: Mapping[str, Array], seed: int) -> Mapping[str, Array]:
-    """The same arrays with each float one ulp up or down."""
-    rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
-    for name, array in arrays.items():
-        if array.dtype.kind == "f":
-            towards = np.where(rng.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
-            found[name] = np.nextafter(array, towards)
-        else:
-            found[name] = array
-    return found
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """How far one ulp moves tensors.
+
+    exact
+        What they are.
+    each
+        How far each goes, in the norm: at least by one ulp of what is kept of it, element by element.
+    together
+        How far all of them go, relative: at least by one ulp of the largest element that is kept.
+    """
+
+    exact: Arrays
+    each: Mapping[str, float]
+    together: float
+
+    def far(self, mine: Arrays) -> tuple[str, ...]:
+        """Those of `mine` that are further away than rounding takes them: than both of these, times `TOLERANCE`."""
+        allowed = {n: TOLERANCE * max(self.each[n], self.together * _norm([t])) for n, t in self.exact.items()}
+        return tuple(n for n, most in allowed.items() if not _difference(mine[n], self.exact[n]) <= most)
 
 
-def has_floats(arrays: Mapping[str, Array]) -> bool:
-    """Whether there is anything that can be moved."""
-    return any(array.dtype.kind == "f" and array.size for array in arrays.values())
+def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> Sensitivity:
+    """How far `near` ones are from `exact`, of which `kept` are what rounding is of: themselves, or where they lead."""
+    ulps = {name: np.spacing(np.abs(kept[name])) for name in exact}
+    each = {n: max(_norm([ulps[n]]), *(_difference(one[n], exact[n]) for one in near)) for n in exact}
+    size = _norm([_norm([array]) for array in exact.values()])
+    least = max(float(array.max(initial=0.0)) for array in ulps.values()) / size if size else 0.0
+    return Sensitivity(exact, each, max(least, *(distance(one, exact, tuple(exact)) for one in near)))
+
+
+class Steps:
+    """Steps on onnxruntime, node by node, one after another.
+
+    graph
+        Of the step; `held` has its values, those that are carried as the last step left them.
+    seed
+        Where one is given, what forward and backward read is one ulp off, up or down as it draws.
+    """
+
+    def __init__(self, graph: TrainingGraph, sessions: Sessions, seed: int | None = None) -> None:
+        joint = graph.joint
+        self.graph, self.held = graph, whole(joint)
+        self.carried = {old: new for old, new in joint.carried.items() if old not in graph.sums.values()}
+        self._random = None if seed is None else np.random.default_rng(seed)
+        self._given = dict(self.held)
+        if self._random is not None:
+            for name in joint.values:
+                if joint.tensors[name].role is Role.CONSTANT and len(joint.tensors[name].shape) > 1:
+                    self.held[name] = self._moved(self.held[name], data=True)
+            self._given |= {name + MOVED: self.held[name] for name in graph.trained}
+        names = tuple(dict.fromkeys((graph.loss, *graph.gradients.values(), *self.carried.values())))
+        run = graph if seed is None else _reading_moved(graph)
+        self._step = reference_of(run, partial(node_by_node, sessions), self._given, names)
+
+    def take(self, batch: Arrays) -> Arrays:
+        """One step: the loss, gradients, and what is carried, by the names that they have in the graph."""
+        read, now, used = cut(self.graph, batch, self.held)
+        if self._random is not None:
+            read = {name: self._moved(array, data=True) for name, array in read.items()}
+            now |= {name + MOVED: self._moved(now[name]) for name in self.graph.trained}
+        self._given.update(now)
+        found = dict(self._step.run(read))
+        for old, new in self.carried.items():
+            found[new] = put_back(self.held[old], used[old], found[new]) if old in used else found[new].copy()
+            self.held[old] = found[new]
+        return found
+
+    def _moved(self, array: Array, *, data: bool = False) -> Array:
+        assert self._random is not None
+        if array.dtype.kind != "f":
+            return array
+        towards = np.where(self._random.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
+        stays = (array == np.rint(array)) if data else (array == 0) | np.isinf(array)
+        return np.where(stays, array, np.nextafter(array, towards))
+
+
+def _reading_moved(graph: TrainingGraph) -> TrainingGraph:
+    """`graph` whose operators read parameters by their names with `MOVED`, but for the one that updates each."""
+
+    def renamed(operator: Operator) -> Operator:
+        others = {*graph.trained} - {old for old, _ in operator.updates}
+        nodes = (
+            replace(node, inputs=tuple(name + MOVED if name in others else name for name in node.inputs))
+            for node in operator.nodes
+        )
+        return replace(operator, nodes=tuple(nodes))
+
+    added = {
+        name + MOVED: replace(graph.tensors[name], name=name + MOVED) for name in graph.trained if name in graph.tensors
+    }
+    return replace(
+        graph,
+        tensors={**graph.tensors, **added},
+        operators=tuple(renamed(operator) for operator in graph.operators),
+        closing=None if graph.closing is None else _reading_moved(graph.closing),
+    )
+
+
+def _difference(a: Array, b: Array) -> float:
+    return _norm([a.astype(np.float64) - b.astype(np.float64)])
+
+
+def _norm(parts: Sequence[Array | float]) -> float:
+    return float(np.sqrt(sum(float(np.sum(np.square(part, dtype=np.float64))) for part in parts)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.c.checks import TOLERANCE, DeviceChecks
+from poetopt.backends.c.checks import TOLERANCE, DeviceChecks, far_shown
 from poetopt.backends.ort.checks import plain
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ class DeviceTraining(DeviceChecks):
     distance
         Of all parameters' way in all steps from onnxruntime's, relative, in the norm.
     sensitivity
-        How far one ulp of the inputs moves onnxruntime's, likewise; of the losses, if these are moved further.
+        How far one ulp of what forward and backward read moves onnxruntime's, likewise; of the losses, if these are
+        moved further.
+    far
+        The parameters whose own way is further away than one ulp and rounding take it, by name.
     loss_distance
         Of the losses from onnxruntime's, likewise.
     budget_bytes, arena_bytes, resident_bytes, measured_peak_bytes, linked_ram_bytes, code_bytes
@@ -57,6 +60,7 @@ class DeviceTraining(DeviceChecks):
     first_difference: int
     distance: float
     sensitivity: float
+    far: tuple[str, ...]
     loss_distance: float
     budget_bytes: int
     arena_bytes: int
@@ -87,7 +91,7 @@ class DeviceTraining(DeviceChecks):
     @property
     def close(self) -> bool:
         """Whether losses and parameters are numbers, and onnxruntime's to rounding."""
-        return self.finite and max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
+        return self.finite and not self.far and max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
 
     @property
     def message(self) -> str:
@@ -103,8 +107,9 @@ class DeviceTraining(DeviceChecks):
         if not self.close:
             return (
                 f"on {self.on}, after {self.steps:,} steps the parameters' way is {self.distance:.3g} away from "
-                f"onnxruntime's (relative) and the losses {self.loss_distance:.3g}, more than {TOLERANCE:g} times the "
-                f"{self.sensitivity:.3g} by which one ulp of the inputs moves them; please report it with the plan file"
+                f"onnxruntime's (relative) and the losses {self.loss_distance:.3g}, where {TOLERANCE:g} times the "
+                f"{self.sensitivity:.3g} by which one ulp moves them is allowed{far_shown(self.far)}; please report it "
+                "with the plan file"
             )
         return self.memory_message
 

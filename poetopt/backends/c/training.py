@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,17 @@ from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execute import unscheduled
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run_steps
-from poetopt.backends.c.sensitivity import TRIALS, distance, has_floats, moved_by, nudged
+from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
 from poetopt.backends.c.targets import target
 from poetopt.backends.c.trained import DeviceTraining
 from poetopt.backends.ort.batch import Batch
 from poetopt.backends.ort.batches import batches_of
 from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.reference import node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.training import check_options, momentum_of
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
-from poetopt.passes.rows import cut, put_back, whole
+from poetopt.passes.rows import whole
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
@@ -129,9 +127,10 @@ def train_batches_on(
             built = build(one, chosen_target, Path(folder, name), measuring=False)
             ran.append((built, run_steps(built, batches, said)))
     (scheduled, mine), (_, theirs) = ran
-    told("the same steps on onnxruntime, and how far one ulp of the inputs moves them")
+    told("the same steps on onnxruntime, and how far one ulp moves them")
     here = Way(mine.losses, moved_by(chosen, whole(chosen), mine.results))
     exact, near = reference_ways(chosen, batches, said)
+    reference = allowed(exact, near, mine.results)
     differing = [k for k in range(steps) if mine.losses[k].tobytes() != theirs.losses[k].tobytes()]
     different = compare(mine.results, theirs.results, tuple(mine.results)).different
     arena = arena_bytes(plan)
@@ -147,7 +146,8 @@ def train_batches_on(
         different=different,
         first_difference=differing[0] + 1 if differing else 0,
         distance=apart(here, exact),
-        sensitivity=max(max(apart(way, exact), _losses_apart(way, exact)) for way in near),
+        sensitivity=reference.together,
+        far=reference.far(here.moved),
         loss_distance=_losses_apart(here, exact),
         budget_bytes=arena if ram_bytes is None else ram_bytes,
         arena_bytes=arena,
@@ -177,34 +177,23 @@ def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapp
 def reference_ways(
     graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
 ) -> tuple[Way, Sequence[Way]]:
-    """Where the steps go on onnxruntime, node by node, and where with inputs that are an ulp off."""
-    make, step_of_all = partial(node_by_node, Sessions(graph, 1)), graph.joint
-    carried = {old: new for old, new in step_of_all.carried.items() if old not in graph.sums.values()}
-    names = tuple(dict.fromkeys((graph.loss, *carried.values())))
-    first = whole(step_of_all)
-    trained = {name: first[name] for name in graph.trained}
+    """Where the steps go on onnxruntime, node by node, and where if what they read is an ulp off."""
+    sessions, first = Sessions(graph, 1), whole(graph.joint)
 
-    def way(batches: Sequence[Batch], start: Mapping[str, Array]) -> Way:
-        held, given = dict(start), dict(start)
-        step = reference_of(graph, make, given, names)
-        losses = []
+    def way(seed: int | None) -> Way:
+        steps, losses = Steps(graph, sessions, seed), []
         for batch, hyperparameters in zip(batches, said, strict=True):
-            held.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
-            read, now, used = cut(graph, batch, held)
-            given.update(now)
-            found = step.run(read)
-            losses.append(found[graph.loss].reshape(-1)[0])
-            for old, new in carried.items():
-                held[old] = put_back(held[old], used[old], found[new]) if old in used else found[new].copy()
-        return Way(np.array(losses), moved_by(graph, start, held))
+            steps.held.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
+            losses.append(steps.take(batch)[graph.loss].reshape(-1)[0])
+        return Way(np.array(losses), moved_by(graph, first, steps.held))
 
-    near = []
-    for trial in range(TRIALS):
-        if all(map(has_floats, batches)):
-            near.append(way([nudged(batch, trial) for batch in batches], first))
-        else:  # tokens have no neighbours
-            near.append(way(batches, {**first, **nudged(trained, trial)}))
-    return way(batches, first), near
+    return way(None), [way(seed) for seed in range(TRIALS)]
+
+
+def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> Sensitivity:
+    """How far one ulp takes the parameters, whose last `values` these are, and the losses, if these go further."""
+    found = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
+    return replace(found, together=max(found.together, *(_losses_apart(way, exact) for way in near)))
 
 
 def apart(a: Way, b: Way) -> float:

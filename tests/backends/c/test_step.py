@@ -140,9 +140,8 @@ def homes_bytes(problem: Problem) -> list[int]:
 
 def is_far(mine: Batch) -> bool:
     """Whether gradients are further from onnxruntime's than rounding takes them."""
-    reference = measured_reference(graph(), batch())
-    apart = distance(moved(graph(), mine), moved(graph(), reference.results), graph().trained)
-    return not apart <= TOLERANCE * reference.sensitivity
+    reference, went = measured_reference(graph(), batch()), moved(graph(), mine)
+    return not distance(went, reference.exact, graph().trained) <= TOLERANCE * reference.together
 
 
 @needs_host
