@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from poetopt.arena.ejection import hurry, tighten
+from poetopt.arena.ejection import BRIEF, hurry, tighten
 from poetopt.arena.exact import EXACT_BUFFERS, search
 from poetopt.arena.greedy import place
 from poetopt.arena.instance import Instance
@@ -25,6 +25,7 @@ def pack(
     *,
     target: int | None = None,
     quick: bool = False,
+    brief: bool = False,
     until: float = inf,
     shared: Sequence[tuple[int, int]] = (),
 ) -> tuple[tuple[int, ...], int]:
@@ -40,6 +41,8 @@ def pack(
         An arena of this size is small enough: stop there. None: as small as can be found.
     quick
         Whether ejection takes tenths of a second at most, instead of five seconds.
+    brief
+        Whether hundredths of a second must do: a few short ejections alone. For what is packed anew at every reading.
     until
         The moment (of `time.monotonic`) at which nothing smaller is looked for any more.
     shared
@@ -66,7 +69,9 @@ def pack(
     if not settled and len(places) <= EXACT_BUFFERS:
         layout, settled = search(instance, layout, goal)
     enough = goal + goal // SLACK if target is None else goal
-    if not settled and not many and layout.arena > enough:
+    if not settled and not many and layout.arena > enough and brief:
+        layout = tighten(instance, layout, goal, until, *BRIEF)
+    elif not settled and not many and layout.arena > enough:
         first, layout = layout, repair(instance, layout, order, goal, until)
         if target is not None and layout.arena > goal:
             # Ejection gets on better from what is far off than from what repair has tried its best with.

@@ -122,7 +122,7 @@ def _packed(
     sizes: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], alignment: int
 ) -> tuple[tuple[int, ...], int]:
     """`pack`, once for all operators of the same shape: equal blocks ask the same again and again."""
-    return pack(sizes, starts, ends, alignment)
+    return pack(sizes, starts, ends, alignment, brief=True)
 
 
 def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
