@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -58,7 +59,9 @@ def _model(net: Network, output: str, shape: tuple[int, ...]) -> po.Model:
 
 @cache
 def plan(name: str, optimizer: str = "none") -> Plan:
-    model = {"masked": masked, "normalized": normalized, "convolutions": network}[name]()
+    made: Mapping[str, Callable[[], po.Model]]
+    made = {"masked": masked, "normalized": normalized, "convolutions": network}
+    model = made[name]()
     return lay_out(store_all(model.differentiate(loss="cross-entropy", optimizer=optimizer).cost("m4", runtime="c")))
 
 
