@@ -135,9 +135,9 @@ def solve(
         given by its path counts.
 
     Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
-    found in time, OptionError for an option that can't be understood, BackendUnavailableError for a solver that isn't
-    installed. An interrupt (Ctrl-C) gives the best plan so far, or the proof that there is none; KeyboardInterrupt
-    where it comes before either.
+    found in time, OptionError for an option that can't be understood, UnsupportedOpError for an operator that the
+    runtime c can't run, BackendUnavailableError for a solver that isn't installed. An interrupt (Ctrl-C) gives
+    the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
     """
     from poetopt import interrupts, lacking
 
@@ -149,6 +149,7 @@ def solve(
     from poetopt.report.report import Report
     from poetopt.report.training_run import training_run
     from poetopt.report.words import failure_words
+    from poetopt.runtimes.c.steps import check_runs
     from poetopt.telling import telling
 
     given, now = problem, time.monotonic()
@@ -182,6 +183,8 @@ def solve(
 
     def ask(problem: Problem) -> Options:
         nonlocal logged
+        if problem.runtime == "c" and problem.graph is not None:
+            check_runs(problem.graph.joint)
         run = run_of(problem)
         options = options_of(problem, steps=1 if run is None else run.steps)
         if options.log is not None and not logged:  # what is tried after this goes behind it

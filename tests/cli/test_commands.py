@@ -120,8 +120,13 @@ def test_types_that_runtimes_leave_out_are_told(run: Runner, tmp_path: Path, dty
         assert ended.code == 0
         assert ended.out.count("onnxruntime may") == bool(name)
         assert f"operators in {name} (MatMul, Relu" in ended.out or not name
-    board = " ".join(run("solve", path, "--device", "m4", "--ram", "100%").out.split())
+    board = " ".join(run("inspect", path, "--device", "m4").out.split())
     assert ("no C is emitted for its plans: MatMul of" in board) == (dtype != "float")
+    solved = run("solve", path, "--device", "m4", "--ram", "100%", "-o", tmp_path / "board.json")
+    assert solved.code == (0 if dtype == "float" else 2)
+    assert ("(MatMul): the runtime c can't run it: MatMul of" in solved.err) == (dtype != "float")
+    assert ("plan with --runtime onnxruntime" in solved.err) == (dtype != "float")
+    assert (tmp_path / "board.json").exists() == (dtype == "float")
 
 
 def test_inspect_of_a_problem_file(run: Runner, problem: Path) -> None:

@@ -13,9 +13,10 @@ def identifier(name: str) -> str:
 
 
 def comment(text: str) -> str:
-    """`text` as it may stand in a comment: on one line, in ASCII, without anything that ends the comment."""
-    plain = text.encode("ascii", "backslashreplace").decode("ascii")
-    return re.sub(r"\s+", " ", plain).replace("*/", "* /").replace("/*", "/ *").replace("\\", "|")
+    """`text` as it may stand in a comment: a line of printable ASCII that means nothing to C or a terminal."""
+    plain = re.sub(r"\s+", " ", text).encode("ascii", "backslashreplace").decode("ascii")
+    plain = re.sub(r"[^ -~]", "?", plain).replace("\\", "|").replace("*/", "* /").replace("/*", "/ *")
+    return re.sub(r"\?(?=\?)", "? ", plain)  # two in a row begin a trigraph
 
 
 def literal(text: str) -> str:

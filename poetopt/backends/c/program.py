@@ -15,6 +15,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.runtimes.c import runtime as c_runtime
+from poetopt.runtimes.c.kernel import MOST_BYTES
 from poetopt.step.belongs import check_belongs
 from poetopt.step.parted import scheduled_names
 from poetopt.step.places import Place, input_offsets
@@ -132,6 +133,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         if t.ids and not t.of
     )
     resident, flash = lay_out_resident(step, problem, words + lists + c_runtime.losses_bytes(graph))
+    check_links(arena_bytes(plan) + resident.nbytes + flash.nbytes, shown)
     tables = tables_of(graph, places, resident.kept + words)
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
@@ -184,6 +186,15 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
             if graph.root(old) in resident.offsets and graph.root(new) != graph.root(old)
         ),
     )
+
+
+def check_links(nbytes: int, shown: str) -> None:
+    """Raise `PlanError` where arena, resident region and flash have so many bytes that no linker places them."""
+    if nbytes >= MOST_BYTES:
+        raise PlanError(
+            f"{shown}: arena, resident region and constants take {nbytes:,} B, and a program in C links less than "
+            f"{MOST_BYTES:,} of them; solve with a smaller --ram or --batch, or with --runtime onnxruntime"
+        )
 
 
 def check_planned_for_c(plan: Plan) -> None:

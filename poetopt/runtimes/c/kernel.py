@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 ALIGNMENT = 8
 """Bytes that every buffer starts at a multiple of: those of the largest element, an int64."""
 
+MOST_BYTES = 2**31
+"""Of a tensor, and of all that a program links: loops and addresses are of int32_t, so each has less."""
+
 WORD_BYTES = 4
 """Of a word that a kernel keeps from step to step."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,15 +14,19 @@ import numpy as np
 import pytest
 
 import poetopt as po
+from poetopt.backends.c.build import build, write
 from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.names import comment, identifier, literal
+from poetopt.backends.c.program import device_program
 from poetopt.cli import invoke
-from poetopt.errors import OutputError, UnsupportedOpError
+from poetopt.errors import OutputError, PlanError, UnsupportedOpError
+from poetopt.frontends.proto import model_proto
+from poetopt.frontends.zoo.network import Network
 from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.runtimes.c import registry
-from tests.backends.c.support import HOST, graph, needs_host, paged, tiny, unscheduled
+from tests.backends.c.support import HOST, WARNINGS, graph, needs_host, network, paged, tiny, unscheduled
 
 
 @needs_host
@@ -101,10 +107,54 @@ def test_every_byte_of_the_resident_region_is_a_tensors(tmp_path: Path) -> None:
         assert at % (tensor.nbytes // max(tensor.size, 1)) == 0
 
 
+NASTY = 'a*/ int x; /*"\\\n??/\x1b]0;owned\x07\x1b[2Jé??=\u202e$model ${model} PO_ARENA(7u) //\\'
+"""Ends comments, strings and lines, is a trigraph or a template's, and writes to a terminal."""
+
+
 def test_names_of_a_model_can_do_nothing_in_c() -> None:
-    nasty = 'a*/ int x; /*"\\\n??/é'
-    assert "*/" not in comment(nasty)
-    assert "\n" not in comment(nasty)
-    assert "\\" not in comment(nasty)
+    assert re.fullmatch("[ -~]*", comment(NASTY))
+    assert not any(piece in comment(NASTY) for piece in ("*/", "/*", "\\", "??"))
     assert literal('"\\?é') == '"\\042\\134\\077\\303\\251"'
+    assert literal("\x1b1") == '"\\0331"'
     assert identifier("layer.1/conv") == "layer_1_conv"
+
+
+@needs_host
+@pytest.mark.parametrize("schedule", ["code", "table"])
+def test_whatever_a_model_calls_things_its_files_are_plain_text_and_compile(tmp_path: Path, schedule: str) -> None:
+    """Of nodes, tensors, parameters, inputs and the model; with paged parameters, so that calls name them too."""
+    graph = network().graph
+    proto = model_proto(graph, graph.outputs)
+    proto.graph.name = NASTY
+    for node in proto.graph.node:
+        node.name += NASTY
+    for named in (*proto.graph.initializer, *proto.graph.input):
+        for node in proto.graph.node:
+            node.input[:] = [name + NASTY if name == named.name else name for name in node.input]
+        named.name += NASTY
+    model = po.load(proto)
+    assert isinstance(model, po.Model)
+    problem = replace(model.differentiate(optimizer="sgd").cost("m4", parameters="paged"), model_ref=NASTY)
+    plan = lay_out(store_all(problem))
+    assert plan.problem.graph is not None
+    program = device_program(plan, plan.problem.graph)
+    write(program, HOST, tmp_path, schedule)
+    build(program, HOST, tmp_path, warnings=("-Werror", "-trigraphs", "-Wtrigraphs", *WARNINGS))
+    texts = [*tmp_path.glob("*.[ch]"), tmp_path / "README.md"]
+    assert len(texts) > 5
+    assert all(re.fullmatch("[ -~\n]*", path.read_text(encoding="utf-8")) for path in texts)
+
+
+def test_what_no_loop_counts_and_no_linker_places_is_refused(tmp_path: Path) -> None:
+    """From 2^31 bytes on: by `solve`, that of a tensor; by `emit`, that of arena and resident region."""
+    net = Network("wide", 1)
+    x = net.relu(net.linear(net.input("x", (1, 8)), "first", 8, 64), "relu")
+    model = net.model(net.linear(x, "second", 64, 2), (1, 2))
+    huge = replace(po.devices.device("a72"), ram_bytes=2**40)
+    with pytest.raises(UnsupportedOpError, match=r"tensor '.*' has 2,147,483,648 B, and loops .* smaller --batch"):
+        po.solve(po.load(model, batch=2**23), device=huge, runtime="c")
+    plan = po.solve(po.load(model, batch=2**22), device=huge, runtime="c").plan
+    assert plan is not None
+    with pytest.raises(PlanError, match=r"a program in C links less than 2,147,483,648"):
+        po.emit(plan, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
