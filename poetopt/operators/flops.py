@@ -49,6 +49,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from poetopt.graph import Node
+from poetopt.operators.einsum import labels
 
 TRANSCENDENTAL = 10
 """FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
@@ -178,12 +179,10 @@ def _matmul(node: Node, inputs: Shapes, n: int, x: int) -> int:
 
 
 def _einsum(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    equation = str(node.attributes.get("equation", "")).replace(" ", "")
+    terms, _ = labels(str(node.attributes.get("equation", "")), [len(shape) for shape in inputs])
     sizes: dict[str, int] = {}
-    for term, shape in zip(equation.split("->")[0].split(","), inputs, strict=False):
-        before, dots, after = term.partition("...")
-        labels = [*before, *(f"...{i}" for i in range(len(shape) - len(before) - len(after)) if dots), *after]
-        for label, size in zip(labels, shape, strict=False):
+    for term, shape in zip(terms, inputs, strict=True):
+        for label, size in zip(term, shape, strict=True):
             sizes[label] = max(sizes.get(label, 1), size)
     return len(inputs) * math.prod(sizes.values())
 

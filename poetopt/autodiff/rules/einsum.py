@@ -7,7 +7,6 @@ their transposes (where axes move), and partial products where there are more th
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +15,7 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
+from poetopt.operators.einsum import labels
 
 
 @register_vjp("Einsum", since=12)
@@ -41,20 +41,6 @@ def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
         shape = [operand.shape[term.index(label)] for label in once]
         gradients.append(_on_diagonal(k, _shaped(k, found, have, once, shape), term))
     return tuple(gradients)
-
-
-def labels(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """The terms and the result of an equation, with `...` spelt out by unused letters, and an implicit result given."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    free = [c for c in string.ascii_letters if c not in equation]
-    widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
-    dots = "".join(free[: max((w for w, t in zip(widths, terms, strict=True) if "..." in t), default=0)])
-    spelt = [t.replace("...", dots[len(dots) - w :] if w else "") for t, w in zip(terms, widths, strict=True)]
-    if not arrow:
-        once = sorted(c for c in set("".join(terms)) - {"."} if "".join(terms).count(c) == 1)
-        right = ("..." if dots else "") + "".join(once)
-    return spelt, right.replace("...", dots)
 
 
 def _diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:

@@ -20,6 +20,7 @@ MODULES = (
     "picking",
     "reduction",
     "product",
+    "einsum",
     "convolution",
     "normalization",
     "softmax",

@@ -69,8 +69,20 @@ def _slice(random: Random) -> list[Case]:
     ]
 
 
+def _tile(random: Random) -> list[Case]:
+    x = normal(random, random_shape(random, 1, 4, 4))
+    return [node_case("Tile", x, random.integers(1, 4, x.ndim), constants=(1,))]
+
+
 def _pad(random: Random) -> list[Case]:
     x = normal(random, random_shape(random, 1))
+    mode = str(random.choice(["constant", "constant", "reflect", "edge", "wrap"]))
+    if mode != "constant":  # reflect has one place less than there are
+        most = [n - (mode == "reflect") for n in (*x.shape, *x.shape)]
+        pads = np.array([random.integers(0, min(n, 3) + 1) for n in most])
+        if random.random() < 0.2 and x.shape[0] > 4:
+            pads[0], pads[x.ndim] = -1, min(int(pads[x.ndim]), 2)
+        return [node_case("Pad", x, pads, constants=(1,), attributes={"mode": mode})]
     pads = random.integers(0, 3, 2 * x.ndim)
     if random.random() < 0.3 and x.shape[0] > 2:
         pads[0] = -1
@@ -130,6 +142,26 @@ def _scatter_nd(random: Random) -> list[Case]:
     ]
 
 
+def _gather_nd(random: Random) -> list[Case]:
+    x = normal(random, random_shape(random, 2, 4))
+    batch = int(random.integers(0, x.ndim - 1)) if random.random() < 0.4 else 0
+    depth, more = int(random.integers(1, x.ndim - batch + 1)), random_shape(random, 0, 2, 3)
+    sizes = x.shape[batch : batch + depth]
+    where = np.stack([random.integers(-n, n, (*x.shape[:batch], *more)) for n in sizes], -1)
+    return [node_case("GatherND", x, where, attributes={"batch_dims": batch})]
+
+
+def _top_k(random: Random) -> list[Case]:
+    """Of whole numbers some are equal."""
+    x = normal(random, random_shape(random, 1))
+    x = np.rint(2 * x) if random.random() < 0.5 else x
+    x = x.astype(str(random.choice(["float32", "float32", "int64"])))
+    axis = int(random.integers(-x.ndim, x.ndim))
+    k = integers([int(random.integers(1, x.shape[axis] + 1))])
+    chosen = {"axis": axis, "largest": int(random.random() < 0.5)}
+    return [node_case("TopK", x, k, outputs=(x.dtype.name, "int64"), constants=(1,), attributes=chosen)]
+
+
 def _constant_of_shape(random: Random) -> list[Case]:
     shape, dtype = random_shape(random, 1), str(random.choice(["float32", "int64", "int32"]))
     value = random_values(random, dtype, (1,))
@@ -171,6 +203,9 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "Unsqueeze"): _unsqueeze,
     ("", "Slice"): _slice,
     ("", "Pad"): _pad,
+    ("", "Tile"): _tile,
+    ("", "GatherND"): _gather_nd,
+    ("", "TopK"): _top_k,
     ("", "Concat"): _concat,
     ("", "Split"): _split,
     ("", "Gather"): _gather,

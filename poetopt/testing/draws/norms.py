@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from poetopt.testing.draws.windows import random_planes
 from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
 
 if TYPE_CHECKING:
-    pass
+    from poetopt.graph import Array
 
 
 def _batch_norm(random: Random) -> list[Case]:
@@ -86,16 +86,23 @@ def softmax(op_type: str) -> Draw:
 def _likelihood(random: Random) -> list[Case]:
     x = normal(random, (*random_shape(random, 2, 2), *random_shape(random, 0, 2)))
     labels = random.integers(0, x.shape[1], (x.shape[0], *x.shape[2:]))
-    chosen = str(random.choice(["mean", "sum"]))
-    return [node_case("NegativeLogLikelihoodLoss", x, labels, attributes={"reduction": chosen})]
+    return [node_case("NegativeLogLikelihoodLoss", x, labels, attributes=_reduced(random, labels))]
 
 
 def _loss(random: Random) -> list[Case]:
     x = normal(random, (*random_shape(random, 2, 2), *random_shape(random, 0, 2)))
     labels = random.integers(0, x.shape[1], (x.shape[0], *x.shape[2:]))
-    chosen = str(random.choice(["mean", "sum"]))
-    written = ("float32", "float32")
-    return [node_case("SoftmaxCrossEntropyLoss", x, labels, outputs=written, attributes={"reduction": chosen})]
+    written = ("float32", "float32")[: int(random.integers(1, 3))]
+    return [node_case("SoftmaxCrossEntropyLoss", x, labels, outputs=written, attributes=_reduced(random, labels))]
+
+
+def _reduced(random: Random, labels: Array) -> dict[str, Any]:
+    """Attributes of a loss; now and then some of its labels are left out."""
+    chosen: dict[str, Any] = {"reduction": str(random.choice(["mean", "sum"]))}
+    if random.random() < 0.4:
+        chosen["ignore_index"] = -100
+        labels.reshape(-1)[1:][random.random(labels.size - 1) < 0.3] = -100
+    return chosen
 
 
 def _cross_entropy(random: Random) -> list[Case]:

@@ -38,6 +38,36 @@ def reduction(op_type: str) -> Draw:
     return draw
 
 
+EQUATIONS = (
+    "ij,jk->ik", "bij,bjk->bik", "bhid,bhjd->bhij", "...ij,...jk->...ik", "bi,bj->bij", "i,i->", "ij->j", "ij->ji",
+    "ii->i", "iji->j", "ij,jk", "ab,bc,cd->ad", "bij,jk,k->bi",
+)  # fmt: skip
+
+
+def _einsum(random: Random) -> list[Case]:
+    """Now and then with a long axis, which is summed up in parts, or one of length one for a longer one."""
+    equation = str(random.choice(EQUATIONS))
+    sizes = {c: random_length(random, 6) for c in "abcdhijk"}
+    dots = random_shape(random, 1, 2, 3)
+    shapes = []
+    for term in equation.partition("->")[0].split(","):
+        axes = [dots if c == "." else (sizes[c],) for c in term.replace("...", ".")]
+        shapes.append([n for axis in axes for n in axis])
+    if "..." in equation and random.random() < 0.3:
+        shapes[0][0] = 1
+    return [node_case("Einsum", *(normal(random, shape) for shape in shapes), attributes={"equation": equation})]
+
+
+def _integer_sum(random: Random) -> list[Case]:
+    x = random.integers(-99, 99, random_shape(random, 1)).astype(str(random.choice(["int64", "int32"])))
+    axes = integers([int(random.integers(0, x.ndim))])
+    return [node_case("ReduceSum", x, axes, outputs=(x.dtype.name,), constants=(1,), attributes={"keepdims": 0})]
+
+
+def _sum(random: Random) -> list[Case]:
+    return _integer_sum(random) if random.random() < 0.2 else reduction("ReduceSum")(random)
+
+
 def _gemm(random: Random) -> list[Case]:
     rows, columns, depth = (random_length(random) for _ in range(3))
     turned = [int(random.random() < 0.5) for _ in range(2)]
@@ -89,6 +119,8 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 DRAWS: Mapping[tuple[str, str], Draw] = {
     **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "Prod")},
     **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Max", "Min")},
+    ("", "ReduceSum"): _sum,
+    ("", "Einsum"): _einsum,
     ("", "Gemm"): _gemm,
     ("", "MatMul"): _matmul,
     **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},

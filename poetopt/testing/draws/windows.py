@@ -129,9 +129,9 @@ def _global_average(random: Random) -> list[Case]:
 
 
 def _resize(random: Random) -> list[Case]:
-    """By scales of which every length is whole, or by sizes."""
+    """By scales of which every length is whole, or by sizes. onnxruntime has cubic ones of two axes alone."""
     x = normal(random, random_planes(random))
-    mode = str(random.choice(["nearest", "linear"]))
+    mode = str(random.choice(["nearest", "linear", "cubic"] if x.ndim == 4 else ["nearest", "linear"]))
     places = str(random.choice(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]))
     ties = str(random.choice(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]))
     axes = x.ndim - 2
@@ -140,7 +140,9 @@ def _resize(random: Random) -> list[Case]:
         scales = np.array([1, 1, *random.choice([1.0, 2.0, 3.0, 4.0], axes)], np.float32)
     else:
         sizes = np.array([*x.shape[:2], *random.integers(1, 20, axes)], np.int64)
-    chosen = {"mode": mode, "coordinate_transformation_mode": places, "nearest_mode": ties}
+    chosen: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": places, "nearest_mode": ties}
+    if mode == "cubic":
+        chosen |= {"cubic_coeff_a": float(random.choice([-0.75, -0.5])), "exclude_outside": int(random.random() < 0.5)}
     given = [None, scales] if sizes is None else [None, None, sizes]
     return [node_case("Resize", x, *given, constants=(len(given),), attributes=chosen)]
 

@@ -293,26 +293,47 @@ PO_INLINE void po_convolution(float *y, const float *x, const float *w, const fl
     }
 }
 
+/* How many taps `tap` apart are between two that a row meets which is written in steps of `step`. */
+PO_INLINE int32_t po_taps_apart(int32_t step, int32_t tap)
+{
+    int32_t apart = 1;
+    while (apart * tap % step != 0) {
+        ++apart;
+    }
+    return apart;
+}
+
+/* The first of `taps` that row `at` of what was padded meets, or `taps`. */
+PO_INLINE int32_t po_met_tap(int32_t at, int32_t step, int32_t tap, int32_t taps)
+{
+    int32_t r = 0;
+    while (r < taps && (at - r * tap) % step != 0) {
+        ++r;
+    }
+    return r;
+}
+
 /* The gradient of one group of one image, x [ins, height, width], given that of y [outs, rows, columns]; w_out apart
  * are the weights of two outputs, dx_plane and dy_plane two planes. With steps of s, every s-th row and column of x
- * meets the same taps: s * s convolutions. Dilation only with steps of 1. */
+ * meets the same taps: s * s convolutions. */
 PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t outs,
                                  int32_t ins, int32_t rows, int32_t columns, int32_t height, int32_t width, int32_t kh,
                                  int32_t kw, int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
                                  int32_t above, int32_t left, int32_t dx_plane, int32_t dy_plane, int32_t w_out,
                                  int32_t began)
 {
+    const int32_t down = po_taps_apart(row_step, row_tap), right = po_taps_apart(col_step, col_tap);
     int32_t p, q;
     for (p = 0; p < row_step; ++p) {
         for (q = 0; q < col_step; ++q) {
-            /* x rows p, p + s, ...: taps r, r + s, ... from where (p + above - r * tap) is a multiple of s */
-            const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
-            const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
+            /* x rows p, p + s, ...: taps r, r + down, ... from where (p + above - r * tap) is a multiple of s */
+            const int32_t r = po_met_tap(p + above, row_step, row_tap, kh), s = po_met_tap(q + left, col_step, col_tap, kw);
             po_conv(dx + p * width + q, dy, w + r * kw + s, bias, ins, outs, (height - p + row_step - 1) / row_step,
                     (width - q + col_step - 1) / col_step, dx_plane, row_step * width, col_step, dy_plane, rows,
-                    columns, r < kh ? (kh - r + row_step - 1) / row_step : 0,
-                    s < kw ? (kw - s + col_step - 1) / col_step : 0, kh * kw, w_out, row_step * kw, col_step,
-                    (p + above - r) / row_step, 1, -row_tap, (q + left - s) / col_step, 1, -col_tap, began, 0);
+                    columns, (kh - r + down - 1) / down,
+                    (kw - s + right - 1) / right, kh * kw, w_out, down * kw, right,
+                    (p + above - r * row_tap) / row_step, 1, -(down * row_tap / row_step),
+                    (q + left - s * col_tap) / col_step, 1, -(right * col_tap / col_step), began, 0);
         }
     }
 }
@@ -324,17 +345,18 @@ PO_INLINE void po_image_by_input_piece(float *dx, float *sums, const float *dy, 
                                        int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
                                        int32_t above, int32_t left, int32_t w_out)
 {
+    const int32_t down = po_taps_apart(row_step, row_tap), right = po_taps_apart(col_step, col_tap);
     int32_t p, q;
     for (p = 0; p < row_step; ++p) {
         for (q = 0; q < col_step; ++q) {
-            const int32_t r = row_step == 1 ? 0 : (p + above) % row_step;
-            const int32_t s = col_step == 1 ? 0 : (q + left) % col_step;
+            const int32_t r = po_met_tap(p + above, row_step, row_tap, kh), s = po_met_tap(q + left, col_step, col_tap, kw);
             po_conv_piece(dx + p * width + q, sums + p * width + q, dy, w + r * kw + s, bias, ins, outs, from, count,
                           (height - p + row_step - 1) / row_step, (width - q + col_step - 1) / col_step,
                           height * width, row_step * width, col_step, rows, columns,
-                          r < kh ? (kh - r + row_step - 1) / row_step : 0,
-                          s < kw ? (kw - s + col_step - 1) / col_step : 0, kh * kw, w_out, row_step * kw, col_step,
-                          (p + above - r) / row_step, 1, -row_tap, (q + left - s) / col_step, 1, -col_tap);
+                          (kh - r + down - 1) / down,
+                          (kw - s + right - 1) / right, kh * kw, w_out, down * kw, right,
+                          (p + above - r * row_tap) / row_step, 1, -(down * row_tap / row_step),
+                    (q + left - s * col_tap) / col_step, 1, -(right * col_tap / col_step));
         }
     }
 }

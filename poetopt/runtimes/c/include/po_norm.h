@@ -335,4 +335,37 @@ PO_INLINE void po_likelihood_loss(float *loss, const float *logs, const int64_t 
     loss[0] = ends ? -sum * factor : sum;
 }
 
+/* The mean (or sum) of -log p of the labels that aren't `ignored`, where some are to be; x [outer, size, inner] are
+ * log-probabilities, or scores. */
+PO_INLINE void po_labels_loss(float *loss, const float *x, const int64_t *labels, int32_t outer, int32_t size,
+                              int32_t inner, int32_t logarithms, int32_t ignores, int64_t ignored, int32_t mean)
+{
+    float sum = 0.0f;
+    int32_t count = 0, o, j, i;
+    for (o = 0; o < outer; ++o) {
+        float part = 0.0f;
+        for (j = 0; j < inner; ++j) {
+            const int64_t label = labels[o * inner + j];
+            const float *p = x + o * size * inner + j;
+            if (ignores && label == ignored) {
+                continue;
+            }
+            part += p[(int32_t)label * inner];
+            count += 1;
+            if (!logarithms) {
+                float most = p[0], total = 0.0f;
+                for (i = 1; i < size; ++i) {
+                    most = po_max(most, p[i * inner]);
+                }
+                for (i = 0; i < size; ++i) {
+                    total += po_exp(p[i * inner] - most);
+                }
+                part -= most + po_log(total);
+            }
+        }
+        sum += part;
+    }
+    loss[0] = -sum / (mean ? (float)count : 1.0f);
+}
+
 #endif

@@ -1,4 +1,5 @@
-/* Planes that are resized along two axes: by the nearest element, or by the mean of the two or four around a place. */
+/* Planes that are resized along two axes: by the nearest element, by the mean of the two or four around a place, or by a
+ * cubic of the four or sixteen around it. */
 #ifndef PO_RESIZE_H
 #define PO_RESIZE_H
 
@@ -80,6 +81,57 @@ PO_INLINE void po_resize_linear(float *y, const float *x, int32_t planes, int32_
                 const float above = from[k] * (1.0f - left) + from[behind] * left;
                 const float below = next[k] * (1.0f - left) + next[behind] * left;
                 to[c] = above * (1.0f - low) + below * low;
+            }
+        }
+    }
+}
+
+/* The first of the four elements around a place, and what a cubic takes of each, by its coefficient a; of those `within`
+ * the `size` alone, where that is asked for. */
+PO_INLINE int32_t po_cubic(float at, int32_t size, float a, int32_t within, float *shares)
+{
+    const float below = floorf(at), s = at - below, t = 1.0f - s;
+    const int32_t first = (int32_t)below - 1;
+    float sum = 0.0f;
+    int32_t k;
+    shares[0] = ((a * (s + 1.0f) - 5.0f * a) * (s + 1.0f) + 8.0f * a) * (s + 1.0f) - 4.0f * a;
+    shares[1] = ((a + 2.0f) * s - (a + 3.0f)) * s * s + 1.0f;
+    shares[2] = ((a + 2.0f) * t - (a + 3.0f)) * t * t + 1.0f;
+    shares[3] = ((a * (t + 1.0f) - 5.0f * a) * (t + 1.0f) + 8.0f * a) * (t + 1.0f) - 4.0f * a;
+    if (within) {
+        for (k = 0; k < 4; ++k) {
+            shares[k] = first + k < 0 || first + k >= size ? 0.0f : shares[k];
+            sum += shares[k];
+        }
+        for (k = 0; k < 4; ++k) {
+            shares[k] /= sum;
+        }
+    }
+    return first;
+}
+
+PO_INLINE void po_resize_cubic(float *y, const float *x, int32_t planes, int32_t begin, int32_t count, int32_t rows,
+                               int32_t columns, int32_t height, int32_t width, int32_t first, int32_t y_apart,
+                               int32_t x_apart, float down, float right, int32_t places, float a, int32_t within)
+{
+    int32_t p, r, c, i, j;
+    for (p = 0; p < planes; ++p) {
+        for (r = 0; r < count; ++r) {
+            float low[4], left[4];
+            const int32_t at = po_cubic(po_resized_at(begin + r, down, rows, height, places), height, a, within, low);
+            float *to = y + p * y_apart + r * columns;
+            for (c = 0; c < columns; ++c) {
+                const int32_t k = po_cubic(po_resized_at(c, right, columns, width, places), width, a, within, left);
+                float sum = 0.0f;
+                for (i = 0; i < 4; ++i) {
+                    const float *from = x + p * x_apart + (po_smaller(po_larger(at + i, 0), height - 1) - first) * width;
+                    float line = 0.0f;
+                    for (j = 0; j < 4; ++j) {
+                        line += left[j] * from[po_smaller(po_larger(k + j, 0), width - 1)];
+                    }
+                    sum += low[i] * line;
+                }
+                to[c] = sum;
             }
         }
     }

@@ -28,18 +28,10 @@ def _refuses(call: Call) -> str | None:
     return refuse_types(call, "float32")
 
 
-def _refuses_steps(call: Call) -> str | None:
-    """Steps and dilation at once meet other taps at each row."""
-    steps, taps = call.integers("strides", (1,)), call.integers("dilations", (1,))
-    if any(s > 1 and t > 1 for s, t in zip(steps, taps, strict=False)):
-        return f"{call.node.op_type} with steps of {list(steps)} and dilations of {list(taps)}"
-    return _refuses(call)
-
-
 def _refuses_transposed(call: Call) -> str | None:
     if call.text("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in call.node.attributes:
         return "ConvTranspose with auto_pad or output_shape"
-    return _refuses_steps(call)
+    return _refuses(call)
 
 
 def _bias(call: Call, arguments: Arguments) -> tuple[list[str], str]:
@@ -110,7 +102,7 @@ def _with_update(optimizer: str) -> Kernel:
 KERNELS: tuple[Kernel, ...] = (
     Kernel("Conv", _conv, refuses=_refuses, headers=(HEADER,), tilings=forward_tilings),
     Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,), tilings=input_tilings),
-    Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses_steps, headers=(HEADER,), tilings=input_tilings),
+    Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=input_tilings),
     Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=weight_tilings()),
     *(_with_update(optimizer) for optimizer in RULES),
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, loops, nest, strides_of
+from poetopt.runtimes.c.loops import Strides, block, broadcast_strides, index, loops, nest, strides_of
 from poetopt.runtimes.c.tiles.axes import Code, aligned, along, leading
 from poetopt.runtimes.c.tiles.moves import apart, cut_out, together
 from poetopt.runtimes.c.tiles.pads import padded
@@ -70,6 +70,13 @@ def _expand_tilings(call: Call) -> tuple[Tiling, ...]:
     )
 
 
+def _tile(call: Call, arguments: Arguments) -> str:
+    x, y = call.input(0), call.output()
+    shape = [part for d, n in zip(x.shape, y.shape, strict=True) for part in (n // max(d, 1), d)]
+    strides = tuple(part for step in strides_of(x.shape) for part in (0, step))
+    return copied(shape, x, arguments.inputs[0], strides, y, arguments.outputs[0], strides_of(shape))
+
+
 def _slice(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
     starts, ends, axes, steps = (_ints(call, k) for k in (1, 2, 3, 4))
@@ -120,6 +127,8 @@ def _pad_value(call: Call) -> str:
 
 
 def _pad(call: Call, arguments: Arguments) -> str:
+    if call.text("mode", "constant") in _REPEATED:
+        return _repeated(call, arguments)
     x, y = call.input(0), call.output()
     before, after = _pads(call)
     own, target = strides_of(x.shape), strides_of(y.shape)
@@ -131,13 +140,35 @@ def _pad(call: Call, arguments: Arguments) -> str:
     return block(*fill, moved)
 
 
-def _pad_tilings(call: Call) -> tuple[Tiling, ...]:
-    return padded(call, *_pads(call), _pad_value(call))
+_REPEATED = {
+    "wrap": "(i{k} % {n} + {n} - {b}) % {n}",
+    "reflect": "(i{k} < {b} ? {b} - i{k} : i{k} < {b} + {n} ? i{k} - {b} : 2 * {n} - 2 + {b} - i{k})",
+    "edge": "po_smaller(po_larger(i{k} - {b}, 0), {n} - 1)",
+}
+"""Where an element of a padded axis comes from, of the {n} that are left, {b} places behind the first."""
 
 
-def _pad_refuses(call: Call) -> str | None:
+def _repeated(call: Call, arguments: Arguments) -> str:
+    """A Pad in another mode than `constant`; what is cut is cut first, as onnxruntime does."""
+    x, y = call.input(0), call.output()
+    before, after = _pads(call)
+    own, at = strides_of(x.shape), sum(max(-b, 0) * s for b, s in zip(before, strides_of(x.shape), strict=True))
     mode = call.text("mode", "constant")
-    return f"Pad in mode {mode}" if mode != "constant" else known_types(call)
+    text = _REPEATED[mode]
+    body = f"y[{index(strides_of(y.shape))}] = x[{index(own, prefix='p')}];"
+    for axis in reversed(range(len(y.shape))):
+        b, n = max(before[axis], 0), x.shape[axis] + min(before[axis], 0) + min(after[axis], 0)
+        place = text.format(k=axis, n=n, b=b % n if mode == "wrap" else b)
+        inner = f"const int32_t p{axis} = {place};\n{body}".replace("\n", "\n    ")
+        body = f"for (int32_t i{axis} = 0; i{axis} < {y.shape[axis]}; ++i{axis}) {{\n    {inner}\n}}"
+    moved = [f"x += {at};"] * bool(at)
+    return block(read("x", x, arguments.inputs[0]), written("y", y, arguments.outputs[0]), *moved, body)
+
+
+def _pad_tilings(call: Call) -> tuple[Tiling, ...]:
+    if call.text("mode", "constant") in _REPEATED:
+        return ()
+    return padded(call, *_pads(call), _pad_value(call))
 
 
 def _concat(call: Call, arguments: Arguments) -> str:
@@ -225,9 +256,10 @@ KERNELS: tuple[Kernel, ...] = (
     *(Kernel(op_type, _same_bytes, refuses=known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
     Kernel("Transpose", _transpose, refuses=known_types, headers=(HEADER,), tilings=_transpose_tilings),
     Kernel("Expand", _expand, refuses=known_types, headers=(HEADER,), tilings=_expand_tilings),
+    Kernel("Tile", _tile, refuses=known_types, headers=(HEADER,)),
     Kernel("Slice", _slice, refuses=known_types, constants=(1, 2, 3, 4), headers=(HEADER,), tilings=_slice_tilings),
     Kernel("ConstantOfShape", _constant_of_shape, refuses=known_types, headers=(HEADER,)),
-    Kernel("Pad", _pad, refuses=_pad_refuses, constants=(1, 2, 3), headers=(HEADER,), tilings=_pad_tilings),
+    Kernel("Pad", _pad, refuses=known_types, constants=(1, 2, 3), headers=(HEADER,), tilings=_pad_tilings),
     Kernel("Concat", _concat, refuses=known_types, headers=(HEADER,), tilings=_concat_tilings),
     Kernel("Split", _split, refuses=known_types, headers=(HEADER,), tilings=_split_tilings),
     Kernel("Size", _size, headers=(HEADER,)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, index, loops, nest, strides_of
 from poetopt.runtimes.c.tiles.gathers import gathered, gradient_tilings, update_tilings
 from poetopt.runtimes.c.write import filled, known_types, read, written
@@ -29,6 +29,60 @@ def _gather(call: Call, arguments: Arguments) -> str:
         written("y", y, arguments.outputs[0]),
         loops((outer, where.size), body),
     )
+
+
+def _gather_nd(call: Call, arguments: Arguments) -> str:
+    x, where, y = call.input(0), call.input(1), call.output()
+    batch, depth = call.integer("batch_dims", 0), where.shape[-1]
+    own, inner, count = strides_of(x.shape), prod(x.shape[batch + depth :]), prod(where.shape[batch:-1])
+    row = _rows_at("at", x.shape[batch:], own[batch:], depth)
+    body = block(
+        f"const int64_t *at = b + (i0 * {count} + i1) * {depth};",
+        f"const int32_t from = i0 * {prod(x.shape[batch:])} + (int32_t)({row});",
+        f"memcpy(y + (i0 * {count} + i1) * {inner}, a + from, {inner * y.nbytes // max(y.size, 1)});",
+    )
+    return block(
+        read("a", x, arguments.inputs[0]),
+        read("b", where, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((prod(x.shape[:batch]), count), body),
+    )
+
+
+def _rows_at(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
+    """Where the elements begin that an index tuple names; negative numbers count from the end."""
+    numbers = (f"({tuples}[{k}] < 0 ? {tuples}[{k}] + {shape[k]} : {tuples}[{k}]) * {strides[k]}" for k in range(depth))
+    return " + ".join(numbers) or "0"
+
+
+def _top_k(call: Call, arguments: Arguments) -> str:
+    """Each is looked for behind the one before it, so nothing is kept; of equal ones the first comes first."""
+    x, (values, places) = call.input(0), arguments.outputs + ("",) * (2 - len(arguments.outputs))
+    axis = call.integer("axis", -1) % len(x.shape)
+    made = next(tensor for tensor in call.outputs if tensor is not None)
+    outer, length, inner, count = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), made.shape[axis]
+    after, before = ("<", ">") if call.integer("largest", 1) else (">", "<")
+    picked = block(
+        "int32_t best = -1;",
+        f"for (int32_t j = 0; j < {length}; ++j) {{",
+        f"    const int behind = last < 0 || line[j * {inner}] {after} line[last * {inner}]",
+        f"        || (j > last && line[j * {inner}] == line[last * {inner}]);",
+        f"    if (behind && (best < 0 || line[j * {inner}] {before} line[best * {inner}])) {{",
+        "        best = j;",
+        "    }",
+        "}",
+        "last = po_larger(best, 0);",
+        f"values[(i0 * {count} + r) * {inner} + i1] = line[last * {inner}];" if values else "",
+        f"places[(i0 * {count} + r) * {inner} + i1] = last;" if places else "",
+    )
+    line = block(
+        f"const {C_TYPES[x.dtype]} *line = x + i0 * {length * inner} + i1;",
+        "int32_t last = -1;",
+        f"for (int32_t r = 0; r < {count}; ++r) {picked}",
+    )
+    declared = [written("values", call.output(0), values)] if values else []
+    declared += [written("places", call.output(1), places)] if places else []
+    return block(read("x", x, arguments.inputs[0]), *declared, loops((outer, inner), line))
 
 
 def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> str:
@@ -115,13 +169,10 @@ def _scatter_nd(call: Call, arguments: Arguments) -> str:
     y, where = call.output(), call.input(1)
     depth = where.shape[-1]
     own, inner = strides_of(y.shape), prod(y.shape[depth:])
-    terms = [
-        f"(b[i0 * {depth} + {k}] < 0 ? b[i0 * {depth} + {k}] + {y.shape[k]} : b[i0 * {depth} + {k}]) * {own[k]}"
-        for k in range(depth)
-    ]
     text = _COMBINED[call.text("reduction", "none")]
     body = block(
-        f"const int32_t at = (int32_t)({' + '.join(terms)});",
+        f"const int64_t *which = b + i0 * {depth};",
+        f"const int32_t at = (int32_t)({_rows_at('which', y.shape, own, depth)});",
         loops((inner,), text.format(y="y[at + j0]", u=f"c[i0 * {inner} + j0]"), "j"),
     )
     return block(*_kept(call, arguments), loops((where.size // max(depth, 1),), body))
@@ -134,6 +185,8 @@ def _scatter_refuses(call: Call) -> str | None:
 
 KERNELS: tuple[Kernel, ...] = (
     Kernel("Gather", _gather, refuses=known_types, headers=(HEADER,), tilings=gathered),
+    Kernel("GatherND", _gather_nd, refuses=known_types, headers=(HEADER,)),
+    Kernel("TopK", _top_k, refuses=known_types, headers=(HEADER,)),
     Kernel(
         "Gather.grad_input",
         _gather_gradient,

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, index, loops, merged, strides_of
 from poetopt.runtimes.c.tiles.axes import Code, along, leading
 from poetopt.runtimes.c.tiles.tiling import Tiling
@@ -18,8 +18,11 @@ HEADER = "po_math.h"
 
 
 def _refuses(call: Call) -> str | None:
-    dtype = call.input(0).dtype
-    return f"{call.node.op_type} of {dtype}: it has float32" if dtype != "float32" else None
+    dtype, types = (
+        call.input(0).dtype,
+        ("float32", "int64", "int32") if call.node.op_type == "ReduceSum" else ("float32",),
+    )
+    return None if dtype in types else f"{call.node.op_type} of {dtype}: it has {', '.join(types)}"
 
 
 def _axes(call: Call) -> tuple[int, ...]:
@@ -44,7 +47,7 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
 
     def code(call: Call, arguments: Arguments) -> str:
         x, y = call.input(0), call.output()
-        axes = _axes(call)
+        axes, kind = _axes(call), C_TYPES[x.dtype]
         own = strides_of(x.shape)
         kept = [axis for axis in range(len(x.shape)) if axis not in axes]
         outer = [x.shape[axis] for axis in kept]
@@ -59,7 +62,7 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
         count = lengths[length]
         part = block(
             f"const int32_t end = po_smaller({count}, r{length} + PO_PART);",
-            f"float part = {first};",
+            f"{kind} part = {first};",
             f"for (int32_t k = r{length}; k < end; ++k) {{\n    part = {term.format(s='part', x=f'x[{run}]')};\n}}",
             f"sum = {joined.format(s='sum', p='part')};",
         )
@@ -68,7 +71,7 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
         terms = int(np.prod(lengths, dtype=np.int64))
         element = f"y[{index(outer_strides['y'])}]"
         result = last.format(s="sum", n=c_float(1.0 / max(terms, 1)))
-        body = block(f"float sum = {first};", runs, f"{element} = {result};")
+        body = block(f"{kind} sum = {first};", runs, f"{element} = {result};")
         return block(read("x", x, arguments.inputs[0]), written("y", y, arguments.outputs[0]), loops(outer_axes, body))
 
     return code
@@ -102,7 +105,7 @@ def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Calla
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = call.input(0).shape
-        if call.has(1) and call.value(1) is None:
+        if (call.has(1) and call.value(1) is None) or call.input(0).dtype != "float32":
             return ()
         reduced = _axes(call)
         axis = leading(shape, len(shape))
@@ -134,7 +137,7 @@ def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}",
 
 _ADDED = "{s} + {p}"
 KERNELS: tuple[Kernel, ...] = (
-    _kernel("ReduceSum", "0.0f", "{s} + {x}", _ADDED),
+    _kernel("ReduceSum", "0", "{s} + {x}", _ADDED),
     _kernel("ReduceMean", "0.0f", "{s} + {x}", _ADDED, "{s} * {n}"),
     _kernel("ReduceSumSquare", "0.0f", "{s} + {x} * {x}", _ADDED),
     _kernel("Gradient.squares", "0.0f", "{s} + {x} * {x}", _ADDED, domain=OWN_DOMAIN),

@@ -1,4 +1,4 @@
-"""Resize of planes: nearest elements, or means of the neighbours, along one or two axes."""
+"""Resize of planes along one or two axes: nearest elements, means of the neighbours, or cubic ones of four."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TIES = {
     "round_prefer_floor": "PO_PREFER_FLOOR", "round_prefer_ceil": "PO_PREFER_CEIL", "floor": "PO_FLOOR",
     "ceil": "PO_CEIL",
 }  # fmt: skip
-REACH = 2
-"""Rows of x that are had beside those where a chunk's begin and end lie: a neighbour, and one for rounding."""
+REACH = {"nearest": 2, "linear": 2, "cubic": 3}
+"""Rows of x that are had beside those where a chunk's begin and end lie: neighbours, and one for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _refuses(call: Call) -> str | None:
     if len(x.shape) not in (3, 4) or x.shape[:2] != y.shape[:2] or not x.size:
         return f"{call.node.op_type} of other axes than one or two of planes"
     mode, places = call.text("mode", "nearest"), call.text("coordinate_transformation_mode", "half_pixel")
-    if mode not in ("nearest", "linear") or places not in PLACES:
+    if mode not in REACH or places not in PLACES:
         return f"{call.node.op_type} in mode {mode} with {places}"
     if call.integer("antialias", 0) or call.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         return f"{call.node.op_type} with antialias or keep_aspect_ratio_policy"
@@ -77,6 +77,9 @@ def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str
     places = PLACES[call.text("coordinate_transformation_mode", "half_pixel")]
     if call.text("mode", "nearest") == "linear":
         return called("po_resize_linear", *operands, *numbers, places)
+    if call.text("mode", "nearest") == "cubic":
+        within = int(bool(call.integer("exclude_outside", 0)))
+        return called("po_resize_cubic", *operands, *numbers, places, call.number("cubic_coeff_a", -0.75), within)
     ties = TIES[call.text("nearest_mode", "round_prefer_floor")]
     return called("po_resize_nearest", *operands, *numbers, places, ties)
 
@@ -98,7 +101,8 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
     step, per = height, rows
     if call.text("coordinate_transformation_mode", "half_pixel") == "align_corners":
         step, per = max(height - 1, 1), max(rows - 1, 1)
-    needed = Rows(height, step, per, -REACH * per, (REACH + 1) * per)
+    reach = REACH[call.text("mode", "nearest")]
+    needed = Rows(height, step, per, -reach * per, (reach + 1) * per)
     return (*planes, *resized_rows(call, sizes.planes, needed, _line))
 
 

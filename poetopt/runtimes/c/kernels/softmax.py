@@ -13,7 +13,7 @@ from poetopt.runtimes.c.tiles.axes import Code, along, by_row
 from poetopt.runtimes.c.tiles.classes import Line, Positions, Sizes, all_positions, by_position
 from poetopt.runtimes.c.tiles.matrices import ELEMENT_BYTES
 from poetopt.runtimes.c.tiles.tiling import Tiling
-from poetopt.runtimes.c.write import called, read, refuse_types
+from poetopt.runtimes.c.write import c_number, called, read, refuse_types
 
 HEADER = "po_norm.h"
 
@@ -71,8 +71,8 @@ def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> 
 
 
 def _likelihood_refuses(call: Call) -> str | None:
-    if call.has(2) or "ignore_index" in call.node.attributes or call.text("reduction", "mean") == "none":
-        return f"{call.node.op_type} with weights, ignore_index or without reduction"
+    if call.has(2) or call.text("reduction", "mean") == "none":
+        return f"{call.node.op_type} with weights or without reduction"
     return _labelled(call)
 
 
@@ -99,10 +99,21 @@ def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: floa
     )
 
 
-def _cross_entropy_refuses(call: Call) -> str | None:
-    if len(call.outputs) < 2 or call.outputs[1] is None:
-        return f"{call.node.op_type} that doesn't write its log-probabilities"
-    return _likelihood_refuses(call)
+def _by_labels(call: Call) -> bool:
+    """Whether a loss goes label by label: it leaves some out, or writes no log-probabilities."""
+    scores = call.node.op_type == "SoftmaxCrossEntropyLoss" and (len(call.outputs) < 2 or call.outputs[1] is None)
+    return scores or "ignore_index" in call.node.attributes
+
+
+def _labels_loss(call: Call, arguments: Arguments) -> str:
+    outer, size, inner = _classes(call)
+    scores, logs = call.node.op_type == "SoftmaxCrossEntropyLoss", arguments.outputs[1] if arguments.outputs[1:] else ""
+    first = called("po_softmax", logs, arguments.inputs[0], outer, size, inner, inner, inner, 1) if logs else ""
+    ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
+    numbers = outer, size, inner, int(bool(logs) or not scores), ignores, c_number(ignored, "int64")
+    mean = int(call.text("reduction", "mean") == "mean")
+    read_of = logs or arguments.inputs[0]
+    return block(first, called("po_labels_loss", arguments.outputs[0], read_of, arguments.inputs[1], *numbers, mean))
 
 
 def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
@@ -128,13 +139,17 @@ def _gradient_tilings(call: Call) -> tuple[Tiling, ...]:
     return (*rows, *by_position(_cross_entropy_gradient, call, _classes(call)))
 
 
-def _loss(op_type: str, line: Callable[..., str], refuses: Callable[[Call], str | None]) -> Kernel:
+def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
     """A sum over all labels: with the logarithms as one output more, which has their shape."""
 
     def code(call: Call, arguments: Arguments) -> str:
+        if _by_labels(call):
+            return _labels_loss(call, arguments)
         return line(call, arguments, all_positions(call, _classes(call)), _factor(call))
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
+        if _by_labels(call):
+            return ()
         sizes, factor = _classes(call), _factor(call)
         extent = sizes[0]
 
@@ -150,15 +165,15 @@ def _loss(op_type: str, line: Callable[..., str], refuses: Callable[[Call], str 
         by_rows = along(code, call, [0, 0, *(None for _ in call.inputs[2:])], axes, rows)
         return (*by_rows, *by_position(positions, call, sizes, ELEMENT_BYTES * extent))
 
-    return Kernel(op_type, code, refuses=refuses, tilings=tilings, headers=(HEADER,))
+    return Kernel(op_type, code, refuses=_likelihood_refuses, tilings=tilings, headers=(HEADER,))
 
 
 KERNELS: tuple[Kernel, ...] = (
     _kernel("Softmax", _softmax, (0,)),
     _kernel("LogSoftmax", _softmax, (0,)),
     _kernel("Softmax.grad_input", _softmax_gradient, (0, 1), OWN_DOMAIN),
-    _loss("NegativeLogLikelihoodLoss", _likelihood, _likelihood_refuses),
-    _loss("SoftmaxCrossEntropyLoss", _cross_entropy, _cross_entropy_refuses),
+    _loss("NegativeLogLikelihoodLoss", _likelihood),
+    _loss("SoftmaxCrossEntropyLoss", _cross_entropy),
     Kernel(
         "SoftmaxCrossEntropyLoss.grad_input",
         _whole(_cross_entropy_gradient, _classes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import lcm, prod
+from math import gcd, lcm, prod
 
 from poetopt.runtimes.c.kernel import Call
 from poetopt.runtimes.c.kernels.geometry import Geometry, geometry
@@ -177,7 +177,8 @@ def _fine(ways: Ways, found: Geometry, alone: bool) -> Ways:
 
 def _phases(found: Geometry) -> tuple[int, ...]:
     """Of how many output channels a part is, with each set of taps that some rows and columns meet."""
-    (height, width), (down, right) = found.kernel, found.steps
+    (height, width) = found.kernel
+    down, right = (step // gcd(step, tap) for step, tap in zip(found.steps, found.taps, strict=True))
     counts = {
         max(0, -(-(height - r) // down)) * max(0, -(-(width - s) // right)) for r in range(down) for s in range(right)
     }
