@@ -43,31 +43,20 @@ class Factor:
 def parse_ram(value: str | float | Share, *, option: str = "--ram") -> int | Share:
     """A RAM budget: bytes, or a share of the store-all peak.
 
-    Numbers are bytes, rounded down. Raises OptionError for anything else than a size or percentage >= 0.
+    Numbers are bytes, rounded down. Raises OptionError for anything else than a size or percentage >= 0, and for a part
+    of one byte, which was meant as a share.
     """
     if isinstance(value, Share):
         return value
     number, unit = _split(value, option, RAM_EXAMPLES)
     if unit == "%":
         return Share(number / 100)
+    if not unit and 0 < number < 1:
+        raise OptionError(
+            f"{option} {value}: a bare number is bytes, and this is less than one; did you mean {100 * number:g}% (of "
+            "what ordinary training takes)?"
+        )
     return parse_size(value, option=option, examples=RAM_EXAMPLES)
-
-
-def check_meant(value: str | float | Share, least_bytes: int, *, option: str = "--ram") -> None:
-    """Refuse a bare number of up to a hundred that is too little RAM for any schedule: a percentage was meant.
-
-    Raises OptionError.
-    """
-    if isinstance(value, Share) or not re.fullmatch(r"\s*\d*\.?\d+\s*", str(value)):
-        return
-    number = float(value)
-    if not 0 < number <= 100 or number >= least_bytes:
-        return
-    meant = f"{100 * number:g}%" if number < 1 else "1% or 100%" if number == 1 else f"{number:g}%"
-    raise OptionError(
-        f"{option} {value}: a bare number is bytes, and no schedule has so few; did you mean {meant} (of what ordinary "
-        "training takes)?"
-    )
 
 
 def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES) -> int:

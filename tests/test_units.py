@@ -13,7 +13,6 @@ from poetopt.errors import OptionError
 from poetopt.units import (
     Factor,
     Share,
-    check_meant,
     parse_deadline,
     parse_fraction,
     parse_ram,
@@ -57,13 +56,11 @@ def test_commas_are_told_what_is_meant() -> None:
             parse_ram(text)
 
 
-def test_a_small_bare_number_was_meant_as_a_share() -> None:
-    for value, meant in (("40", "40%"), (0.4, "40%"), (100, "100%"), (".5", "50%")):
+def test_a_bare_number_is_bytes_and_less_than_one_was_meant_as_a_share() -> None:
+    for value, meant in ((0.4, "40%"), (".5", "50%"), ("0.125", "12.5%")):
         with pytest.raises(OptionError, match=f"did you mean {meant}"):
-            check_meant(value, 1000)
-    for fine in ("40B", "40%", "0", 101, Share(0.4), "4e1", "many"):
-        check_meant(fine, 1000)
-    check_meant(40, 40)  # it is enough here
+            parse_ram(value)
+    assert [parse_ram(value) for value in (11, "11", 1, "40", 100, 0, "11.5")] == [11, 11, 1, 40, 100, 0, 11]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from poetopt.closest import near
 from poetopt.errors import OptionError
 from poetopt.problem import check_problem
-from poetopt.units import Factor, Share, check_meant, parse_deadline, parse_fraction, parse_ram, parse_time
+from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.backends.solver import Backend
@@ -105,7 +105,6 @@ def _ram_bytes(problem: Problem, ram: str | float | Share | None, total: int | N
         return total - problem.beside_bytes
     if ram is not None:
         found = parse_ram(ram)
-        check_meant(ram, problem.least_ram_bytes)
         return int(found.fraction * store_all_peak_bytes(problem)) if isinstance(found, Share) else found
     if problem.device_ram_bytes is None:
         raise OptionError(f"{problem.name}: the RAM of {problem.device} is not known here; say how much with --ram")

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
-from poetopt.comparison.refine import LEAST_STEPS, Point, Refiner, Told
+from poetopt.comparison.refine import CLOSE, Point, Refiner, Told
+from poetopt.diagnosis.minimum_budget import least_deadline
 from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.solution import Options, Solution, Status
 from poetopt.errors import InfeasibleError, NoScheduleError
@@ -21,8 +22,6 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 from poetopt.version import __version__
 
-CLOSE = 2e-3
-"""The search of the shortest deadline ends where it is known to this part of itself."""
 ROUNDED_UP = 1 + 1e-9
 """A makespan is a sum of floats: the deadline that it is made into may not be a hair shorter."""
 
@@ -97,10 +96,10 @@ def deadline_front(
     Raises InfeasibleError or NoScheduleError where there is no schedule at the budget, at any deadline.
     """
     asked = settings or Settings(time_limit_s=20.0, gap=0.02)
-    run = _Deadlines(problem, asked, told or (lambda _deadline, _why: None), ram_bytes=ram_bytes)
+    run = _Deadlines(problem, asked, told or (lambda _deadline, _why: None), time_limit_s, ram_bytes=ram_bytes)
     run.unhurried()
     run.least()
-    run.refine(points, time_limit_s)
+    run.refine(points)
     return DeadlineFront(
         problem=problem,
         points=run.ordered,
@@ -132,7 +131,7 @@ class _Deadlines(Refiner):
     def middle(self, left: float, right: float) -> float | None:
         return None if right - left < 0.01 * (self.most_s - self.low_s) else (left + right) / 2
 
-    def solve(self, limit: float, why: str, time_limit_s: float | None = None) -> Solution:
+    def solve(self, limit: float, why: str, time_limit_s: float = math.inf) -> Solution:
         """As at any limit; a plan that is quicker than asked is also the point at its own makespan."""
         solution = super().solve(limit, why, time_limit_s)
         if solution.simulation is not None:
@@ -167,27 +166,17 @@ class _Deadlines(Refiner):
         high = self.most_s
         if high <= self.low_s * (1 + CLOSE):
             return
-        solution = self._try(self.low_s * ROUNDED_UP)
-        if solution.simulation is not None:
+        if self._try(self.low_s * ROUNDED_UP):
             return
         # The quickest that the heuristics know is a better start than the unhurried plan.
-        if solution.least_deadline_s is not None and solution.least_deadline_s * ROUNDED_UP < high:
-            quick = solution.least_deadline_s * ROUNDED_UP
-            if self._try(quick).simulation is not None:
-                high = quick
-        low = self.low_s
-        for _ in range(LEAST_STEPS):
-            if high - low <= CLOSE * high:
-                break
-            middle = (low + high) / 2
-            if self._try(middle).simulation is not None:
-                high = middle
-            else:
-                low = middle
+        quick_s = least_deadline(self.problem, options(self.ram_bytes, self.settings))
+        if quick_s is not None and quick_s * ROUNDED_UP < high and self._try(quick_s * ROUNDED_UP):
+            high = min(self.points)
+        self.bisect(self.low_s, high, self._try)
 
-    def _try(self, deadline_s: float) -> Solution:
-        """Solve, and where that is proven impossible, note so."""
+    def _try(self, deadline_s: float) -> bool:
+        """Whether a schedule is found; where none is proven to exist, note so."""
         solution = self.solve(deadline_s, "the shortest deadline", self.first_s)
         if solution.status is Status.INFEASIBLE and deadline_s > self.low_s:
             self.low_s, self.low_scope = deadline_s, solution.scope
-        return solution
+        return solution.plan is not None

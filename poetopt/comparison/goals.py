@@ -26,7 +26,7 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, check_problem
 from poetopt.schedule import Schedule
 from poetopt.telling import telling
-from poetopt.units import Share, check_meant, parse_fraction, parse_ram, parse_time, show_amount
+from poetopt.units import Share, parse_fraction, parse_ram, parse_time, show_amount
 
 GOALS = {"energy": ENERGY, "time": TIME, "written": WRITTEN}
 """By the names that `front` and `lexicographic` take."""
@@ -188,7 +188,6 @@ def _asked(
     progress: bool,
 ) -> _Asked:
     check_problem(problem)
-    check_meant(ram, problem.least_ram_bytes)
     base = formulation_of(formulation)
     if base.goal is not ENERGY:
         raise OptionError(f"formulation '{base.name}' minimises {base.goal.name}; give one without a goal of its own")

@@ -23,7 +23,6 @@ from poetopt.telling import telling
 from poetopt.units import (
     Factor,
     Share,
-    check_meant,
     parse_deadline,
     parse_fraction,
     parse_ram,
@@ -66,8 +65,6 @@ def compare(
     Raises OptionError for an unknown method or a budget that can't be understood.
     """
     check_problem(problem)
-    for part in ram.split(",") if isinstance(ram, str) else ram if isinstance(ram, Sequence) else [ram]:
-        check_meant(part, problem.least_ram_bytes)
     if isinstance(ram, str):
         budgets = parse_budgets(ram)
     else:
@@ -188,7 +185,6 @@ def pareto(
         raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
     if ram is None:
         raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
-    check_meant(ram, problem.least_ram_bytes)
     (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(problem))
     return deadline_front(problem, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
 

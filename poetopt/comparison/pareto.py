@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.baselines.poet import options
-from poetopt.comparison.refine import LEAST_STEPS, Point, Refiner, Told
+from poetopt.comparison.refine import Point, Refiner, Told
 from poetopt.diagnosis.minimum_budget import least_ram
 from poetopt.engine.solution import Options
 from poetopt.errors import InfeasibleError
@@ -87,7 +87,8 @@ def pareto(
 
     Raises InfeasibleError where not even store-all keeps the deadline and nothing else does.
     """
-    run = _Budgets(problem, settings or Settings(time_limit_s=20.0, gap=0.02), told or (lambda _ram, _why: None))
+    asked = settings or Settings(time_limit_s=20.0, gap=0.02)
+    run = _Budgets(problem, asked, told or (lambda _ram, _why: None), time_limit_s)
     run.least()
     run.store_all()
     if not run.points:
@@ -96,7 +97,7 @@ def pareto(
             f"s at any budget (one pass takes {show_limit(problem.baseline_time_s, 's')}); give a longer --deadline",
             report={"model": problem.name, "device": problem.device, "status": "infeasible", "points": []},
         )
-    run.refine(points, time_limit_s)
+    run.refine(points)
     return Front(
         problem=problem,
         points=run.ordered,
@@ -111,6 +112,8 @@ def pareto(
 @dataclass
 class _Budgets(Refiner):
     """Limits are RAM budgets in bytes."""
+
+    unit = 1.0
 
     def __post_init__(self) -> None:
         self.most_bytes = store_all_bytes(self.problem)
@@ -131,14 +134,11 @@ class _Budgets(Refiner):
         if self.solve(low, "the smallest budget", self.first_s).plan is not None:
             return
         high = self.most_bytes if high is None else high
-        for _ in range(LEAST_STEPS):
-            middle = (low + high) // 2
-            if high - low <= max(1, high // 500):
-                break
-            if self.solve(middle, "the smallest budget", self.first_s).plan is not None:
-                high = middle
-            else:
-                low = middle
+
+        def fits(limit: float) -> bool:
+            return self.solve(int(limit), "the smallest budget", self.first_s).plan is not None
+
+        high = int(self.bisect(low, high, fits))
         if not self.points:
             self.solve(high, "the smallest budget")
 

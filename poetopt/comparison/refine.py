@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.rows import status_of
@@ -32,7 +33,13 @@ SHARPEN_SHARE = 0.25
 """Share of the time that is kept for that."""
 FIRST_S, FIRST_SHARE = 6.0, 0.3
 """Seconds for one solve in the search of the smallest limit, and the most of what a point may take."""
-LEAST_STEPS = 6
+LEAST_SHARE = 0.5
+"""Share of the time that this search may take."""
+CLOSE = 2e-3
+"""It ends where the smallest limit is known to this part of itself."""
+LEAST_S = 0.1
+"""No solve is given less."""
+LEAST_STEPS = 12
 """Limits tried in that search, beyond the lower bound itself."""
 
 
@@ -84,8 +91,11 @@ class Refiner(ABC):
     problem: Problem
     settings: Settings
     told: Told
+    time_limit_s: float
     points: dict[float, Point] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
+    unit: ClassVar[float] = 0.0
+    """Limits are told apart by this, at least."""
 
     @abstractmethod
     def options(self, limit: float, settings: Settings) -> Options:
@@ -109,28 +119,44 @@ class Refiner(ABC):
         """Seconds for one solve in the search of the smallest limit."""
         return min(FIRST_S, FIRST_SHARE * self.settings.time_limit_s)
 
-    def refine(self, points: int, time_limit_s: float) -> None:
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time is up, for all solves together."""
+        return self.time_limit_s - (time.monotonic() - self.begin)
+
+    def bisect(self, low: float, high: float, fits: Callable[[float], bool]) -> float:
+        """The smallest limit between with a schedule, as one is known at `high`: but for CLOSE, and within the time."""
+        for _ in range(LEAST_STEPS):
+            if high - low <= max(self.unit, CLOSE * high) or self.left_s < (1 - LEAST_SHARE) * self.time_limit_s:
+                break
+            middle = (low + high) / 2
+            if fits(middle):
+                high = min(self.points)
+            else:
+                low = middle
+        return high
+
+    def refine(self, points: int) -> None:
         """Solve until there are so many points, or none is worth it, or the time is up; then sharpen.
 
         The search of the ends, and plans that keep more than was asked, may have left more points than that.
         """
-        while len(self.points) < points and time.monotonic() - self.begin < (1 - SHARPEN_SHARE) * time_limit_s:
+        while len(self.points) < points and self.left_s > SHARPEN_SHARE * self.time_limit_s:
             limit = self._widest()
             if limit is None:
                 break
             self.solve(limit, "refine")
         self.settle()
         self._thin(points)
-        self._sharpen(time_limit_s)
+        self._sharpen()
         self._thin(points)
 
-    def solve(self, limit: float, why: str, time_limit_s: float | None = None) -> Solution:
-        """Solve at one limit, and keep its point where there is a plan."""
+    def solve(self, limit: float, why: str, time_limit_s: float = math.inf) -> Solution:
+        """Solve at one limit, within what is left of the time, and keep its point where there is a plan."""
         self.told(limit, why)
-        settings = self.settings
-        if time_limit_s is not None:
-            settings = replace(settings, time_limit_s=time_limit_s)
-        solution = solve_whole(self.problem, self.options(limit, settings), starts=self._starts(limit))
+        limit_s = min(time_limit_s, self.settings.time_limit_s, max(LEAST_S, self.left_s))
+        settings = replace(self.settings, time_limit_s=limit_s)
+        solution = solve_whole(self.problem, self.options(limit, settings), starts=self._starts(limit), helped=False)
         if solution.plan is not None and solution.simulation is not None:
             point = self._point(limit, solution)
             before = self.points.get(limit)
@@ -182,11 +208,11 @@ class Refiner(ABC):
             _, least = min((self._area(before, after), limit) for before, limit, after in inner)
             del self.points[least]
 
-    def _sharpen(self, time_limit_s: float) -> None:
+    def _sharpen(self) -> None:
         """Solve the points that are open by more than OPEN_GAP again, each once, the widest first."""
         tried: set[float] = set()
         while True:
-            left = time_limit_s - (time.monotonic() - self.begin)
+            left = self.left_s
             able = {
                 limit: point
                 for limit, point in self.points.items()

@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poetopt.diagnosis.solve import solve
+from poetopt.engine.search import search
 from poetopt.engine.solution import Listener, Options, Solution
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 
 
 def solve_whole(
-    problem: Problem, options: Options, listener: Listener | None = None, *, starts: Sequence[Schedule] = ()
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    *,
+    starts: Sequence[Schedule] = (),
+    helped: bool = True,
 ) -> Solution:
-    """`poetopt.diagnosis.solve.solve`, but for Ctrl-C: raises KeyboardInterrupt, and has no half answer."""
-    solution = solve(problem, options, listener, starts=starts)
+    """`poetopt.diagnosis.solve.solve`, but for Ctrl-C: raises KeyboardInterrupt, and has no half answer.
+
+    helped
+        Whether what would help is looked for where there is no schedule, which takes longer than many a search.
+    """
+    solution = (solve if helped else search)(problem, options, listener, starts=starts)
     if solution.interrupted:
         raise KeyboardInterrupt
     return solution

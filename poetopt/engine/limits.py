@@ -56,8 +56,8 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
     if options.ram_bytes < problem.least_ram_bytes:
         found["ram_bound_bytes"] = max(problem.least_ram_bytes, step.nbytes)
         reasons.append(
-            f"the budget of {options.ram_bytes:,} bytes is below the {problem.least_ram_bytes:,} bytes that any "
-            f"{kind(problem)} needs ({binds(problem)})"
+            f"the budget of {options.ram_bytes:,} bytes{_share_words(problem, options)} is below the "
+            f"{problem.least_ram_bytes:,} bytes that any {kind(problem)} needs ({binds(problem)})"
         )
     elif options.ram_bytes < step.nbytes:
         found["ram_bound_bytes"] = step.nbytes
@@ -69,6 +69,12 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
         return None
     found["reason"] = ", and ".join(reasons)
     return found
+
+
+def _share_words(problem: Problem, options: Options) -> str:
+    """Where a bare number may have been meant as a percentage: how that is written."""
+    meant = 0 < options.ram_bytes <= 100 < problem.least_ram_bytes
+    return f" ({options.ram_bytes}% would be a share of what ordinary training takes)" if meant else ""
 
 
 def least_time_s(problem: Problem, options: Options) -> float:

@@ -96,8 +96,9 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
     if least is not None and least == bound and f"{bound:,}" in said:
         known.append(f"a schedule with just that is known ({option_of_ram} {least + beside})")
     elif least is not None and f"{least:,}" not in said:
-        total = f", {option_of_ram} {least + beside}" if beside else ""
-        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}{total})")
+        known.append(
+            f"a schedule is known with {least:,} bytes ({show_bytes(least)}, {option_of_ram} {least + beside})"
+        )
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no {kind(problem)} has less than {bound:,} bytes")
     if deadline is not None:

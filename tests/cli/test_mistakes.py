@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.errors import OptionError
+from poetopt.errors import InfeasibleError, OptionError
+from tests.baselines.chains import chain
 from tests.cli.support import Runner, runner
 
 SOLVE = "solve net.onnx --device a72"
 MISTAKES = [
     # command line, exit code, what is said of the mistake, the remedy
-    (f"{SOLVE} --ram 40", 2, "--ram 40: a bare number is bytes", "did you mean 40%"),
+    (f"{SOLVE} --ram 40", 3, "the budget of 40 bytes (40% would be a share", "(--ram "),
     (f"{SOLVE} --ram 0.4", 2, "--ram 0.4: a bare number is bytes", "did you mean 40%"),
     ("run plan.json --data other.npz", 2, "lacks 'input' (float32, shape [2, 784])", "numpy.savez(path, input=..."),
     ("run plan.json --data other.npz", 2, "it has 'image' (float64, shape [2, 3])", "labels=..."),
@@ -73,7 +74,7 @@ MISTAKES = [
     ("formulations poet", 2, "unexpected: poet", "--show poet"),
     (f"{SOLVE} --train fc1.weight fc1.bias fc2.bias", 2, "unexpected: fc1.bias fc2.bias", "quotes"),
     ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
-    ("compare net.onnx --device a72 --ram 40,60", 2, "--ram 40: a bare number is bytes", "did you mean 40%"),
+    ("compare net.onnx --device a72 --ram 0.4,0.6", 2, "--ram 0.4: a bare number is bytes", "did you mean 40%"),
     ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
     ("pareto net.onnx --device a72 --against time", 2, "--against time", "ram or deadline"),
     ("sweep net.onnx", 2, "net.onnx: it is not text", "a TOML file with models, devices and ram"),
@@ -128,9 +129,15 @@ def test_the_remedies_of_a_refusal_work(run: Runner, folder: Path, monkeypatch: 
 
 
 def test_shares_are_meant_in_python_too() -> None:
-    for ram, meant in ((40, "40%"), (0.4, "40%"), (1, "1% or 100%"), ("55", "55%")):
-        with pytest.raises(OptionError, match=f"did you mean {meant}"):
+    with pytest.raises(OptionError, match="did you mean 40%"):
+        po.solve("mlp", device="a72", ram=0.4)
+    for ram in (40, "55", 1):
+        with pytest.raises(InfeasibleError, match=rf"the budget of {ram} bytes \({ram}% would be a share"):
             po.solve("mlp", device="a72", ram=ram)
+    tiny = chain(3)  # takes a handful of bytes: a bare number is no mistake there
+    assert po.solve(tiny, ram=tiny.least_ram_bytes, threads=1).to_dict()["ram_budget_bytes"] == tiny.least_ram_bytes
+    with pytest.raises(InfeasibleError, match="the budget of 1 bytes is below"):
+        po.solve(tiny, ram=1)
 
 
 def test_a_name_with_a_capital_keeps_it(run: Runner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from poetopt.report.fronts import deadline_lines, told_apart
 from poetopt.report.plots import save_front
 from tests.baselines.chains import chain
 from tests.bruteforce import plan_optimum
+from tests.problems import random_tight
 
 RAM = 16
 
@@ -80,6 +82,20 @@ def test_bounds_and_plans_enclose_the_optimum(dma: bool) -> None:
     for point in small.points:
         assert point.overhead_j >= best.overhead_j - 1e-9
     assert small.points[-1].overhead_bound_j <= best.overhead_j + 1e-9
+
+
+@pytest.mark.parametrize("seed", [4, 11])
+def test_the_front_has_at_each_deadline_what_a_solve_of_it_finds(seed: int) -> None:
+    """Between its points, too: each step is found. And no plan is worse than that of a shorter deadline."""
+    problem, ram = random_tight(random.Random(seed), operators=6)
+    front = po.pareto(problem, against="deadline", ram=ram, points=12, time_limit=30, gap=0.0, threads=1)
+    steps = [(point.deadline_s or 0.0, point.overhead_j) for point in front.points]
+    assert [overhead_j for _, overhead_j in steps] == sorted((o for _, o in steps), reverse=True)
+    first_s, last_s = steps[0][0], steps[-1][0]
+    for deadline_s in (first_s + k * (last_s + 1 - first_s) / 7 for k in range(8)):
+        alone = po.solve(problem, ram=ram, deadline=deadline_s, gap=0.0, threads=1).to_dict()["overhead_j"]
+        known = [overhead_j for limit_s, overhead_j in steps if limit_s <= deadline_s * (1 + 1e-9)]
+        assert known[-1] == pytest.approx(alone), deadline_s
 
 
 def test_where_everything_fits() -> None:
