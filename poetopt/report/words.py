@@ -90,15 +90,15 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
     """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
     option_of_ram, beside = ("--total-ram", problem.beside_bytes) if whole else ("--ram", 0)
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
+    # with more RAM the parameters may be resident, of which nothing is known
+    asking = f"--parameters paged {option_of_ram}" if whole and problem.parameters == "paged" else option_of_ram
     known = []
     if solution.interrupted:
         known.append("interrupted in looking for what would help")
     if least is not None and least == bound and f"{bound:,}" in said:
-        known.append(f"a schedule with just that is known ({option_of_ram} {least + beside})")
+        known.append(f"a schedule with just that is known ({asking} {least + beside})")
     elif least is not None and f"{least:,}" not in said:
-        known.append(
-            f"a schedule is known with {least:,} bytes ({show_bytes(least)}, {option_of_ram} {least + beside})"
-        )
+        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}, {asking} {least + beside})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
         known.append(f"no {kind(problem)} has less than {bound:,} bytes")
     if deadline is not None:
