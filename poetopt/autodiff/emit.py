@@ -65,6 +65,8 @@ class GraphBuilder:
         Whether gradients may be written over what they are computed of: rules leave operands as they lie then.
     choices
         The choices between constructions that rules have made.
+    infinite
+        Gradients, by name, whose elements may be infinite: they passed an operator whose derivative has a pole.
     distinct
         Numbers that no two nodes have in common, for those that must not look alike.
     """
@@ -94,6 +96,7 @@ class GraphBuilder:
         self.maxima = maxima
         self.over = over
         self.choices: list[Choice] = []
+        self.infinite: set[str] = set()
         self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:

@@ -1,7 +1,7 @@
 """Between which two numbers the elements of a tensor lie, whatever goes into the network.
 
-It serves to tell probabilities from logits: only ops that are found behind probabilities are known, and what isn't
-known may be anything.
+It serves to tell probabilities from logits, and divisors that are never 0: only ops that are found behind these are
+known, and what isn't known may be anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEEPEST = 30
 FIXED: dict[str, Range] = {
     **dict.fromkeys(("Softmax", "Sigmoid", "HardSigmoid", "Hardmax"), _UNIT),
     **dict.fromkeys(("Tanh", "Erf", "Sin", "Cos", "Softsign"), (-1.0, 1.0)),
-    "Softplus": (0.0, math.inf),
+    **dict.fromkeys(("Abs", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Softplus"), (0.0, math.inf)),
     "LogSoftmax": (-math.inf, 0.0),
 }
 
@@ -82,7 +82,11 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
-_MONOTONE: dict[str, Callable[[float], float]] = {"Exp": _exp, "Relu": lambda x: max(x, 0.0)}
+_MONOTONE: dict[str, Callable[[float], float]] = {
+    "Exp": _exp,
+    "Relu": lambda x: max(x, 0.0),
+    "Sqrt": lambda x: math.sqrt(max(x, 0.0)),
+}
 
 
 def _product(a: Range, b: Range) -> Range:

@@ -14,10 +14,12 @@ from functools import partial
 import numpy as np
 
 from poetopt.autodiff import one_value, quantization
+from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.floor import floor_bytes
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
+from poetopt.autodiff.poles import has_pole
 from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import (
     Cotangents,
@@ -188,6 +190,7 @@ class _Sweep:
         self.operators = operators
         self.trained = frozenset(trained)
         self.live = downstream(builder.tensors, operators, trained)
+        self.behind = Behind(operators, builder.tensors, builder.values)
         self.contributions: dict[str, list[Tensor]] = {}
         self.totals: dict[str, Tensor] = {}
 
@@ -202,12 +205,20 @@ class _Sweep:
             if not any(needs) or all(cotangent is None for cotangent in cotangents):
                 continue
             first = len(self.builder.drafts)
+            infinite = self.infinite(operator, cotangents)
             primal = Primal(operator, principal(operator), *self.signature(operator), needs, self.builder)
             for name, summed in self.parts(primal, tuple(cotangents), names, first):
                 self.contributions.setdefault(name, []).append(summed)
+                if infinite:
+                    self.builder.infinite.add(summed.name)
         for name in list(self.contributions):
             self.total(name)
         return self.totals
+
+    def infinite(self, operator: Operator, cotangents: Sequence[Tensor | None]) -> bool:
+        """Whether what flows back through `operator` may be infinite."""
+        known = self.builder.infinite
+        return any(c is not None and c.name in known for c in cotangents) or has_pole(principal(operator), self.behind)
 
     def parts(
         self, primal: Primal, cotangents: Cotangents, names: Sequence[str], first: int
@@ -248,7 +259,10 @@ class _Sweep:
             draft = self.builder.operator(f"{name}.grad.accumulate", "Add.accumulate")
             if name in self.trained:
                 self.in_place(draft, total)
+            mixed = not self.builder.infinite.isdisjoint((total.name, part.name))
             total = adders[part.name](draft, total) if part.name in adders else draft.add(total, part)
+            if mixed:
+                self.builder.infinite.add(total.name)
         self.totals[name] = total
         return total
 

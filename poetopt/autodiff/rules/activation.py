@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.autodiff.rules.pieces import affine, positive, strictly_inside
+from poetopt.autodiff.rules.pieces import affine, masked, positive, strictly_inside
 from poetopt.graph import Role, Tensor
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def relu(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.either(k))
-    dx = k.mul(dy, positive(k, y))
+    dx = masked(k, dy, positive(k, y))
     k.amounts_to("Relu.grad_input", [dy, y], [dx])
     return (_placed(op, spread, dx),)
 
@@ -54,16 +54,40 @@ def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     spread = _spread(op, cotangents) if alpha > 0 else None
     dy = spread.gradient if spread else op.only(cotangents)
     step = positive(k, spread.maxima if spread else op.either(k) if alpha > 0 else op.x)
-    dx = k.mul(dy, affine(k, step, 1.0 - alpha, alpha))
+    dx = k.mul(dy, affine(k, step, 1.0 - alpha, alpha)) if alpha else masked(k, dy, step)
     return (_placed(op, spread, dx),)
 
 
 @register_vjp("Clip", since=11)
 def clip(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X, and so Y, lies strictly between the bounds: either decides."""
+    """dX = dY where X, and so Y, lies strictly between the bounds: either decides. Else the bound that Y is gets dY.
+
+    Where the lower bound is above the upper one, Y is the upper one.
+    """
     dy = op.only(cotangents)
     if not (op.has(1) or op.has(2)):
         return (dy,)
+    return (_clipped(op, cotangents) if op.need(0) else None, *(_bound(op, dy, index) for index in (1, 2)))
+
+
+def _bound(op: Primal, dy: Tensor, index: int) -> Tensor | None:
+    """The sum of dY where Y is the bound that input `index` has."""
+    if not op.need(index):
+        return None
+    k = op.emit("grad_bound")
+    off = k.compare("Less", op.y, op.input(2)) if op.has(2) else None
+    if index == 2 and off is not None:
+        there = k.node("Not", [off], off.shape, "bool")
+    else:
+        above = k.compare("Greater", op.y, op.input(1))
+        there = k.node("Not", [above], above.shape, "bool")
+        there = there if off is None else k.binary("And", there, off)
+    return k.sum_to(masked(k, dy, k.cast(there, dy.dtype)), op.input(index).shape)
+
+
+def _clipped(op: Primal, cotangents: Cotangents) -> Tensor:
+    """The gradient of X."""
+    dy = op.only(cotangents)
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (dy, op.either(k))
@@ -75,7 +99,7 @@ def clip(op: Primal, cotangents: Cotangents) -> Gradients:
     if all(value is not None and value.size == 1 for value in known.values()):
         limits = {name: float(value.reshape(())) for name, value in known.items() if value is not None}
         k.amounts_to("Clip.grad_input", [given, y], [dy], **limits)
-    return (_placed(op, spread, dy),)
+    return _placed(op, spread, dy)
 
 
 def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Sequence[tuple[Tensor, bool]]) -> Tensor:
@@ -84,7 +108,7 @@ def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Seq
     for (bound, below), step in zip(bounds, steps, strict=True):
         if step is None:
             step = k.cast(k.binary("Greater" if below else "Less", y, bound, "bool"), dy.dtype)
-        dy = k.mul(dy, step)
+        dy = masked(k, dy, step)
     return dy
 
 
@@ -97,7 +121,7 @@ def _off_both(k: OperatorBuilder, dy: Tensor, y: Tensor, known: Mapping[str, Arr
     if low is None or high is None or low.size != 1 or low.any():
         return None
     below_high = strictly_inside(k, y, high, below=False)
-    return None if below_high is None else k.mul(dy, positive(k, k.mul(y, below_high)))
+    return None if below_high is None else masked(k, dy, positive(k, k.mul(y, below_high)))
 
 
 def _constant(op: Primal, tensor: Tensor) -> Array | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.autodiff.rules.pieces import affine, positive
+from poetopt.autodiff.rules.pieces import affine, masked, positive
 from poetopt.graph import Tensor
 
 Slope = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
@@ -59,8 +59,8 @@ def thresholded_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     alpha = op.attr_float("alpha", 1.0)
     if alpha >= 0 and op.reads_output(k):
-        return (k.mul(op.only(cotangents), positive(k, op.y)),)
-    return (k.mul(op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
+        return (masked(k, op.only(cotangents), positive(k, op.y)),)
+    return (masked(k, op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
 
 
 @register_vjp("Celu", since=12)

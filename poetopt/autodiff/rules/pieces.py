@@ -52,6 +52,23 @@ def positive(k: OperatorBuilder, x: Tensor) -> Tensor:
     return k.unary("HardSigmoid", x, alpha=STEEP, beta=0.0)
 
 
+def masked(k: OperatorBuilder, dy: Tensor, mask: Tensor, *, given: Tensor | None = None) -> Tensor:
+    """dy where `mask` is 1, and 0 where it is 0.
+
+    given
+        The gradient that dy was made of within this operator; itself by default.
+
+    A product, which can be written over the mask; where the gradient may be infinite, and inf times 0 would be NaN,
+    a choice, whose kernel takes twice the output.
+    """
+    infinite = k.graph.infinite
+    if (given or dy).name not in infinite:
+        return k.mul(dy, mask)
+    chosen = k.where(k.cast(mask, "bool"), dy, 0.0)
+    infinite.add(chosen.name)
+    return chosen
+
+
 def strictly_inside(k: OperatorBuilder, y: Tensor, bound: Array | None, below: bool) -> Tensor | None:
     """1 where y lies off `bound`, else 0, for y that never lies beyond it; None where one pass can't tell exactly.
 

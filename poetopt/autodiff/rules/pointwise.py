@@ -1,4 +1,4 @@
-"""Element-wise mathematics, and the newer activations. Masks are products with 0 and 1, never Where."""
+"""Element-wise mathematics, and the newer activations. Masks are products where they can be (see `masked`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.autodiff.rules.pieces import positive, sign
+from poetopt.autodiff.rules.pieces import masked, positive, sign
 from poetopt.graph import Tensor
 
 
@@ -104,11 +104,11 @@ def where(op: Primal, cotangents: Cotangents) -> Gradients:
     da = db = None
     if op.need(1):
         k = op.emit("grad_input")
-        da = k.mul(dy, k.cast(condition, dy.dtype))
+        da = masked(k, dy, k.cast(condition, dy.dtype))
     if op.need(2):
         k = op.emit("grad_input")
         refused = k.node("Not", [condition], condition.shape, "bool")
-        db = k.mul(dy, k.cast(refused, dy.dtype))
+        db = masked(k, dy, k.cast(refused, dy.dtype))
     return None, da, db
 
 
@@ -131,7 +131,7 @@ def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
         for mask in masks[1:]:
             winners = k.add(winners, mask)
         for index in group:
-            gradients[index] = k.mul(dy, k.div(masks[index], winners))
+            gradients[index] = k.div(masked(k, dy, masks[index]), winners)
     return tuple(gradients)
 
 
@@ -189,7 +189,8 @@ def softplus(op: Primal, cotangents: Cotangents) -> Gradients:
 def hard_sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = alpha dY where 0 < Y < 1."""
     k = op.emit("grad_input")
-    return (k.mul(k.mul(op.only(cotangents), _inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)),)
+    inside = _inside(k, op.result(k), 0.0, 1.0)
+    return (k.mul(masked(k, op.only(cotangents), inside), op.attr_float("alpha", 0.2)),)
 
 
 @register_vjp("HardSwish", since=14)
@@ -197,6 +198,8 @@ def hard_swish(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
     dy, x = op.only(cotangents), op.x
     k = op.emit("grad_input")
+    if dy.name in k.graph.infinite:
+        dy = masked(k, dy, k.cast(k.compare("Greater", x, -3.0), dy.dtype))
     middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
     return (k.mul(dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype))),)
 
@@ -222,5 +225,7 @@ def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
         dx = k.mul(dy, k.add(k.mul(positive(k, x), rest), slope))
     if op.need(1):
         k = op.emit("grad_weight")
+        if dy.name in k.graph.infinite:
+            dy = masked(k, dy, k.cast(k.compare("Less", x, 0.0), dy.dtype))
         dslope = k.mul(dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
     return dx, dslope

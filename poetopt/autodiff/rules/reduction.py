@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.rules.pieces import masked
 from poetopt.autodiff.vocabulary import normalized
 from poetopt.graph import Tensor
 
@@ -49,7 +50,7 @@ def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     mask = k.cast(k.compare("Equal", op.x, k.reshape(op.y, shape)), dy.dtype)
     winners = k.reduce_sum(mask, reduced_axes(op))
-    return k.mul(mask, k.div(k.reshape(dy, shape), winners)), None
+    return masked(k, k.div(k.reshape(dy, shape), winners), mask, given=dy), None
 
 
 @register_vjp("ReduceMax", since=1)

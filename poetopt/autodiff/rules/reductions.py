@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.autodiff.rules.pieces import sign
+from poetopt.autodiff.rules.pieces import masked, sign
 from poetopt.autodiff.rules.reduction import kept_shape, reduced_axes
 from poetopt.graph import Tensor
-
-TINY = float(np.finfo(np.float32).tiny)
 
 
 def _start(op: Primal, cotangents: Cotangents) -> tuple[OperatorBuilder, Tensor, Tensor]:
@@ -38,7 +34,7 @@ def sum_of_magnitudes(op: Primal, cotangents: Cotangents) -> Gradients:
 def length(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = X dY / Y, 0 where Y is. Reads X and Y; no temporary of X's size."""
     k, dy, y = _start(op, cotangents)
-    return k.mul(op.x, k.div(dy, k.binary("Max", y, k.graph.scalar(TINY, y.dtype)))), None
+    return k.mul(op.x, k.div(dy, k.add(y, k.cast(k.compare("Equal", y, 0.0), y.dtype)))), None
 
 
 @register_vjp("ReduceLogSum", since=1)
@@ -72,7 +68,7 @@ def product(op: Primal, cotangents: Cotangents) -> Gradients:
     else:
         whole = k.node("ReduceProd", [filled], dy.shape, x.dtype, axes=list(axes))
     alone = k.cast(k.compare("Equal", k.reduce_sum(zeros, axes), zeros), x.dtype)
-    return k.mul(alone, k.div(k.mul(dy, whole), filled)), None
+    return masked(k, k.div(k.mul(dy, whole), filled), alone, given=op.only(cotangents)), None
 
 
 @register_vjp("GlobalMaxPool", since=1)
@@ -82,7 +78,7 @@ def global_max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     mask = k.cast(k.compare("Equal", op.x, op.y), dy.dtype)
     winners = k.reduce_sum(mask, range(2, len(op.x.shape)))
-    return (k.mul(mask, k.div(dy, winners)),)
+    return (masked(k, k.div(dy, winners), mask, given=dy),)
 
 
 @register_vjp("CumSum", since=11)
