@@ -184,6 +184,7 @@ class Primal:
 
 _RULES: dict[tuple[str, str], dict[int, Rule]] = {}
 _NONE: dict[tuple[str, str], frozenset[int] | None] = {}
+_MISSING: dict[tuple[str, str], frozenset[int]] = {}
 _LOADED: list[bool] = []
 _OUTSIDE: list[frozenset[Rule]] = []
 """For each `trial_rules` that is open, the rules that were there before it."""
@@ -211,14 +212,21 @@ def register_vjp(op_type: str, *, since: int, domain: str = "") -> Callable[[Rul
     return add
 
 
-def declare_nondifferentiable(op_type: str, *, inputs: tuple[int, ...] | None = None, domain: str = "") -> None:
+def declare_nondifferentiable(
+    op_type: str, *, inputs: tuple[int, ...] | None = None, missing: tuple[int, ...] = (), domain: str = ""
+) -> None:
     """Say that nothing flows back through `op_type`, or through these of its inputs.
+
+    missing
+        Of these, the ones that have a gradient for which there is no rule: where a trained parameter changes one, the
+        network is refused.
 
     Raises `ModelError` where that has been said already.
     """
     if (domain, op_type) in _NONE:
         raise ModelError(f"{op_type} (domain {domain or 'ai.onnx'!r}) is declared non-differentiable already")
     _NONE[(domain, op_type)] = None if inputs is None else frozenset(inputs)
+    _MISSING[(domain, op_type)] = frozenset(missing)
 
 
 @contextmanager
@@ -246,6 +254,8 @@ def _restore(state: _State) -> None:
     _RULES.update(state[0])
     _NONE.clear()
     _NONE.update(state[1])
+    for key in _MISSING.keys() - _NONE.keys():
+        del _MISSING[key]
 
 
 def load_rules() -> None:
@@ -328,6 +338,12 @@ def blocked_inputs(operator: Operator) -> frozenset[int] | None:
     """Positions of inputs through which nothing flows back; None where that is all of them."""
     load_rules()
     return _NONE.get(signature(operator), frozenset())
+
+
+def missing_inputs(operator: Operator) -> frozenset[int]:
+    """Positions of inputs that have a gradient for which there is no rule."""
+    load_rules()
+    return _MISSING.get(signature(operator), frozenset())
 
 
 def flows(

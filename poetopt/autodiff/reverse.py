@@ -27,11 +27,12 @@ from poetopt.autodiff.registry import (
     blocked_inputs,
     downstream,
     find_rule,
+    missing_inputs,
     principal,
     rule_of,
 )
 from poetopt.autodiff.rules.choice import Choice
-from poetopt.errors import ModelError, PoetError
+from poetopt.errors import MissingVjpError, ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 from poetopt.notes import Note, listed
 from poetopt.passes.order import low_memory_order
@@ -107,7 +108,7 @@ def _step(
     notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
     notes += stopped.notes(asked=straight_through)
     if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
-        text = "these parameters don't reach the loss and get no gradient"
+        text = "these parameters get no gradient: they don't reach the loss, or by an input without a gradient rule"
         notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
     notes += one_value.note(graph, gradients)
     rename = _name_gradients(builder, gradients, totals)
@@ -197,7 +198,12 @@ class _Sweep:
     def run(self, loss: Tensor, share: float) -> dict[str, Tensor]:
         """The gradient of `share` times `loss` by every tensor that it reaches."""
         self.contributions[loss.name] = [self.builder.constant(np.full(loss.shape, share, loss.dtype))]
+        reached = {loss.name}
         for operator in reversed(self.operators):
+            if reached.isdisjoint(operator.outputs):
+                continue
+            reached.update(operator.inputs)
+            self.refuse_missing(operator)
             cotangents = [self.total(name) for name in _outputs(operator)]
             names = principal(operator).inputs
             blocked = blocked_inputs(operator)
@@ -214,6 +220,20 @@ class _Sweep:
         for name in list(self.contributions):
             self.total(name)
         return self.totals
+
+    def refuse_missing(self, operator: Operator) -> None:
+        """Raise MissingVjpError where trained parameters change an input whose gradient has no rule.
+
+        A parameter that is such an input itself gets no gradient, which the step's notes say.
+        """
+        node = principal(operator)
+        for k in sorted(missing_inputs(operator)):
+            name = node.inputs[k] if k < len(node.inputs) else ""
+            if name in self.live and name not in self.trained:
+                raise MissingVjpError(
+                    f"node {operator.name!r} ({node.op_type}): there is no gradient rule for its input {k} ({name!r}), "
+                    "which trained parameters change; train others (--train), or make it a constant"
+                )
 
     def infinite(self, operator: Operator, cotangents: Sequence[Tensor | None]) -> bool:
         """Whether what flows back through `operator` may be infinite."""

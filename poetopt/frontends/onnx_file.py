@@ -33,7 +33,7 @@ from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.reading import ReadOptions, read_options, size_options
 from poetopt.frontends.roles import choose_trained
-from poetopt.frontends.sequences import split_sequences
+from poetopt.frontends.sequences import list_sequences, split_sequences
 from poetopt.frontends.specialise import specialise
 from poetopt.frontends.stored import stored
 from poetopt.frontends.structural import structure_hash
@@ -112,7 +112,9 @@ def load_onnx(
         document.where = reference
     options, notes = fix_values(document, options)
     inline_functions(document)
+    list_sequences(document)
     inline_branches(document, options)
+    list_sequences(document)
     split_sequences(document, options)
     normalized = batchnorms.merged(document)
     unread = tidy(document)

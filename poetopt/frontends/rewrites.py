@@ -1,4 +1,4 @@
-"""Nodes as they are planned: Dropout that drops nothing, shapes and states of another batch, scales of a Resize."""
+"""Nodes as they are planned: Dropout that drops nothing, casts, shapes and states of another batch, scales."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def rewritten(draft: Draft, original: NodeProto, rebatch: Rebatch | None) -> Nod
 
 
 def _plain(draft: Draft, node: NodeProto) -> NodeProto:
-    """A copy of `node`; Dropout that drops nothing becomes Identity."""
+    """A copy of `node`; Dropout that drops nothing and casts to the same type become Identity, CastLike a Cast."""
     copy = copied(node)
+    if node.op_type in {"Cast", "CastLike"}:
+        return _cast(draft, copy)
     if node.op_type != "Dropout":
         return copy
     at = draft.at(node)
@@ -41,6 +43,16 @@ def _plain(draft: Draft, node: NodeProto) -> NodeProto:
         draft.put(node.output[1], mask)
     draft.removed_dropouts += 1
     return identity
+
+
+def _cast(draft: Draft, node: NodeProto) -> NodeProto:
+    """`node`, a Cast or a CastLike, as a Cast, or as an Identity where the type stays."""
+    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    like = len(node.input) == 2
+    to = draft.types[node.input[1]][0] if like else own.get("to")
+    if node.input and to == draft.types[node.input[0]][0]:
+        return helper.make_node("Identity", node.input[:1], node.output, name=node.name)
+    return helper.make_node("Cast", node.input[:1], node.output, name=node.name, to=to) if like else node
 
 
 def _setting(draft: Draft, at: str, node: NodeProto, index: int, default: float) -> float:

@@ -1,15 +1,18 @@
-"""Sequences that only carry the pieces of a split tensor become a Split: PyTorch's newer exporter writes chunks so.
+"""Sequences that only carry tensors from one node to the next are left out: PyTorch's exporters write lists so.
 
-`SplitToSequence(x, size)` with `SequenceAt(pieces, 2)` is `Split(x, sizes)`, where shapes say how long x is; without
-a size and without its axis kept each piece is a Gather. Any other use of sequences is left, to be refused.
+What `SequenceConstruct` lists and `SequenceMap` makes of each element is known by name, and so is what `SequenceAt`,
+`ConcatFromSequence` and `SequenceLength` take of it. `SplitToSequence(x, size)` with `SequenceAt(pieces, 2)` is
+`Split(x, sizes)`, where shapes say how long x is; without a size and without its axis kept each piece is a Gather. Any
+other use of sequences is left, to be refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.frontends.ahead import Ahead, ahead
@@ -21,7 +24,92 @@ from poetopt.frontends.unique import unique
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 _PIECES = 4096
-"""More pieces than that are no chunks."""
+"""More pieces than that are no chunks, and more nodes no list."""
+
+
+def list_sequences(document: Document) -> None:
+    """Have the readers of listed tensors read these themselves, in `document`; what can't be is left, to be refused."""
+    graph = document.proto.graph
+    if not any(node.op_type == "SequenceConstruct" for node in graph.node):
+        return
+    lists: dict[str, list[str]] = {}
+    taken = {*_taken(document), *(info.name for info in graph.input)}
+    kept: list[NodeProto] = []
+    for node in graph.node:
+        if node.op_type == "SequenceConstruct" and node.output:
+            lists[node.output[0]] = list(node.input)
+        listed = lists.get(node.input[0]) if node.input else None
+        found = None if listed is None else _taken_from(document, node, listed)
+        if node.op_type == "SequenceMap" and listed is not None:
+            found = _mapped(node, lists, taken)
+        kept += [copied(node)] if found is None else found
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _taken_from(document: Document, node: NodeProto, listed: Sequence[str]) -> list[NodeProto] | None:
+    """Nodes that write what `node` takes of the tensors `listed`, or None where that is not known."""
+    result = node.output[0] if node.output else ""
+    if node.op_type == "SequenceAt" and len(node.input) == 2:
+        place = _ints(document, node.input[1])
+        if place is None or place.size != 1 or not -len(listed) <= int(place.reshape(())) < len(listed):
+            return None
+        return [helper.make_node("Identity", [listed[int(place.reshape(()))]], [result], node.name)]
+    if node.op_type == "SequenceLength":
+        count = _stored(document, f"{result}.length", np.array(len(listed), np.int64))
+        return [helper.make_node("Identity", [count], [result], node.name)]
+    if node.op_type != "ConcatFromSequence":
+        return None
+    axis, made, parts = attribute_int(node, "axis", 0), [], list(listed)
+    if attribute_int(node, "new_axis", 0):
+        axes = _stored(document, f"{result}.axes", np.array([axis], np.int64))
+        parts = [f"{result}.{k}" for k in range(len(listed))]
+        for name, part in zip(listed, parts, strict=True):
+            unsqueeze = helper.make_node("Unsqueeze", [name, axes], [part])
+            if document.opset < 13:
+                unsqueeze = helper.make_node("Unsqueeze", [name], [part], axes=[axis])
+            made.append(unsqueeze)
+    return [*made, helper.make_node("Concat", parts, [result], node.name, axis=axis)]
+
+
+def _mapped(node: NodeProto, lists: dict[str, list[str]], taken: set[str]) -> list[NodeProto] | None:
+    """The body of a SequenceMap once for each element; its results are listed in `lists`."""
+    body = next((a.g for a in node.attribute if a.name == "body"), onnx.GraphProto())
+    fits = (len(body.input), len(body.output)) == (len(node.input), len(node.output))
+    if not fits or len(lists[node.input[0]]) * len(body.node) > _PIECES or body.initializer:
+        return None
+    if any(len(lists.get(name, ())) not in (0, len(lists[node.input[0]])) for name in node.input):
+        return None
+    results: list[list[str]] = [[] for _ in node.output]
+    made: list[NodeProto] = []
+    for k in range(len(lists[node.input[0]])):
+        names = {
+            info.name: lists[name][k] if name in lists else name
+            for info, name in zip(body.input, node.input, strict=True)
+        }
+        inner = [copied(part) for part in body.node]
+        _rename(inner, names, taken)
+        made += inner
+        for result, info in zip(results, body.output, strict=True):
+            result.append(names.get(info.name, info.name))
+    lists.update(zip(node.output, results, strict=True))
+    return made
+
+
+def _rename(nodes: Iterable[NodeProto], names: dict[str, str], taken: set[str]) -> None:
+    """Have `nodes` read by the new `names`, and write what nothing else is called, in graphs inside them, too."""
+    for node in nodes:
+        for k, name in enumerate(node.input):
+            node.input[k] = names.get(name, name)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g.node, names, taken)
+                for info in attribute.g.output:
+                    info.name = names.get(info.name, info.name)
+        for k, name in enumerate(node.output):
+            if name:
+                names[name] = node.output[k] = unique(name, taken)
+                taken.add(node.output[k])
 
 
 def split_sequences(document: Document, options: ReadOptions) -> None:

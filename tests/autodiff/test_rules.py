@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
-from poetopt.autodiff.registry import registered
+from poetopt.autodiff.registry import blocked_inputs, missing_inputs, registered
 from poetopt.autodiff.rules.loss import ATTACHED
+from poetopt.errors import MissingVjpError, ModelError
 from poetopt.frontends.proto import model_proto
-from poetopt.graph import Graph, TrainingGraph
+from poetopt.graph import Graph, Node, Operator, Role, TrainingGraph
 from tests.autodiff.float64 import NEW_OPS
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, graph_of, weights_of
@@ -50,7 +52,7 @@ def evaluator(graph: Graph, outputs: tuple[str, ...]) -> Callable[[Mapping[str, 
         return lambda feeds: [np.asarray(y) for y in reference.run(list(outputs), dict(feeds))]
     # A fresh session draws the same random mask again.
     return lambda feeds: (fixed or ort.InferenceSession(model.SerializeToString(), options)).run(
-        list(outputs), dict(feeds)
+        list(outputs), {name: np.asarray(feed) for name, feed in feeds.items()}
     )
 
 
@@ -85,6 +87,83 @@ def test_finite_differences(spec: Spec) -> None:
             slope = float(sides[0] - sides[1]) / (2 * step)
             scale = max(1.0, float(np.linalg.norm(gradient) * np.linalg.norm(direction)))
             assert abs(slope - float(np.sum(gradient * direction))) <= TOLERANCE * scale, name
+
+
+UNTRAINED = [
+    (spec, k) for spec in ROWS for k, a in enumerate(spec.inputs)
+    if a is not None and a.dtype.kind == "f" and k not in spec.trained
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "k"), UNTRAINED, ids=lambda v: v.name if isinstance(v, Spec) else str(v))
+def test_every_input_that_counts_has_a_gradient_or_is_said_to_have_none(spec: Spec, k: int) -> None:
+    """The inputs that the rows don't train: their gradient, or a refusal where they are computed, or nothing moves."""
+    graph = graph_of(replace(spec, trained=(k,)))
+    missing = missing_inputs(graph.operators[0])
+    if k in missing:
+        with pytest.raises(MissingVjpError, match=f"no gradient rule for its input {k}"):
+            differentiate(_computed(graph, f"i{k}"), loss="none")
+        return
+    value = np.asarray(graph.values[f"i{k}"], np.float64)
+    blocked = blocked_inputs(graph.operators[0])
+    if (spec.op, k) in {("Dropout", 1), ("Resize", 2)}:  # which decide by thresholds
+        assert blocked is not None
+        assert k in blocked
+        return
+    rate = evaluator(graph, graph.outputs)
+    direction = np.asarray(np.random.default_rng(3).standard_normal(value.shape))
+    up, down = (float(rate({f"i{k}": np.asarray(value + side * direction)})[0]) for side in (1e-4, -1e-4))
+    slope = (up - down) / 2e-4
+    if spec.op == "Pow" and np.isnan(slope):
+        return  # powers of negative numbers are defined for whole exponents alone
+    try:
+        found = gradients(differentiate(graph, loss="none"))[f"i{k}"]
+    except ModelError:
+        found = np.zeros(value.shape)
+    assert float(np.sum(found * direction)) == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def _computed(graph: Graph, name: str) -> Graph:
+    """The same graph, in which an operator computes what was the parameter `name`."""
+    tensor, made = graph.tensors[name], replace(graph.tensors[name], name="made", role=Role.ACTIVATION)
+    first = graph.operators[0]
+    (node,) = first.nodes
+    read = tuple("made" if n == name else n for n in node.inputs)
+    reader = replace(first, nodes=(replace(node, inputs=read),), inputs=tuple(dict.fromkeys(filter(None, read))))
+    writer = Operator("making", "Neg", (Node("Neg", (name,), ("made",)),), (name,), ("made",))
+    tensors = {**graph.tensors, "made": made, name: tensor}
+    return replace(graph, tensors=tensors, operators=(writer, reader, *graph.operators[1:]))
+
+
+FLAT: dict[str, tuple[tuple[Array, ...], dict[str, object]]] = {
+    "Relu": ((np.array([-1.0, 0.0, 4.0]),), {}),
+    "LeakyRelu": ((np.array([-1.0, 0.0, 4.0]),), {"alpha": 0.0}),
+    "Clip": ((np.array([-1.0, -2.0, 4.0]), np.array(0.0), np.array(9.0)), {}),
+    "ThresholdedRelu": ((np.array([-1.0, 0.5, 4.0]),), {"alpha": 1.0}),
+    "HardSigmoid": ((np.array([-9.0, -8.0, 0.1]),), {}),
+    "HardSwish": ((np.array([-9.0, -8.0, 4.0]),), {}),
+    "Max": ((np.array([-1.0, -2.0, 4.0]), np.zeros(1)), {}),
+    "Where": ((np.array([False, False, True]), np.array([1.0, 2.0, 4.0]), np.zeros(1)), {}),
+    "GlobalMaxPool": ((np.array([[[-1.0, 0.0, -2.0]]]),), {}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("op", FLAT)
+def test_nothing_flows_back_where_the_derivative_is_zero_though_what_comes_is_infinite(op: str, dtype: str) -> None:
+    """The square root behind it has an infinite derivative at 0; torch gives 0 in front of these, too."""
+    arrays, attributes = FLAT[op]
+    trained = 1 if op == "Where" else 0
+    graph = graph_of(Spec(op, arrays, (trained,), attributes=attributes), dtype)
+    root = Operator("root", "Sqrt", (Node("Sqrt", ("y0",), ("root",)),), ("y0",), ("root",))
+    first, *rest = graph.operators
+    rest[0] = replace(rest[0], inputs=("root", "r0"), nodes=(replace(rest[0].nodes[0], inputs=("root", "r0")),))
+    tensors = {**graph.tensors, "root": replace(graph.tensors["y0"], name="root")}
+    step = differentiate(replace(graph, tensors=tensors, operators=(first, root, *rest)), loss="none")
+    (found,) = gradients(step).values()
+    flat = [k for k, x in enumerate(np.ravel(arrays[trained])) if k < 2 and (op != "GlobalMaxPool" or x < 0)]
+    assert np.all(np.ravel(found)[flat] == 0)
+    assert not np.isnan(found).any()
 
 
 @pytest.mark.torch

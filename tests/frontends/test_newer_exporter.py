@@ -149,6 +149,39 @@ def test_chunks_become_a_split(body: str, ops: str, opset: int) -> None:
 
 
 @pytest.mark.parametrize("body", [
+    "s = SequenceConstruct(h, k)\na = SequenceAt(s, last)\nb = SequenceAt(s, zero)\ny = Concat<axis = 1>(a, b)",
+    "s = SequenceConstruct(h, k)\ny = ConcatFromSequence<axis = -1>(s)",
+    "s = SequenceConstruct(h, k, h)\nt = ConcatFromSequence<axis = 1, new_axis = 1>(s)\n"
+    "y = ReduceMax<keepdims = 0>(t, ax)",
+    "s = SequenceConstruct(h, k)\nt = SequenceMap<body = each (float[2, 7] e) => (float[2, 7] f) {"
+    " i = Mul(e, k)\n c = Less(zero, two)\n f = If(c) <then_branch = one () => (float[2, 7] p) { p = Relu(i) },"
+    " else_branch = other () => (float[2, 7] q) { q = Neg(i) }> }>(s)\ny = ConcatFromSequence<axis = 0>(t)",
+    "s = SequenceConstruct(h, k)\nn = SequenceLength(s)\nm = Cast<to = 1>(n)\ny = Mul(h, m)",
+])  # fmt: skip
+def test_lists_of_tensors_are_read_through(body: str) -> None:
+    model = chunks(f"k = Neg(h)\n{body}")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "ax"))
+    for dim in model.graph.output[0].type.tensor_type.shape.dim:
+        dim.Clear()
+    graph = load_onnx(model)
+    assert graph.trained == ("w",)
+    x = floats(2, 4, seed=5)
+    (want,), (got,) = run(model, {"x": x}), run(model_proto(graph, list(graph.outputs)), {"x": x})
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("body", [
+    "i = Cast<to = 7>(h)\ns = SequenceConstruct(h, h)\nj = Squeeze(d)\ny = SequenceAt(s, j)",
+    "s = SequenceConstruct(h)\ny = SequenceAt(s, two)",
+    "s = SequenceConstruct(h)\nt = SequenceMap<body = each () => (float[2, 7] f) { f = Neg(h) }>(s)\n"
+    "y = SequenceAt(t, zero)",
+])  # fmt: skip
+def test_lists_whose_element_is_not_known_are_refused(body: str) -> None:
+    with pytest.raises((UnsupportedOpError, ModelError)):
+        load_onnx(chunks(f"d = ArgMax<axis = 0>(h)\n{body}"))
+
+
+@pytest.mark.parametrize("body", [
     "s = SplitToSequence<axis = 1>(h, size)\ny = ConcatFromSequence<axis = 1>(s)",
     "s = SplitToSequence<axis = 1>(h, size)\ny = SequenceAt(s, nine)",
     "s = SplitToSequence<axis = 1>(h, zero)\ny = SequenceAt(s, zero)",
@@ -156,6 +189,17 @@ def test_chunks_become_a_split(body: str, ops: str, opset: int) -> None:
 def test_other_sequences_are_refused(body: str) -> None:
     with pytest.raises((UnsupportedOpError, ModelError), match="sequences and optionals are not supported"):
         load_onnx(chunks(body))
+
+
+@pytest.mark.parametrize(("op", "kinds"), [("CastLike(h, w)", {"Identity"}), ("Cast<to = 1>(h)", {"Identity"}),
+                                           ("CastLike(h, half)", {"Cast"})])  # fmt: skip
+def test_casts_without_effect_are_views_and_castlike_is_a_cast(op: str, kinds: set[str]) -> None:
+    model = chunks(f"y = {op}")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float64), "half"))
+    model.graph.output[0].type.tensor_type.elem_type = 11 if "half" in op else 1
+    graph = load_onnx(model)
+    assert {operator.kind for operator in graph.operators} == {"MatMul", *kinds}
+    assert all(operator.view for operator in graph.operators if operator.kind == "Identity")
 
 
 def unstated(body: str, first: int | str = 2) -> onnx.ModelProto:

@@ -18,8 +18,6 @@ for _op, _inputs in {
     "ReduceLogSumExp": (1,),
     "ReduceProd": (1,),
     "ReduceSumSquare": (1,),
-    "Resize": (1, 2, 3),
-    "RotaryEmbedding": (1, 2, 3),
     "ScatterElements": (1,),
     "ScatterND": (1,),
     "Tile": (1,),
@@ -32,3 +30,6 @@ for _op in (
     "Bernoulli", "BitCast", "Hardmax", "Multinomial", "NonMaxSuppression",
 ):  # fmt: skip
     declare_nondifferentiable(_op)
+
+declare_nondifferentiable("Resize", inputs=(1, 2, 3), missing=(1,))
+declare_nondifferentiable("RotaryEmbedding", inputs=(1, 2, 3), missing=(1, 2))
