@@ -130,14 +130,14 @@ def parse_frequency(value: str | float, *, option: str) -> float:
 
 
 def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
-    """Joules, from `3`, `3J` or `250mJ`, or a multiple of one pass (`1.05x`). Raises OptionError unless positive."""
+    """Joules, from `3` or `250mJ`, or a multiple of one pass (`1.05x`, `105%`). Raises OptionError unless positive."""
     if isinstance(value, Factor):
         return value
-    examples = "3J, 250mJ, or 1.05x (times one compute of each operator)"
+    examples = "3J, 250mJ, or 1.05x or 105% (times one compute of each operator)"
     number, unit = _split(value, option, examples)
     factors = {"": 1.0, "J": 1.0, "kJ": 1e3, "mJ": 1e-3, "uJ": 1e-6, "µJ": 1e-6, "Wh": 3600.0, "mWh": 3.6}
-    if unit in ("x", "X", "×") and number > 0:
-        return Factor(number)
+    if unit in ("x", "X", "×", "%") and number > 0:
+        return Factor(number / 100 if unit == "%" else number)
     if unit not in factors or number <= 0:
         raise OptionError(f"{option} {value}: not an energy; examples: {examples}")
     return _finite(number * factors[unit], value, option, examples)
@@ -151,7 +151,7 @@ def parse_battery(value: str | float, *, option: str = "--battery") -> float:
         number, unit = _split(value, option, examples)
         if unit in ("mAh", "Ah"):
             raise OptionError(f"{option} {value}: at how many volts? Write {number:g}{unit}@3.7V")
-        if unit in ("x", "X", "×"):
+        if unit in ("x", "X", "×", "%"):
             raise OptionError(f"{option} {value}: not what a battery holds; examples: {examples}")
         try:
             found = parse_energy(value, option=option)

@@ -21,7 +21,7 @@ from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.files import write_atomically
 from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.problem import Problem
-from poetopt.units import Factor, Share, parse_battery, parse_ram, parse_time
+from poetopt.units import Factor, Share, parse_battery, parse_energy, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
@@ -52,6 +52,8 @@ def solve(
     samples: int | None = None,
     battery: str | float | None = None,
     deadline_model: str = "makespan",
+    minimize: str = "energy",
+    energy_limit: str | float | Factor | None = None,
     formulation: str | Formulation | ModuleType = "retention",
     blocks: Sequence[str | Block] = (),
     backend: str | Backend = "highs",
@@ -103,6 +105,12 @@ def solve(
         What the battery holds (`"3000mAh@3.7V"`, `"11.1Wh"`, joules): the report says which share of it is used.
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
+    minimize
+        `energy`, or `ram`: the least budget that has a schedule within `energy_limit` and the deadline, no more than
+        `ram` where that is given. Status, gap and bound are then of that budget: `ram_bound_bytes` is proven.
+    energy_limit
+        Joules (`"3J"`) or a multiple of one compute of each operator (`"1.1x"`, `"110%"`) that a step may take. With
+        `minimize="energy"` the least time within it is looked for.
     formulation
         Its name, the object (`po.formulations.retention.with_block(...)`) or a module with an object of its name.
     blocks
@@ -142,8 +150,10 @@ def solve(
     from poetopt import interrupts, lacking
 
     lacking.check_solving()
+    from poetopt.diagnosis.least_budget import least_budget, limited
     from poetopt.diagnosis.solve import solve as search
     from poetopt.engine.solution import Status
+    from poetopt.formulations import formulation as formulation_of
     from poetopt.report.largest_batch import with_solved
     from poetopt.report.progress import listening
     from poetopt.report.report import Report
@@ -159,12 +169,14 @@ def solve(
     listener = listening(telling(progress), listener)
     battery_j = None if battery is None else parse_battery(battery)
     run_of = partial(training_run, steps=steps, epochs=epochs, samples=samples, battery_j=battery_j)
+    least = _least_ram(minimize, order, model)
+    if energy_limit is not None and not least:
+        text = f"{energy_limit.times}x" if isinstance(energy_limit, Factor) else energy_limit
+        blocks = [*blocks, f"energy-limit={text}"]
     options_of = partial(
         asked,
-        ram=ram,
         total=total,
         deadline=deadline,
-        counted=samples is not None,
         deadline_model=deadline_model,
         formulation=formulation,
         blocks=blocks,
@@ -186,7 +198,14 @@ def solve(
         if problem.runtime == "c" and problem.graph is not None:
             check_runs(problem.graph.joint)
         run = run_of(problem)
-        options = options_of(problem, steps=1 if run is None else run.steps)
+        steps = 1 if run is None else run.steps
+        most = "100%" if least and ram is None and total is None and problem.device_ram_bytes is None else ram
+        options = options_of(problem, ram=most, steps=steps, counted=samples is not None or energy_limit is not None)
+        if least:
+            found = None if energy_limit is None else parse_energy(energy_limit, option="--energy-limit")
+            one_pass_j = formulation_of(options.formulation).baseline_j(problem)
+            limit_j = found.times * one_pass_j if isinstance(found, Factor) else found and found / steps
+            options = limited(problem, options, limit_j)
         if options.log is not None and not logged:  # what is tried after this goes behind it
             write_atomically(options.log, "")
             logged = True
@@ -220,6 +239,8 @@ def solve(
 
                 used, solution = solve_ordered(made, options, listener, begin=since)
                 found = Report(problem=used, solution=solution)
+            elif least:
+                found = Report(problem=made, solution=least_budget(made, options, listener, begin=since))
             else:
                 found = Report(problem=made, solution=search(made, options, listener, starts=starts, begin=since))
             if not _without(found.solution):
@@ -266,6 +287,15 @@ def solve(
             none = f"--micro-batch {AUTO}: in none of {numbers} parts does the batch have a schedule; in the last: "
         raise failure(none + words, report=report.to_dict())
     return report
+
+
+def _least_ram(minimize: str, order: str, model: SolveOptions) -> bool:
+    """Whether the least RAM is asked for. Raises OptionError for another word, and for what doesn't go with it."""
+    if minimize not in ("energy", "ram"):
+        raise OptionError(f"--minimize {minimize}: must be energy or ram")
+    if minimize == "ram" and (order != "given" or model.get("batch") == MAX or model.get("micro_batch") == AUTO):
+        raise OptionError("--minimize ram: is of one problem; leave out --order, --batch max and --micro-batch auto")
+    return minimize == "ram"
 
 
 def _batch_of(step: Problem | Training | TrainingFile, given: Solvable) -> int:

@@ -266,7 +266,19 @@ StaticPowerOption = Annotated[
 ]
 EnergyLimitOption = Annotated[
     str | None,
-    typer.Option(metavar="JOULES|FACTOR", help="Minimise time, not energy, within this energy a step: 3J, 1.05x."),
+    typer.Option(
+        metavar="JOULES|FACTOR",
+        help="Minimise time (or with --minimize ram the RAM), not energy, within this energy a step: 3J, 1.05x, 105%.",
+    ),
+]
+MinimizeOption = Annotated[
+    str,
+    typer.Option(
+        "--minimize",
+        metavar="energy|ram",
+        help="ram: the least RAM that has a schedule within --energy-limit and --deadline.",
+        autocompletion=choices("energy", "ram"),
+    ),
 ]
 FlashWearOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Write at most this much to storage a step: 10MB.")

@@ -29,6 +29,7 @@ from poetopt.commands.options import (
     LossOption,
     MicroBatchOrAutoOption,
     MicroBatchStatisticsOption,
+    MinimizeOption,
     ModelArgument,
     NoPagingOption,
     NoRematOption,
@@ -104,6 +105,7 @@ def solve(
     granularity: GranularityOption = "operator",
     formulation: FormulationOption = "retention",
     static_power: StaticPowerOption = None,
+    minimize: MinimizeOption = "energy",
     energy_limit: EnergyLimitOption = None,
     flash_wear: FlashWearOption = None,
     blocks: WithOption = None,
@@ -146,7 +148,7 @@ def solve(
     from poetopt import interrupts
     from poetopt.api.models import read
 
-    asked = asked_blocks(static_power, energy_limit, flash_wear, blocks)
+    asked = asked_blocks(static_power, None if minimize == "ram" else energy_limit, flash_wear, blocks)
     outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
     largest = batch is not None and batch.strip() == "max"
     parts = micro_batch is not None and micro_batch.strip() == "auto"
@@ -158,6 +160,8 @@ def solve(
     )  # fmt: skip
     check_outputs([model, profile], outputs, texts=("-o", "--json"))
     check_plot(sensitivity_plot)
+    if minimize == "ram" and (sensitivity or sensitivity_plot is not None):
+        raise OptionError("--sensitivity: is of the least energy; leave out --minimize ram")
     if (largest or parts) and (sensitivity or sensitivity_plot is not None):
         found = "--batch max" if largest else "--micro-batch auto"
         raise OptionError(f"--sensitivity: is of one problem; give what {found} finds, as a number")
@@ -202,6 +206,8 @@ def solve(
                 samples=samples,
                 battery=battery,
                 deadline_model=deadline_model,
+                minimize=minimize,
+                energy_limit=energy_limit if minimize == "ram" else None,
                 formulation=formulation,
                 blocks=asked,
                 backend=backend,

@@ -103,6 +103,10 @@ class Options:
         return tuple(block.says for block in self.formulation.blocks if block.says)
 
 
+RAM = "RAM"
+"""The objective of `--minimize ram`: the budget in bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """What was minimised, where it isn't the energy that the simulator counts; figures in `unit`.

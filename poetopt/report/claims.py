@@ -12,7 +12,7 @@ import re
 from typing import NoReturn
 
 from poetopt.comparison.rows import COLUMNS
-from poetopt.engine.solution import OPTIMAL_GAP, DeadlineModel, Status
+from poetopt.engine.solution import OPTIMAL_GAP, RAM, DeadlineModel, Status
 from poetopt.errors import PlanError
 from poetopt.formulations import NAMES
 from poetopt.passes.blocks import is_block
@@ -270,7 +270,11 @@ def _objective(
         _same(objective, "overhead", simulation.overhead_j, "the simulation gives")
         _same(objective, "bound", report.data["overhead_bound_j"], "the overhead bound is")
         return baseline, value, bound
-    if report.data.get("formulation") in NAMES:
+    if name == RAM:
+        _same(objective, "unit", "B", "RAM is in")
+        _same(objective, "baseline", 0.0, "of RAM there is none without a schedule")
+        _same(objective, "overhead", float(report.number("ram_budget_bytes")), "the budget is")
+    elif report.data.get("formulation") in NAMES:
         _refuse(objective, "name", f"the formulation {report.data['formulation']} minimises energy")
     if report.data["overhead_bound_j"] is not None:
         _refuse(report, "overhead_bound_j", f"{shown(name)} was minimised, which proves nothing of energy; null")

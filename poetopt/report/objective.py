@@ -17,10 +17,11 @@ from poetopt.units import finite, show_amount, show_seconds
 def objective_words(objective: Objective) -> str:
     """`time: 10.0 s of one pass + 42 ms, and 41 ms are proven to be needed`."""
     unit = objective.unit
-    text = f"{objective.name}: {show_amount(objective.baseline, unit)} of one pass"
+    parts = [f"{show_amount(objective.baseline, unit)} of one pass"] if objective.baseline else []
+    parts += [] if objective.value is None else [show_amount(objective.value, unit)]
+    text = f"{objective.name}: {' + '.join(parts) or 'none'}"
     if objective.value is None:
         return text
-    text += f" + {show_amount(objective.value, unit)}"
     if objective.bound:
         text += f", of which {show_amount(objective.bound, unit)} are proven to be needed"
     return text

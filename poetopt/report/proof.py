@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poetopt.engine.solution import Solution, Status
+from poetopt.engine.solution import RAM, Solution, Status
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import kind_words
 from poetopt.units import show_share
@@ -110,7 +110,8 @@ class Claim:
         return space + (", in the order of operators used" if self.ordered else "")
 
     def _above(self) -> str:
-        return "overhead" if self.goal == ENERGY.name else f"{self.goal} above one pass"
+        above = {ENERGY.name: "overhead", RAM: RAM}
+        return above.get(self.goal, f"{self.goal} above one pass")
 
     def _less(self, costs: str, takes: str, has: str) -> str:
         if self.goal == ENERGY.name:

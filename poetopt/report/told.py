@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from poetopt.comparison.rows import COLUMNS
+from poetopt.engine.solution import RAM
 from poetopt.errors import FormulationError, PlanError
 from poetopt.formulations import NAMES
 from poetopt.formulations.scope import NEEDED, kind_words, scope_depth
@@ -72,8 +73,13 @@ def check_told(report: Entry, simulation: Simulation) -> None:
 
     Raises PlanError, naming the field.
     """
+    found = report.data.get("objective")
+    objective: Mapping[str, object] = found if isinstance(found, Mapping) else {}
     for key in OF_FAILURES:
-        if report.data.get(key) is not None:
+        if key == "ram_bound_bytes" and objective.get("name") == RAM:
+            if report.data.get(key) != objective.get("bound"):
+                _refuse(report, key, "the objective has another bound")
+        elif report.data.get(key) is not None:
             _refuse(report, key, "that is said only where there is no plan; null")
     if report.data.get("why"):
         _refuse(report, "why", "that is said only where there is no plan; []")

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import re
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import poetopt as po
 from poetopt.diagnosis.minimum_budget import RESOLUTION, STEP_S, least_deadline, least_ram
 from poetopt.engine.limits import hardest_step
 from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Solution, Status
+from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
+from poetopt.plan import codec
+from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
+from poetopt.report.claims import check_claims
 from poetopt.testing.problems import crowded, tight
+from tests.bruteforce import plan_optimum
 from tests.problems import random_tight
 
 
@@ -114,3 +123,53 @@ def test_what_is_known_is_a_schedule_of_the_formulation() -> None:
             assert known > ram_bytes
             assert search(problem, replace(options, ram_bytes=known)).plan is not None
     assert stricter
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_least_ram_within_an_energy_is_that_of_exhaustion(seed: int) -> None:
+    problem, _ = random_tight(random.Random(seed))
+    times = (1.0, 1.1, 1.3)[seed % 3]
+    room_j = (times - 1) * problem.baseline_energy_j + 1e-9
+    report = po.solve(problem, minimize="ram", energy_limit=f"{100 * times:g}%", threads=1)
+    said = report.to_dict()
+    optima = ((ram_bytes, plan_optimum(problem, ram_bytes)) for ram_bytes in range(1000))
+    least = next(ram_bytes for ram_bytes, best in optima if best is not None and best.overhead_j <= room_j)
+    assert (said["status"], said["ram_budget_bytes"], said["ram_bound_bytes"]) == ("optimal", least, least)
+    found = simulate(report.plan, ram_bytes=least)  # type: ignore[arg-type]
+    assert found.overhead_j <= room_j
+    check_claims(codec.from_json(json.loads(report.plan_text())), found)
+
+
+def test_the_least_ram_keeps_the_deadline_and_what_is_given_at_most() -> None:
+    problem, _ = random_tight(random.Random(4))
+    free, hurried = (
+        po.solve(problem, minimize="ram", energy_limit="2x", deadline=deadline, threads=1) for deadline in (None, "1x")
+    )
+    assert free.solution.options.ram_bytes < hurried.solution.options.ram_bytes
+    assert hurried.to_dict()["makespan_s"] == pytest.approx(problem.baseline_time_s)
+    most = free.solution.options.ram_bytes - 1
+    with pytest.raises(InfeasibleError):
+        po.solve(problem, minimize="ram", energy_limit="2x", ram=most, threads=1)
+    with pytest.raises(OptionError, match="one pass over all operators takes"):
+        po.solve(problem, minimize="ram", energy_limit="90%")
+    with pytest.raises(OptionError, match="--minimize time: must be energy or ram"):
+        po.solve(problem, minimize="time")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_refusal_says_is_found_by_the_next_call(seed: int) -> None:
+    """The smallest RAM and the shortest deadline, asked for as they are written."""
+    draw = random.Random(seed)
+    problem, ram_bytes = crowded(draw, again=True) if seed % 2 else random_tight(draw, operators=8, dma=seed % 4 == 0)
+    asked: list[dict[str, Any]] = [{"ram": problem.least_ram_bytes - 1}, {"ram": ram_bytes, "deadline": "1x"}]
+    for given in asked:
+        try:
+            po.solve(problem, threads=1, **given)
+        except (InfeasibleError, NoScheduleError) as error:
+            said = str(error)
+        else:
+            continue
+        hints = re.findall(r"--(ram|deadline) ([\d.e+-]+)", said)
+        assert hints, said
+        for option, value in hints:
+            assert po.solve(problem, threads=1, **{**given, option: value}).plan is not None

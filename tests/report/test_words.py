@@ -167,7 +167,7 @@ def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
 
 def test_each_goal_in_its_unit() -> None:
     words = objective_words(Objective("bytes written", "B", 0.0, 4_194_304.0, 2_000_000.0))
-    assert words == "bytes written: 0 B of one pass + 4.19 MB, of which 2.00 MB are proven to be needed"
+    assert words == "bytes written: 4.19 MB, of which 2.00 MB are proven to be needed"
     assert objective_words(Objective("wake-ups", "times", 2.0, 3.0, None)) == "wake-ups: 2 times of one pass + 3 times"
 
 
