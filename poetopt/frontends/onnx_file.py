@@ -26,6 +26,7 @@ from poetopt.frontends.data import find_data
 from poetopt.frontends.draft import Draft, Rebatch, Type
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.leftovers import constants_by_name
+from poetopt.frontends.merged import take_apart
 from poetopt.frontends.operands import integer_scales
 from poetopt.frontends.origins import origins
 from poetopt.frontends.padding import spell_out_pads
@@ -116,6 +117,8 @@ def load_onnx(
     inline_branches(document, options)
     list_sequences(document)
     split_sequences(document, options)
+    apart, idle = take_apart(document)
+    notes += apart
     normalized = batchnorms.merged(document)
     unread = tidy(document)
     constants = lift_constants(document)
@@ -145,7 +148,7 @@ def load_onnx(
     constants &= document.weights.keys()  # copies are gone
     constants -= stored(document, constants, seen) - made
     data = find_data(document, seen, fixed.types, origin.parameters)
-    never = origin.constants.union(data.masks, integer_scales(document))
+    never = origin.constants.union(idle, data.masks, integer_scales(document))
     lost = origin.parameters - document.weights.keys()
     for left_out in (never | data.names, never):
         roles = choose_trained(document, constants, aliases, options.train, seen, left_out, origin.parameters, lost)

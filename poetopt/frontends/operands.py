@@ -70,7 +70,7 @@ NORMALIZATIONS = frozenset({
 """Operators that must have a scale (input 1), so that exporters write one where the module has none."""
 
 
-_FEATURES = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+FEATURES = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 """Layers that an Add may stand behind, for their bias."""
 
 
@@ -100,7 +100,7 @@ def biases(document: Document, seen: Views) -> set[str]:
     sizes: dict[str, int] = {}
     found: set[str] = set()
     for node in document.proto.graph.node:
-        if node.op_type in _FEATURES:
+        if node.op_type in FEATURES:
             weights = [root for _, root in reads(document, seen, node)]
             if weights:
                 sizes[node.output[0]] = max(math.prod(document.weights[name].dims) for name in weights)

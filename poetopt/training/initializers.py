@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from poetopt.errors import ModelError
+from poetopt.frontends import merged
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Tensor
 
@@ -71,6 +72,16 @@ def put(
     Raises ModelError where the model has no place for one of the values.
     """
     protos = {proto.name: proto for proto in model.graph.initializer}
+    for place in merged.places(model.graph, lambda name: tuple(protos[name].dims) if name in protos else None):
+        if place.name in protos:
+            continue
+        if place.constant and place.merged in names:
+            constant = model.graph.initializer.add()
+            constant.CopyFrom(protos[place.merged])
+            constant.name = place.name
+            merged.put(place)
+        elif place.name in names:
+            merged.put(place)
     outside = external_data(model)
     left: dict[str, Array] = {}
     copies = _copies(protos, outside, names, known, read)
@@ -105,7 +116,7 @@ def _added(model: ModelProto, name: str, value: Array) -> None:
         return
     if made is not None and len(made.output) == 1:
         graph.node.remove(made)
-    elif not _named_apart(graph.node, name):
+    elif not any(name in node.input for node in graph.node) and not _named_apart(graph.node, name):
         raise ModelError(
             f"the model has no tensor {name!r} of its own to write the trained values to; they are in the checkpoint, "
             "and in Trainer.values()"

@@ -426,7 +426,7 @@ class TestSharedWeights:
         weights = {"ones": np.ones(3, np.float32), "zeros": np.zeros(3, np.float32)}
         graph = load_onnx(model_of(nodes, {"x": [4, 3, 2]}, ["y"], weights))
         consistent(graph)
-        assert graph.trained == ("ones", "zeros")
+        assert graph.trained == ("ones", "zeros", "bn2.weight", "bn2.bias")
         statistics = [name for operator in graph.operators for name in operator.inputs[3:]]
         assert statistics == ["bn1.running_mean", "bn1.running_var", "bn2.running_mean", "bn2.running_var"]
         assert all(graph.tensors[name].role is Role.CONSTANT for name in statistics)

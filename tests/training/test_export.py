@@ -178,7 +178,40 @@ def in_nodes() -> ModelProto:
     return model
 
 
-@pytest.mark.parametrize("network", [tied, merged, by_identity, in_nodes])
+def fresh_layers() -> ModelProto:
+    """Scales and biases of two normalizations that an exporter merged, and a third that has none of its own."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[2, 4] x) => (float[2, 4] y) {
+          a = LayerNormalization (x, scale, shift)
+          b = MatMul (a, w)
+          c = LayerNormalization (b, scale, shift)
+          d = LayerNormalization (c, scale)
+          y = Gemm (d, w)
+        }""")
+    for name, value in {
+        "scale": np.ones(4),
+        "shift": np.zeros(4),
+        "w": np.random.default_rng(1).normal(size=(4, 4)),
+    }.items():
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    said = ["%p_0_s, %p_0_b", "%p_w", "%p_1_s, %p_1_b", "None", "%p_w, %p_c"]
+    for node, args in zip(model.graph.node, said, strict=True):
+        node.name = f"node_{node.output[0]}"
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"%{node.output[0]} : [args = (%x, {args})")
+    model.graph.node[4].metadata_props.add(key="pkg.onnxscript.rewriter.rule_name", value="RemoveOptionalBiasFromGemm")
+    names = {"p_0_s": "scale", "p_0_b": "shift", "p_1_s": "1.scale", "p_1_b": "1.shift", "p_w": "w", "p_c": "c.bias"}
+    text = "\n".join(f"{held}: PARAMETER target='{name}'" for held, name in names.items())
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=text)
+    return model
+
+
+def test_parameters_that_were_merged_are_those_of_the_module(tmp_path: Path) -> None:
+    onnx.save(fresh_layers(), tmp_path / "net.onnx")
+    graph = po.load(tmp_path / "net.onnx").graph
+    assert set(graph.trained) == {"scale", "shift", "1.scale", "1.shift", "w", "c.bias"}
+
+
+@pytest.mark.parametrize("network", [tied, merged, by_identity, in_nodes, fresh_layers])
 def test_tensors_that_the_frontend_told_apart_or_joined(network: Callable[[], ModelProto], tmp_path: Path) -> None:
     """The written file computes what the graph computes with those values."""
     source, out = tmp_path / "net.onnx", tmp_path / "trained.onnx"
