@@ -180,7 +180,7 @@ def test_packages_register_kernels_and_replace_ours() -> None:
     found = registry.kernel_for(Node("Add", ("a", "b"), ("y",)))
     assert found is not None
     assert found.version == "9"
-    assert runtime("c").version == "1+several"
+    assert runtime("c").version == "2+several"
 
 
 @pytest.mark.usefixtures("registered")

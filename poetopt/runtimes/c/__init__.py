@@ -22,7 +22,7 @@ from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-VERSION = "1"
+VERSION = "2"
 """The version of our own kernels, raised whenever results or scratch of one change."""
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from poetopt import plugins
 from poetopt.errors import DeviceError
 from poetopt.graph import Node
-from poetopt.runtimes.c.kernel import Call, Kernel
+from poetopt.runtimes.c.kernel import MOST_BYTES, Call, Kernel
 
 GROUP = "poetopt.kernels"
 
@@ -45,7 +45,15 @@ def reason(call: Call) -> str | None:
     """Why nothing runs a call, by shapes and attributes alone; None where its kernel does."""
     kernel = kernel_for(call.node)
     name = f"{call.node.domain}.{call.node.op_type}".lstrip(".")
-    return f"there is no kernel for {name}" if kernel is None else kernel.refuses(call)
+    if kernel is None:
+        return f"there is no kernel for {name}"
+    for tensor in (*call.inputs, *call.outputs):
+        if tensor is not None and tensor.nbytes >= MOST_BYTES:
+            return (
+                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, and loops in C take less than {MOST_BYTES:,}; give a "
+                "smaller --batch"
+            )
+    return kernel.refuses(call)
 
 
 @cache

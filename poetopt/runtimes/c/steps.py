@@ -15,7 +15,7 @@ from poetopt.errors import UnsupportedOpError
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, TrainingGraph, Whole
 from poetopt.operators.constants import constants_of
 from poetopt.operators.nodes import find, is_inner_view
-from poetopt.runtimes.c.kernel import ALIGNMENT, MOST_BYTES, UPDATE, WORD_BYTES, Call, Kernel
+from poetopt.runtimes.c.kernel import ALIGNMENT, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.runtimes.c.registry import kernel_for, reason
 from poetopt.runtimes.contract import InnerLayout, Operands
 from poetopt.runtimes.workspace import node_by_node
@@ -66,8 +66,7 @@ def steps(
             continue
         call = replace(call_of(ran, node, tensors), values={} if values is None else values)
         kernel = kernel_for(node)
-        why = _too_large(call) or reason(call)
-        why = why or (kernel.missing(call) if kernel is not None and values is not None else None)
+        why = reason(call) or (kernel.missing(call) if kernel is not None and values is not None else None)
         if kernel is None or why:
             raise UnsupportedOpError(
                 f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the runtime c can't "
@@ -82,17 +81,6 @@ def check_runs(graph: TrainingGraph) -> None:
     constants = constants_of(graph)
     for operator in graph.operators:
         steps(operator, graph.tensors, constants)
-
-
-def _too_large(call: Call) -> str | None:
-    """Why not, where a tensor is larger than the integers count that loops go by, and addresses are made of."""
-    for tensor in (*call.inputs, *call.outputs):
-        if tensor is not None and tensor.nbytes >= MOST_BYTES:
-            return (
-                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, and loops in C take less than {MOST_BYTES:,}; give a "
-                "smaller --batch"
-            )
-    return None
 
 
 def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> InnerLayout:

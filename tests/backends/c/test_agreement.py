@@ -121,6 +121,20 @@ def test_one_element_that_is_a_little_off_is_found(
     assert "away from onnxruntime's" in found.message
 
 
+@needs_host
+def test_what_many_tokens_have_of_one_row_is_not_lost_beside_it() -> None:
+    """Of 600 tokens each moves its row by less than half an ulp."""
+    net = Network("alike", 2)
+    ids = net.input("ids", (600,), TensorProto.INT64)
+    x = net.add("Gather", [net.weight("table", 1 + net.rng.random((3, 8), np.float32)), ids], "embedded")
+    problem = _model(net, net.linear(x, "head", 8, 4), (600, 4)).differentiate(loss="mse", optimizer="sgd")
+    plan = lay_out(store_all(problem.cost("m4", runtime="c")))
+    batch = {"ids": np.ones(600, np.int64), "target": np.zeros((600, 4), np.float32)}
+    found = train_on(plan, "host", 1, 1e-4, data=batch)
+    assert found.ok, found.message
+    assert np.any(found.values["table"][1] != plan.problem.graph.values["table"][1])  # type: ignore[union-attr]
+
+
 def _node(op: str, *more: str, **attributes: object) -> onnx.NodeProto:
     return onnx_node(op, ["h", *more], ["y"], attributes)
 

@@ -8,7 +8,7 @@ from math import prod
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.runtimes.c.loops import block, index, loops, nest, strides_of
-from poetopt.runtimes.c.tiles.gathers import gathered, gradient_tilings, update_tilings
+from poetopt.runtimes.c.tiles.gathers import gathered, gradient_tilings, number_at, row_sums, update_tilings
 from poetopt.runtimes.c.write import filled, known_types, read, written
 
 HEADER = "po_math.h"
@@ -116,13 +116,23 @@ def _gather_gradient(call: Call, arguments: Arguments) -> str:
 
 def _gather_update(call: Call, arguments: Arguments) -> str:
     """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
-    table, y = call.input(2), call.output()
+    table, y, count = call.input(2), call.output(), call.input(1).size
+    axis = call.integer("axis", 0) % len(y.shape)
+    outer, length, inner = prod(y.shape[:axis]), y.shape[axis], prod(y.shape[axis + 1 :])
+    term = f"a[(i0 * {count} + k) * {inner} + j]"
+    done = f"y[(i0 * {length} + row) * {inner} + j] -= sum[j] * r[0];"
+    rows = row_sums(count, inner, number_at(length), arguments.scratch, "", term, done)
     return block(
         *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
         written("y", y, arguments.outputs[0]),
         nest(table.shape, {"p": strides_of(table.shape), "y": strides_of(y.shape)}, "{y} = {p} * e[0];"),
-        _rows(call, y.shape, call.input(1), "y[at] -= a[u] * r[0];"),
+        loops((outer,), rows),
     )
+
+
+def _row_bytes(call: Call) -> int:
+    y = call.output()
+    return 4 * prod(y.shape[call.integer("axis", 0) % len(y.shape) + 1 :])
 
 
 def _gather_refuses(call: Call) -> str | None:
@@ -200,6 +210,7 @@ KERNELS: tuple[Kernel, ...] = (
         _gather_update,
         OWN_DOMAIN,
         _gather_refuses,
+        _row_bytes,
         in_place=(2,),
         headers=(HEADER,),
         tilings=update_tilings,

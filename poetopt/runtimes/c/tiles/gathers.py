@@ -24,7 +24,7 @@ def gathered(call: Call) -> tuple[Tiling, ...]:
     def code(call: Call, chunk: Chunk) -> str:
         table = chunk.inputs[0]
         copied = block(
-            f"const int32_t at = {_number('po_k', length)};",
+            f"const int32_t at = {number_at(length, 'po_k')};",
             table.read("at"),
             f"memcpy((unsigned char *)y + i * {unit}, (const unsigned char *){table.at}"
             f"{'' if table.picks else f' + at * {unit}'}, {unit});",
@@ -58,29 +58,75 @@ def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
 
     def code(call: Call, chunk: Chunk) -> str:
         given, count, begin = chunk.inputs[0], chunk.count[OUTER], chunk.begin[OUTER]
-        first = "y[i] = 0.0f;"
         operands = [read("b", numbers, chunk.inputs[1].at), written("y", y, chunk.outputs[0].at)]
         if update:
             operands += [read(name, call.input(k), chunk.inputs[k].at) for k, name in ((2, "p"), (3, "r"), (4, "e"))]
-            first = "y[i] = p[i] * e[0];"
-        added = "y[row * {0} + j] -= a[j] * r[0];" if update else "y[row * {0} + j] += a[j];"
-        row = block(
-            given.read("k"),
-            f"const float *a = (const float *){given.at}{'' if given.picks else f' + k * {inner}'};",
-            f"for (int32_t j = 0; j < {inner}; ++j) {{\n    {added.format(inner)}\n}}",
+        number, begun = number_at(length), f"{begin} / {inner}"
+        here = f"row >= {begun} && row < {begun} + {count} / {inner}"
+        term = (
+            f"{given.read('k')}\nconst float *a = (const float *){given.at}{'' if given.picks else f' + k * {inner}'};"
         )
-        return block(
-            *operands,
-            f"for (int32_t i = 0; i < {count}; ++i) {{\n    {first}\n}}",
-            f"for (int32_t k = 0; k < {numbers.size}; ++k) {{\n"
-            f"    const int32_t row = {_number('k', length)} - {begin} / {inner};\n"
-            f"    if (row >= 0 && row < {count} / {inner}) {{\n{row}\n    }}\n}}",
-        )
+        y_at = f"y[(row - {begun}) * {inner} + j]"
+        if update:
+            first, done = "y[i] = p[i] * e[0];", f"{y_at} -= sum[j] * r[0];"
+            each = row_sums(numbers.size, inner, number, chunk.scratch, term, "a[j]", done, here)
+        else:
+            first = "y[i] = 0.0f;"
+            row = block(term, f"for (int32_t j = 0; j < {inner}; ++j) {{\n    {y_at} += a[j];\n}}")
+            each = (
+                f"for (int32_t k = 0; k < {numbers.size}; ++k) {{\n"
+                f"    const int32_t row = {number_at(length, 'k')};\n    if ({here}) {row}\n}}"
+            )
+        return block(*operands, f"for (int32_t i = 0; i < {count}; ++i) {{\n    {first}\n}}", each)
 
     elements = Slice(OUTER, width)  # of whole rows: an update behind it goes by elements
     rest = (None, *((elements, None, None) if update else ()))
     ways = [Slice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
     return tuple(Tiling(Loop(y.size, inner), None, (taken, *rest), (elements,), code) for taken in ways)
+
+
+def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: str, done: str, taken: str = "1") -> str:
+    """C that sums up what is of one row, for each row among `count` numbers, and does `done` with each of its elements.
+
+    A row's terms are one sum before they meet the row itself: each by itself would be lost where it is small beside it.
+
+    number
+        The C of the number at a place, which is to be filled in.
+    sums
+        Where `inner` floats lie.
+    each, term
+        What comes before the terms of place k, and the term of element j.
+    taken
+        Which rows.
+    """
+
+    def at(place: str) -> str:
+        return number.format(place, place, place)
+
+    return f"""for (int32_t i1 = 0; i1 < {count}; ++i1) {{
+    const int32_t row = {at("i1")};
+    float *sum = {sums};
+    int32_t first = 0;
+    while (first < i1 && {at("first")} != row) {{
+        ++first;
+    }}
+    if (first == i1 && {taken}) {{
+        for (int32_t j = 0; j < {inner}; ++j) {{
+            sum[j] = 0.0f;
+        }}
+        for (int32_t k = i1; k < {count}; ++k) {{
+            if ({at("k")} == row) {{
+                {each}
+                for (int32_t j = 0; j < {inner}; ++j) {{
+                    sum[j] += {term};
+                }}
+            }}
+        }}
+        for (int32_t j = 0; j < {inner}; ++j) {{
+            {done}
+        }}
+    }}
+}}"""
 
 
 def _rows(call: Call, table: Tensor) -> tuple[int, int]:
@@ -95,5 +141,6 @@ def _step(name: str, chunk: Chunk) -> str:
     return f"const int32_t {name} = {chunk.begin[OUTER]} + i;"
 
 
-def _number(place: str, length: int) -> str:
+def number_at(length: int, place: str = "{}") -> str:
+    """The C of a row's number; negative ones count from the end."""
     return f"(int32_t)(b[{place}] < 0 ? b[{place}] + {length} : b[{place}])"

@@ -65,8 +65,9 @@ def at_once(
         body: list[str] = []
         for part in turn.parts:
             if isinstance(part, Sweep):
-                begin = f"const int32_t {FROM[INNER]} = {part.begin};"
-                body.append(block(begin, part.code(call, chunk(part.begin, part.end - part.begin))))
+                code = part.code(call, chunk(part.begin, part.end - part.begin))
+                begin = [f"const int32_t {FROM[INNER]} = {part.begin};"] if FROM[INNER] in code else []
+                body += [block(*begin, code)] if code else []
             else:
                 body.append(part(call, chunk(0, 0)))
         text = "\n".join(body)
