@@ -121,7 +121,8 @@ class Steps:
             return array
         towards = np.where(self._random.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
         stays = (array == np.rint(array)) if data else (array == 0) | np.isinf(array)
-        return np.where(stays, array, np.nextafter(array, towards))
+        with np.errstate(over="ignore"):  # of the largest number, which stays
+            return np.where(stays, array, np.nextafter(array, towards))
 
 
 def _reading_moved(graph: TrainingGraph) -> TrainingGraph:
