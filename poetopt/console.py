@@ -30,6 +30,8 @@ BROKEN_PIPE = 141
 """What a shell shows for SIGPIPE: nobody reads the standard output any more. Files are written, nothing is told."""
 ERASED = "\r\x1b[2K"
 """To the start of a terminal's line, with nothing left in it."""
+_UNTOLD: list[OSError] = []
+"""Why what was to be said meanwhile could not be written."""
 LAYOUT = "\n\t"
 """What text for people is laid out with."""
 
@@ -56,12 +58,19 @@ def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
 
 
 def say_meanwhile(text: str, *, unless: Sequence[str | None] = ()) -> None:
-    """The same while something goes on: at once, and in place of the line that stands on a terminal's stderr."""
+    """The same while something goes on: at once, and in place of the line that stands on a terminal's stderr.
+
+    Where it can't be written, the work goes on in silence, and the command's exit code says so at its end.
+    """
     if sys.stderr.isatty():
         sys.stderr.write(ERASED)
         sys.stderr.flush()
-    say(text, unless=unless)
-    sys.stdout.flush()
+    try:
+        say(text, unless=unless)
+        sys.stdout.flush()
+    except OSError as error:
+        _UNTOLD.append(error)
+        _silence_stdout()
 
 
 def write_json(document: Mapping[str, object], target: str | None) -> None:
@@ -190,6 +199,8 @@ def guarded(command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
+        if _UNTOLD:
+            raise _UNTOLD.pop(0)
     except PoetError as error:
         if interrupts.came() is not None and not isinstance(error, InfeasibleError):
             return _stopped()  # what libraries make of an interrupt, an import that failed for one

@@ -1,9 +1,9 @@
-"""A folder with the two newest checkpoints: whole files, whenever a process or the power ends.
+"""A folder with the two newest whole checkpoints, whenever a process or the power ends.
 
 Each is an `.npz` file, written beside, flushed to the disk and renamed: where it is called `step-000000120.npz`, all
 of it is there. It holds `meta` (JSON, as bytes) and an array `state/NAME` for each tensor that is carried from step to
-step. The checksum of every array is compared before any of them counts; where the newest is damaged by the storage, the
-one before it is taken.
+step. The checksum of every array is compared, and all that it says held against one schema, before it counts; where the
+newest is damaged, the one before it is taken. Newest is what was written last, by the number in its `serial`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -23,11 +24,17 @@ from poetopt.backends.ort.archive import Archive, opened
 from poetopt.backends.ort.execution import save_arrays
 from poetopt.errors import ModelError, OutputError, PlanError
 from poetopt.files import lock_file
+from poetopt.plan.damage import told
+from poetopt.plan.tables import number, whole_number
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from poetopt.graph import Array
 
 FORMAT = 1
+_CHECKED: dict[Path, tuple[tuple[int, ...], Mapping[str, Any]]] = {}
+"""Files that were found whole, as they were then, and what they say."""
 KEPT = 2
 _NAME = re.compile(r"step-(\d{9,})\.npz")
 _STATE = "state/"
@@ -40,7 +47,7 @@ class Checkpoint:
     path
         Its file.
     meta
-        What `save` was given.
+        What `save` was given, and its `serial`.
     passed_over
         Newer ones that are damaged, and how.
     """
@@ -79,11 +86,11 @@ class _Lazily(Mapping[str, "Array"]):
         return 1 + len(self._states)
 
 
-def save(folder: Path, step: int, meta: Mapping[str, object], states: Mapping[str, Array]) -> Path:
-    """Write a checkpoint, and remove all but the newest two; its path.
+def save(folder: Path, meta: Mapping[str, object], states: Mapping[str, Array]) -> Path:
+    """Write a checkpoint, and remove all but it and the newest whole one before it; its path.
 
     meta
-        What JSON can say.
+        What `_schema` has.
     states
         By name; each is asked for once.
 
@@ -93,12 +100,17 @@ def save(folder: Path, step: int, meta: Mapping[str, object], states: Mapping[st
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritten(folder, error) from error
-    path = folder / f"step-{step:09d}.npz"
-    save_arrays(_Lazily({"format": FORMAT, **meta}, states), path)
+    whole = _sorted(folder)[0]
+    said = {"format": FORMAT, "serial": 1 + max([found["serial"] for found in whole.values()], default=0), **meta}
+    path = folder / f"step-{meta['taken']:09d}.npz"
+    save_arrays(_Lazily(said, states), path)
+    _CHECKED[path] = _mark(path), _valid(path, said)
+    kept = [path, *(other for other in whole if other != path)][:KEPT]
     try:
         _flush(folder)
-        for old in _files(folder)[KEPT:]:
-            old.unlink(missing_ok=True)
+        for old in _files(folder) if len(kept) == KEPT else ():  # what is damaged may be all that there is
+            if old not in kept:
+                old.unlink(missing_ok=True)
     except OSError as error:
         raise _unwritten(folder, error) from error
     return path
@@ -109,13 +121,9 @@ def newest(folder: Path) -> Checkpoint | None:
 
     Raises PlanError where every one is damaged.
     """
-    faults: list[str] = []
-    for path in _files(folder):
-        try:
-            return Checkpoint(path, _whole(path), tuple(faults))
-        except ModelError as error:
-            fault = str(error).removeprefix(f"{path} ").removeprefix("is ").partition(";")[0]
-            faults.append(f"{path.name}: {fault}")
+    whole, faults = _sorted(folder)
+    for path, meta in whole.items():
+        return Checkpoint(path, meta, tuple(faults))
     if faults:
         raise PlanError(
             f"{folder}: no checkpoint in it can be read ({'; '.join(faults)}); remove them, and begin "
@@ -124,12 +132,37 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def _sorted(folder: Path) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
+    """The whole checkpoints of a folder with what they say, the newest first; and what is wrong with the others."""
+    found: dict[Path, Mapping[str, Any]] = {}
+    faults: list[str] = []
+    for path in _files(folder):
+        try:
+            mark = _mark(path)
+            if _CHECKED.get(path, ((),))[0] != mark:
+                _CHECKED[path] = mark, _whole(path)
+            found[path] = _CHECKED[path][1]
+        except ModelError as error:
+            fault = str(error).removeprefix(f"{path} ").removeprefix("is ").partition(";")[0]
+            faults.append(f"{path.name}: {fault}")
+    return dict(sorted(found.items(), key=lambda item: -item[1]["serial"])), faults
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    """What changes where a file is written to. Raises ModelError."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Let no other training write checkpoints into the folder meanwhile. Raises OutputError where one does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         raise _unwritten(folder, error) from error
     try:
@@ -143,7 +176,7 @@ def held(folder: Path) -> Iterator[None]:
 def _locks(folder: Path) -> bool:
     """Whether files can be locked there at all."""
     with suppress(OSError):
-        descriptor = os.open(folder / f".lock-{os.getpid()}", os.O_CREAT | os.O_RDWR, 0o666)
+        descriptor = os.open(folder / f".lock-{os.getpid()}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
         try:
             return lock_file(descriptor)
         finally:
@@ -163,11 +196,56 @@ def _whole(path: Path) -> Mapping[str, Any]:
                 pass
     try:
         meta = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is no checkpoint of poetopt: {error}") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise ModelError(f"{path} is of another version of poetopt")
-    return meta
+    return _valid(path, meta)
+
+
+def _valid(path: Path, meta: object) -> Mapping[str, Any]:
+    """What a checkpoint says, as the schema has it. Raises ModelError."""
+    from pydantic import ValidationError
+
+    try:
+        said = _schema().model_validate(meta)
+    except ValidationError as error:
+        raise ModelError(f"{path} says what no training does: {told(error)}") from error
+    known: Mapping[str, Any] = said.model_dump(exclude_unset=True)
+    return {"serial": 0, "summed": 0, "hyperparameters": {}, **known}
+
+
+@cache
+def _schema() -> type[BaseModel]:
+    """All that a checkpoint may say; what older ones didn't know is optional."""
+    from pydantic import ConfigDict, Field, create_model
+
+    listed: Any = list
+    strict = ConfigDict(strict=True, extra="ignore")
+    count, real = whole_number(), Annotated[float, Field(allow_inf_nan=False)]
+
+    def of(name: str, **fields: Any) -> Any:
+        """A model of these fields; those given as types must be there."""
+        make: Any = create_model
+        return make(name, __config__=strict, **{k: v if isinstance(v, tuple) else (v, ...) for k, v in fields.items()})
+
+    validation: Any = of("Validation", epoch=count, loss=real, accuracy=(real | None, None))
+    position = of(
+        "Position", epoch=count, batch=count, step=count, total=real, losses=listed[real],
+        validations=listed[validation], seconds=number(),
+    )  # fmt: skip
+    course = of(
+        "Course", order=(str, ""), lr_schedule=(str, ""), seed=(Annotated[int, Field(ge=0)], 0), accumulate=(count, 1),
+        clip_norm=(real | None, None), batch=(count, 0), rows=(count | None, None), data=(str | None, None),
+        epochs=(count, 0), validation=(str | None, None),
+    )  # fmt: skip
+    made: type[BaseModel] = of(
+        "Said", format=count, serial=(count, 0), taken=count, summed=(count, 0), poetopt=(str, ""), optimizer=(str, ""),
+        network=(str | None, None), structure=(str | None, None), content=(str | None, None),
+        hyperparameters=(dict[str, real], {}),  # type: ignore[valid-type]
+        course=(course | None, None), position=(position | None, None),
+    )  # fmt: skip
+    return made
 
 
 def _states(archive: Archive) -> list[str]:

@@ -150,7 +150,7 @@ class Learner:
             "hyperparameters": self.hyperparameters,
             **extra,
         }
-        return checkpoint.save(folder, self.step.taken, meta, _Finite(self._states()))
+        return checkpoint.save(folder, meta, _Finite(self._states()))
 
     def check(self, found: checkpoint.Checkpoint) -> None:
         """Raise PlanError for a checkpoint of another network, other weights at the start, or another optimizer."""
@@ -188,9 +188,7 @@ class Learner:
                 )
         if shapes:
             raise PlanError(f"{shown}: it has {next(iter(shapes))!r}, which this training hasn't; give its options")
-        taken, summed = meta.get("taken"), meta.get("summed", 0)
-        if not isinstance(taken, int) or not isinstance(summed, int):
-            raise PlanError(f"{shown}: it doesn't say after how many steps it was made; remove it")
+        taken, summed = meta["taken"], meta["summed"]
         outside = self._outside()
         for name, array in found.states():
             if name in outside:
@@ -200,8 +198,8 @@ class Learner:
         self.step.load({}, taken=taken)
         if self.update is not None:
             self.update.summed = summed
-        said, changed = meta.get("hyperparameters"), []
-        for name, value in said.items() if isinstance(said, dict) else ():
+        changed = []
+        for name, value in meta["hyperparameters"].items():
             mine = self.hyperparameters.get(name, value)
             if name in self._asked and mine != value:
                 option = name.replace("_", "-")

@@ -123,11 +123,11 @@ class Fit:
             )
         self.passed_over = found.passed_over
         course = found.meta.get("course")
-        if not isinstance(course, dict):
+        if course is None:
             raise PlanError(f"{found.path}: it was not made by a training for epochs; Trainer.load goes on from it")
         self.learner.check(found)
         self.course.check(course, str(found.path), self.source.shown)
-        position = Position.of(found.meta.get("position"), str(found.path))
+        position = Position(**found.meta["position"])
         if position.epoch > self.asked.epochs:
             raise OptionError(
                 f"{found.path}: it has {position.epoch} epochs behind it, and --epochs {self.asked.epochs} asks for "
@@ -168,13 +168,16 @@ class Fit:
         if self.validation is not None:
             self._validate(epoch + 1, saved)
         position.over(position.batch)
+        saved = self._save()
         if self.after is not None:
             self.after(position, self.asked.epochs)
-        return self._save()
+        return saved
 
     def _validate(self, epoch: int, saved: int) -> None:
         assert self.validation is not None
         found = self.learner.evaluate(self.validation, partial(self._heed, saved))
+        if not math.isfinite(found.loss):
+            raise ExecutionError(self._diverged(found.loss, None))
         self.position.validations.append({"epoch": epoch, "loss": found.loss, "accuracy": found.accuracy})
 
     def _next(self, batches: Iterator[Any], saved: int) -> Any:
@@ -207,11 +210,14 @@ class Fit:
             interrupts.add("nothing was kept, as no --checkpoint was given")
         interrupts.let_go()
 
-    def _diverged(self, loss: float, rate: float) -> str:
+    def _diverged(self, loss: float, rate: float | None) -> str:
         kept = f"; the newest checkpoint is {self.path}" if self.path else ""
+        what = "validation's loss" if rate is None else "loss"
+        at = "" if rate is None else f" at a rate of {rate:g}"
+        step = self.position.step + (rate is not None)
         return (
-            f"the loss is {loss} in step {self.position.step + 1:,} (epoch {self.position.epoch + 1}): the training "
-            f"has diverged at a rate of {rate:g}, or the model's own values are no numbers; take a smaller --lr{kept}"
+            f"the {what} is {loss} in step {step:,} (epoch {self.position.epoch + 1}): the training has diverged{at}, "
+            f"or the model's own values are no numbers; take a smaller --lr{kept}"
         )
 
     def _seconds(self) -> float:

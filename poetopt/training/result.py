@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from poetopt.errors import PlanError
-
 
 @dataclass
 class Position:
@@ -39,17 +37,6 @@ class Position:
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
         return asdict(self)
-
-    @classmethod
-    def of(cls, data: object, shown: str) -> Position:
-        """What a checkpoint says. Raises PlanError where it isn't that."""
-        kinds: Mapping[str, type | tuple[type, ...]] = {
-            "epoch": int, "batch": int, "step": int, "losses": list, "total": (int, float), "validations": list,
-            "seconds": (int, float),
-        }  # fmt: skip
-        if not isinstance(data, dict) or any(not isinstance(data.get(name), kind) for name, kind in kinds.items()):
-            raise PlanError(f"{shown}: it doesn't say where its training stands; it is damaged, remove it")
-        return cls(**{name: data[name] for name in kinds})
 
     @property
     def judged(self) -> bool:

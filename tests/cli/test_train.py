@@ -159,3 +159,32 @@ def test_ctrl_c_ends_with_a_checkpoint_and_one_message(kept: bool, plan: Path, t
     else:
         assert ended.stderr == "poetopt: interrupted; nothing was kept, as no --checkpoint was given\n"
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a pipe")
+@pytest.mark.parametrize("full", [False, True])
+def test_a_training_ends_though_nobody_reads_what_it_says(full: bool, plan: Path, tmp_path: Path) -> None:
+    if full and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    given, folder, out = data(tmp_path / "train.npz", 16), tmp_path / "kept", tmp_path / "out.onnx"
+    asked = ["train", str(plan), "--data", str(given), "--epochs", "3", "--checkpoint", str(folder), "-o", str(out)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with open("/dev/full" if full else os.devnull, "w") as nowhere:
+            ended = subprocess.run(
+                [sys.executable, "-m", "poetopt", *asked],
+                stdout=nowhere if full else writing, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+    finally:
+        os.close(writing)
+    if full:
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("poetopt: No space left on device")
+    else:
+        assert (ended.returncode, ended.stderr) == (141, "")
+    assert out.exists()
+    with po.Trainer(plan) as trainer:
+        trainer.load(folder)
+        trainer.export(tmp_path / "same.onnx")
+    assert out.read_bytes() == (tmp_path / "same.onnx").read_bytes()

@@ -207,7 +207,7 @@ def fresh_layers() -> ModelProto:
 
 def test_parameters_that_were_merged_are_those_of_the_module(tmp_path: Path) -> None:
     onnx.save(fresh_layers(), tmp_path / "net.onnx")
-    graph = po.load(tmp_path / "net.onnx").graph
+    graph, _ = loaded(tmp_path / "net.onnx")
     assert set(graph.trained) == {"scale", "shift", "1.scale", "1.shift", "w", "c.bias"}
 
 
