@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from poetopt.lazily import loading
 
 if TYPE_CHECKING:
-    from poetopt.api.exchange import add_late_rows, export, import_solution, plan_of
+    from poetopt.api.exchange import add_cuts, add_late_rows, export, import_solution, plan_of
     from poetopt.api.models import Model, device, load
     from poetopt.api.options import store_all_peak_bytes
     from poetopt.api.plans import execute, load_plan, simulate, train
@@ -27,6 +27,7 @@ __all__ = [
     "Model",
     "Training",
     "TrainingFile",
+    "add_cuts",
     "add_late_rows",
     "device",
     "execute",
@@ -46,6 +47,7 @@ _HOMES = {
     "SAME_BYTES": "poetopt.api.training",
     "Training": "poetopt.api.training",
     "TrainingFile": "poetopt.api.training",
+    "add_cuts": "poetopt.api.exchange",
     "add_late_rows": "poetopt.api.exchange",
     "device": "poetopt.api.models",
     "execute": "poetopt.api.plans",

@@ -23,16 +23,18 @@ from poetopt.units import show_limit
 
 WHOLE = 1e-4
 """How far from a whole number a solver may leave what must be one."""
-LATE = "late_rows"
-"""The attribute of the model under which rows that came late stand."""
+LATE, CUTS = "late_rows", "cuts"
+"""The attributes of the model under which rows that came late stand, and those that a relaxation broke."""
 
 
 class _Values:
-    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0."""
+    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0.
 
-    integral = True
+    integral
+        Whether what must be whole is held to that; else it is a relaxation's.
+    """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, integral: bool = True) -> None:
         """Raises PlanError where there is no value at all, and for a value that is no number within its bounds."""
         entries = [v for v in model.component_data_objects(pyo.Var) if not v.fixed]
         if entries and all(entry.value is None for entry in entries):
@@ -46,10 +48,13 @@ class _Values:
                     f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
                     f"{entry.ub}); give the variables what your solver found"
                 )
+        self.integral = integral
         self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
 
     def __getitem__(self, variable: Any) -> Floats:
         values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
+        if not self.integral:
+            return values
         whole: Floats = np.rint(values)
         if not len(values) or not (id(variable) in self._whole or all(v.is_integer() for v in variable.values())):
             return values
@@ -83,10 +88,28 @@ def add_late_rows(model: Any) -> int:
     chosen = _formulation(model)
     with _by_itself(model):
         rows = [row for row in chosen.separate(model, _Values(model)) if row.core]
-    if rows and model.component(LATE) is None:
-        model.add_component(LATE, pyo.ConstraintList())
+    return _added(chosen, model, rows, LATE)
+
+
+def add_cuts(model: Any) -> int:
+    """Add the rows that the relaxation's solution in `model` breaks and every schedule keeps; how many there were.
+
+    Raises PlanError for a model without a solution, FormulationError for what is no model of a formulation, and for one
+    whose budget may change, as cuts hold for one.
+    """
+    chosen = _formulation(model)
+    if model.space.limits.open:
+        raise FormulationError("cuts hold for one budget, deadline and device; build the model without mutable=True")
+    with _by_itself(model):
+        rows = chosen.separate(model, _Values(model, integral=False))
+    return _added(chosen, model, rows, CUTS)
+
+
+def _added(chosen: Formulation, model: Any, rows: list[Row], name: str) -> int:
+    if rows and model.component(name) is None:
+        model.add_component(name, pyo.ConstraintList())
     for row in rows:
-        model.component(LATE).add(_expression(chosen, model, row))
+        model.component(name).add(_expression(chosen, model, row))
     return len(rows)
 
 
