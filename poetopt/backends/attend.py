@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from poetopt import interrupts
 
@@ -47,13 +48,30 @@ class _Job:
         self._taken = True
 
 
+class Workers:
+    """This process's threads for one purpose: HiGHS keeps its scheduler per thread. A fork begins with new ones."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._name = count, name
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self.turn = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=self._count, thread_name_prefix=self._name)
+
+    def submit(self, work: Callable[[], object]) -> Future[object]:
+        """Have one of them do it."""
+        return self._pool.submit(work)
+
+
 class Attendant:
-    """One thread for all runs of a solver in this process: HiGHS keeps its scheduler per thread."""
+    """One thread for all runs of a solver in this process."""
 
     def __init__(self, name: str, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
-        self._turn = threading.Lock()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._worker = Workers(1, name)
 
     def run(self, work: Callable[[], object], stop: Callable[[], None], deadline: float | None = None) -> bool:
         """Run `work` to its end; whether an interrupt (Ctrl-C) cut it short.
@@ -66,7 +84,7 @@ class Attendant:
         run waits for its end. Whoever gave it callbacks has them do nothing once `stop` was called.
         """
         interrupts.check()
-        job, given = _Job(work, self._turn), False
+        job, given = _Job(work, self._worker.turn), False
         latest: float | None = None
         while not job.done.is_set():
             # whatever line a Ctrl-C arrives at, the solver is told to stop, and waited for

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from poetopt import interrupts
-from poetopt.backends.attend import TURN_S
+from poetopt.backends.attend import TURN_S, Workers
 from poetopt.backends.nodes import Nodes, StoppedError
 from poetopt.backends.solver import Capability, Point, Session
 from poetopt.branching.branch_and_cut import BranchAndCut
@@ -28,8 +29,8 @@ from poetopt.formulations.rows import PointLike, Row
 INTERRUPTED_S = 0.1
 
 
-_workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="branching")
-"""The threads for all trees of this process: HiGHS keeps its scheduler per thread."""
+_workers = Workers(2, "branching")
+"""For all trees of this process."""
 
 
 class ParallelTree:
@@ -62,14 +63,14 @@ class ParallelTree:
         self._ended = threading.Event()
         self._nodes: Nodes | None = None
         self._tree: Tree | None = None
-        self._futures: list[Future[None]] = []
+        self._futures: list[Future[object]] = []
 
     def __enter__(self) -> Self:
         if self.run.options.threads != 1 and Capability.NODES in self.session.capabilities:
             counts = [] if self._root is None else worth(self.run.chosen.counts(self.model), self._root)
             self._nodes = self.session.nodes(counts)
             self._tree = self.tree(self._nodes)
-            self._futures.append(_workers.submit(self._grow, self._tree, self._nodes))
+            self._futures.append(_workers.submit(partial(self._grow, self._tree, self._nodes)))
         return self
 
     def __exit__(
@@ -124,7 +125,7 @@ class ParallelTree:
         tree = self._tree
         assert tree is not None
         assert self._nodes is not None
-        self._futures.append(_workers.submit(self._explore, tree, self._nodes.twin()))
+        self._futures.append(_workers.submit(partial(self._explore, tree, self._nodes.twin())))
         while not tree.over and self.run.remaining_s(self.budget) > 0 and not self.run.closed(self.budget.gap):
             interrupts.check()
             for future in wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
