@@ -29,7 +29,7 @@ def solved(seed: int) -> tuple[object, ...]:
 def trained(seed: int) -> tuple[object, ...]:
     """Read, planned, executed and trained: whole networks, each its own."""
     step = po.load("mlp", batch=2 + seed % 2).differentiate(optimizer="sgd")
-    report = po.solve(step.cost("a72"), ram="95%", threads=1)
+    report = po.solve(step.cost("a72"), threads=1)
     rng = np.random.default_rng(seed)
     batch = {"input": rng.random((2 + seed % 2, 784), np.float32), "labels": np.arange(2 + seed % 2)}
     with po.Trainer(report, lr=0.01) as trainer:

@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from poetopt.comparison.rows import FAILED
+from poetopt.engine.solution import Status
 from poetopt.errors import OptionError, OutputError
 from poetopt.files import check_writable
-from poetopt.sweeps.evaluate import Value
+from poetopt.sweeps.evaluate import ERROR, Value
 from poetopt.sweeps.points import Point
 from poetopt.version import __version__
 
@@ -30,6 +32,8 @@ RESULT = (
 RUN = ("reason", "limited", "solve_s", "total_s", "finished")
 COLUMNS = (*POINT, *RESULT, *RUN)
 _WHOLE = ("recomputes", "page_ins", "page_outs", "operators", "tensors", "limited", "bytes_paged")
+LONGEST = 100_000
+"""Characters of a text in a row."""
 FORMAT = 1
 APPLICATION_ID = 0x706F6574
 """`poet`: SQLite files carry the number of the program that they are of."""
@@ -57,11 +61,7 @@ class Store:
         """Keep a row. Raises OutputError where there is no room."""
         cells: dict[str, Value] = {
             "key": point.key,
-            "model": point.model.name,
-            "device": point.device.name,
-            "method": point.method,
-            "ram": point.ram_text,
-            "deadline": point.deadline_text,
+            **_said_of(point),
             "finished": _now(),
             **row,
         }
@@ -79,11 +79,13 @@ class Store:
         place = {key: index for index, key in enumerate(self._keys)}
         rows = [{"point": place[cells[0]], **dict(zip(names, cells[1:], strict=True))} for cells in found]
         for row in rows:
+            point = self._points[row["point"]]
+            said = _said_of(point)
             for name in names:
-                if not _fits(name, row[name]):
+                if not _fits(name, row[name]) or row[name] != said.get(name, row[name]):
                     raise OptionError(
-                        f"{self._shown}: damaged: the row of {self._points[row['point']]} has {str(row[name])[:40]!r} "
-                        f"for {name}; give another path with -o"
+                        f"{self._shown}: damaged: the row of {point} has {str(row[name])[:40]!r} for {name}; give "
+                        "another path with -o"
                     )
         return sorted(rows, key=lambda row: row["point"])
 
@@ -162,6 +164,12 @@ def _prepare(connection: sqlite3.Connection, shown: str, keys: set[str]) -> None
             f"{shown}: written by poetopt {about['version']} (format {about['format']}), this is {__version__} (format "
             f"{FORMAT}): their rows can't be mixed; finish it with that version, or give another -o"
         )
+    # a trigger or a view may change rows that others write
+    kinds = set(connection.execute("SELECT type, name FROM sqlite_master WHERE type != 'index'"))
+    for odd in sorted(kinds ^ {("table", name) for name in ("rows", "starts", "about")}):
+        raise OptionError(
+            f"{shown}: damaged: {odd[0]} {odd[1]!r} is one too many, or isn't there; give another path with -o"
+        )
     foreign = [key for (key,) in connection.execute("SELECT key FROM rows") if key not in keys]
     if foreign:
         (some,) = _described(connection, foreign[:1])
@@ -190,16 +198,29 @@ def _kind(name: str) -> str:
     return "INTEGER" if name.endswith("_bytes") or name in _WHOLE else "TEXT"
 
 
+def _said_of(point: Point) -> dict[str, Value]:
+    """The columns that a point has by itself."""
+    return {
+        "model": point.model.name,
+        "device": point.device.name,
+        "method": point.method,
+        "ram": point.ram_text,
+        "deadline": point.deadline_text,
+    }
+
+
 def _fits(name: str, value: object) -> bool:
     """Whether a cell holds what its column is for: SQLite itself takes anything anywhere."""
+    if name == "status":
+        return value in (*Status, FAILED, ERROR)
     if value is None:
         return True
     match _kind(name):
         case "REAL":
-            return isinstance(value, (int, float)) and math.isfinite(value)
+            return isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
         case "INTEGER":
-            return isinstance(value, int)
-    return isinstance(value, str)
+            return isinstance(value, int) and value >= 0
+    return isinstance(value, str) and len(value) <= LONGEST
 
 
 def _described(connection: sqlite3.Connection, keys: Iterable[str]) -> Iterator[str]:

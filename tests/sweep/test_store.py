@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -134,8 +136,11 @@ def test_a_file_without_a_row_is_gone_after_an_error(points: Sequence[Point], tm
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("energy_j", float("inf")), ("makespan_s", "soon"), ("recomputes", 2.5), ("status", b"optimal"), ("reason", 7)],
-)
+    [
+        ("energy_j", float("inf")), ("makespan_s", "soon"), ("recomputes", 2.5), ("status", b"optimal"), ("reason", 7),
+        ("energy_j", -1.0), ("page_ins", -1), ("status", "\x1b[2J"), ("model", "other"), ("reason", "a" * 1_000_000),
+    ],
+)  # fmt: skip
 def test_a_cell_of_another_kind(points: Sequence[Point], tmp_path: Path, column: str, value: object) -> None:
     """SQLite keeps anything in any column, and JSON has no infinity."""
     path = tmp_path / "r.sqlite"
@@ -148,6 +153,39 @@ def test_a_cell_of_another_kind(points: Sequence[Point], tmp_path: Path, column:
         connection.execute(f"UPDATE rows SET {column} = ?", (value,))
     with opened(path, points) as store, pytest.raises(OptionError, match=rf"damaged: the row of .* for {column}; "):
         store.rows()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON rows BEGIN DELETE FROM rows; END",
+        "CREATE VIEW v AS SELECT * FROM rows",
+        "CREATE TABLE more (key TEXT)",
+        "DROP TABLE starts",
+    ],
+)
+def test_a_file_that_changes_rows_by_itself(points: Sequence[Point], tmp_path: Path, sql: str) -> None:
+    path = tmp_path / "r.sqlite"
+    with opened(path, points) as store:
+        store.put(points[3], {"status": "optimal"})
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql)
+    with pytest.raises(OptionError, match=r"damaged: .* is one too many, or isn't there"):
+        opened(path, points).__enter__()
+
+
+def test_two_processes_on_one_file(tmp_path: Path) -> None:
+    """One of them writes all rows, each once; the other is told so, or finds them there."""
+    sweep = tmp_path / "two.toml"
+    sweep.write_text('models = ["mlp"]\ndevices = ["a72", "m4"]\nram = ["100%", "120%"]\n', encoding="utf-8")
+    program = [sys.executable, "-m", "poetopt", "sweep", str(sweep), "-o", str(tmp_path / "r.sqlite"), "--workers", "1"]
+    both = [subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [(process.communicate()[1], process.returncode) for process in both]
+    assert sorted(code for _, code in ended)[0] == 0
+    assert all(code == 0 or "another sweep is writing it" in said for said, code in ended), ended
+    found = read_sweep(sweep)
+    with opened(tmp_path / "r.sqlite", found) as store:
+        assert [row["point"] for row in store.rows()] == list(range(len(found)))
 
 
 def test_without_room_no_file_is_left(points: Sequence[Point], tmp_path: Path) -> None:
