@@ -67,6 +67,8 @@ class GraphBuilder:
         The choices between constructions that rules have made.
     infinite
         Gradients, by name, whose elements may be infinite: they passed an operator whose derivative has a pole.
+    flowing
+        Whether one of those flows back into the rule at work.
     distinct
         Numbers that no two nodes have in common, for those that must not look alike.
     """
@@ -97,6 +99,7 @@ class GraphBuilder:
         self.over = over
         self.choices: list[Choice] = []
         self.infinite: set[str] = set()
+        self.flowing = False
         self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:

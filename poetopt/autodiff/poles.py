@@ -22,5 +22,6 @@ def has_pole(node: Node, behind: Behind) -> bool:
         exponent = behind.constant(node.inputs[1])
         if exponent is not None and bool(np.all(np.asarray(exponent, np.float64) >= 1)):
             return False
+    stored = behind.constant(node.inputs[place])
     low, high = bounds(node.inputs[place], behind)
-    return low <= 0 <= high
+    return low <= 0 <= high and (stored is None or not np.all(stored))

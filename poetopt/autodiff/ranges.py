@@ -28,7 +28,7 @@ FIXED: dict[str, Range] = {
     "LogSoftmax": (-math.inf, 0.0),
 }
 
-_SEVERAL = frozenset({"Clip", "Concat", "Mean", "Neg", "Where"})
+_SEVERAL = frozenset({"Clip", "Concat", "Mean", "Neg", "ReduceSum", "Where"})
 
 PARTS = VIEW_OPS | {"Cast", "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "GlobalMaxPool"}
 PARTS |= {"MaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "Slice", "Split", "Tile", "TopK", "Transpose"}
@@ -60,6 +60,8 @@ def _of(node: Node, behind: Behind, ask: Callable[[str], Range]) -> Range:
         return ask(node.inputs[0])
     if (parts := shares(node, behind)) is not None and ask(parts[0])[0] >= 0:
         return _UNIT
+    if (op == "Pow" and behind.near(node.inputs[1], 2.0)) or (op == "Mul" and node.inputs[0] == node.inputs[1]):
+        return 0.0, math.inf
     if op not in _SEVERAL and op not in _MONOTONE and op not in _PAIRED:
         return _ANY
     operands = [ask(name) if name else _ANY for name in node.inputs]
@@ -71,6 +73,9 @@ def _of(node: Node, behind: Behind, ask: Callable[[str], Range]) -> Range:
         return min(low for low, _ in operands), max(high for _, high in operands)
     if op == "Where":
         return min(operands[1][0], operands[2][0]), max(operands[1][1], operands[2][1])
+    if op == "ReduceSum":
+        low, high = operands[0]
+        return 0.0 if low >= 0 else -math.inf, 0.0 if high <= 0 else math.inf
     if op == "Neg":
         return -operands[0][1], -operands[0][0]
     if op in _MONOTONE:

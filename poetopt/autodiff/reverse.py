@@ -211,12 +211,14 @@ class _Sweep:
             if not any(needs) or all(cotangent is None for cotangent in cotangents):
                 continue
             first = len(self.builder.drafts)
-            infinite = self.infinite(operator, cotangents)
+            known = self.builder.infinite
+            self.builder.flowing = any(c is not None and c.name in known for c in cotangents)
+            infinite = self.builder.flowing or has_pole(principal(operator), self.behind)
             primal = Primal(operator, principal(operator), *self.signature(operator), needs, self.builder)
             for name, summed in self.parts(primal, tuple(cotangents), names, first):
                 self.contributions.setdefault(name, []).append(summed)
                 if infinite:
-                    self.builder.infinite.add(summed.name)
+                    known.add(summed.name)
         for name in list(self.contributions):
             self.total(name)
         return self.totals
@@ -234,11 +236,6 @@ class _Sweep:
                     f"node {operator.name!r} ({node.op_type}): there is no gradient rule for its input {k} ({name!r}), "
                     "which trained parameters change; train others (--train), or make it a constant"
                 )
-
-    def infinite(self, operator: Operator, cotangents: Sequence[Tensor | None]) -> bool:
-        """Whether what flows back through `operator` may be infinite."""
-        known = self.builder.infinite
-        return any(c is not None and c.name in known for c in cotangents) or has_pole(principal(operator), self.behind)
 
     def parts(
         self, primal: Primal, cotangents: Cotangents, names: Sequence[str], first: int

@@ -40,6 +40,12 @@ def check_operands(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[
     check = _RELATIONS.get(node.op_type)
     if check is None or not shapes or shapes[0] is None:
         return
+    if check is _loss and shapes[1] == shapes[0]:
+        raise ModelError(
+            f"{at}: its labels have the shape {_list(shapes[1])} of its scores: they are probabilities of classes, "
+            "which this op doesn't take, though PyTorch's exporters write it; have the module compute the loss as "
+            "-(target * scores.log_softmax(1)).sum(1).mean(), and export it again"
+        )
     for problem in check(node, shapes[0], shapes, constants):
         raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
 

@@ -15,12 +15,14 @@ from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import blocked_inputs, missing_inputs, registered
 from poetopt.autodiff.rules.loss import ATTACHED
 from poetopt.errors import MissingVjpError, ModelError
+from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Node, Operator, Role, TrainingGraph
 from tests.autodiff.float64 import NEW_OPS
 from tests.autodiff.oracle import run
-from tests.autodiff.specs import Spec, graph_of, weights_of
+from tests.autodiff.specs import Spec, graph_of, ints, weights_of
 from tests.autodiff.table import ROWS
+from tests.frontends.support import floats, text_model
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5
@@ -123,6 +125,20 @@ def test_every_input_that_counts_has_a_gradient_or_is_said_to_have_none(spec: Sp
     assert float(np.sum(found * direction)) == pytest.approx(slope, rel=1e-4, abs=1e-4)
 
 
+REFUSED = {("Attention", 4), ("Attention", 5), ("LSTM", 7), ("Resize", 1)}
+"""Past keys and values, peepholes, regions: refused by their rules, or as computed inputs."""
+
+
+def test_every_float_input_of_every_rule_stands_in_a_row() -> None:
+    covered = {(spec.op, k) for spec in ROWS for k, a in enumerate(spec.inputs) if a is not None}
+    for op in {op for domain, op in registered() if not domain} - NOT_A_NODE:
+        schema = onnx.defs.get_schema(op)
+        kinds = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        for k, operand in enumerate(schema.inputs):
+            if any("tensor(float" in kind for kind in kinds.get(operand.type_str, [operand.type_str])):
+                assert (op, k) in covered | REFUSED, (op, k)
+
+
 def _computed(graph: Graph, name: str) -> Graph:
     """The same graph, in which an operator computes what was the parameter `name`."""
     tensor, made = graph.tensors[name], replace(graph.tensors[name], name="made", role=Role.ACTIVATION)
@@ -145,6 +161,15 @@ FLAT: dict[str, tuple[tuple[Array, ...], dict[str, object]]] = {
     "Max": ((np.array([-1.0, -2.0, 4.0]), np.zeros(1)), {}),
     "Where": ((np.array([False, False, True]), np.array([1.0, 2.0, 4.0]), np.zeros(1)), {}),
     "GlobalMaxPool": ((np.array([[[-1.0, 0.0, -2.0]]]),), {}),
+    "Abs": ((np.array([0.0, 0.0, 4.0]),), {}),
+    "ReduceL1": ((np.array([[0.0], [0.0], [4.0]]), ints(1)), {"keepdims": 0}),
+    "ReduceL2": ((np.array([[0.0], [0.0], [4.0]]), ints(1)), {"keepdims": 0}),
+    "LpPool": ((np.array([[[0.0, 0.0, 4.0]]]),), {"kernel_shape": [1], "p": 1}),
+    "ScatterElements": ((np.array([-1.0, -2.0, 4.0]), ints(0, 1, 2), np.zeros(3)), {"reduction": "max"}),
+    "RNN": (
+        (np.array([-1.0, -2.0, 4.0]).reshape(3, 1, 1), np.ones((1, 1, 1)), np.zeros((1, 1, 1))),
+        {"activations": ["Relu"], "hidden_size": 1},
+    ),
 }
 
 
@@ -164,6 +189,23 @@ def test_nothing_flows_back_where_the_derivative_is_zero_though_what_comes_is_in
     flat = [k for k, x in enumerate(np.ravel(arrays[trained])) if k < 2 and (op != "GlobalMaxPool" or x < 0)]
     assert np.all(np.ravel(found)[flat] == 0)
     assert not np.isnan(found).any()
+
+
+@pytest.mark.parametrize(("written", "chosen"), [
+    ("q = Mul(r, r)\ns = ReduceSum(q)\nt = Add(s, eps)\nd = Sqrt(t)\ny = Div(r, d)", False),
+    ("q = Pow(r, two)\ns = ReduceMean(q)\nt = Add(s, eps)\nd = Sqrt(t)\ny = Div(r, d)", False),
+    ("y = Div(r, either)", False),
+    ("d = ReduceSum(r)\ny = Div(r, d)", True),
+])  # fmt: skip
+def test_only_slopes_that_may_be_infinite_cost_a_choice(written: str, chosen: bool) -> None:
+    """A choice takes a workspace of twice the output, which a mask that is a product does without."""
+    model = text_model(
+        "g (float[4, 3] x) => (float[4, 2] y) <float eps = {0.001}, float two = {2.0}, "
+        f"float[2] either = {{-1.0, 2.0}}> {{\nh = MatMul(x, w)\nr = Relu(h)\n{written}\n}}"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(floats(3, 2), "w"))
+    step = differentiate(load_onnx(model, train="w"), loss="mse")
+    assert any(node.op_type == "Where" for o in step.operators for node in o.nodes) == chosen
 
 
 @pytest.mark.torch

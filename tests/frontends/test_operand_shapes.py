@@ -46,6 +46,7 @@ def at(*values: int) -> Array:
     [
         ("SoftmaxCrossEntropyLoss", (floats(5), whole(4)), {}, "its labels have shape [4]"),
         ("SoftmaxCrossEntropyLoss", (floats(4, 5), whole(4, 1)), {}, "its labels have shape [4, 1]"),
+        ("SoftmaxCrossEntropyLoss", (floats(4, 5), floats(4, 5)), {}, "have the module compute the loss as"),
         ("SoftmaxCrossEntropyLoss", (floats(4, 5), whole(4), floats(3)), {}, "there are 5 classes"),
         ("SoftmaxCrossEntropyLoss", (floats(4, 5), whole(4), floats(1, 5)), {}, "its weights have shape [1, 5]"),
         ("NegativeLogLikelihoodLoss", (floats(4, 5), whole(4), floats(3)), {}, "there are 5 classes"),

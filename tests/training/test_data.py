@@ -120,6 +120,7 @@ WRONG: list[tuple[Data, str]] = [
     (bad("labels", lambda a: a.astype(float)), r"'labels' has type float64; it must be int64"),
     (bad("input", lambda a: a.astype(np.float64)), r"'input' has type float64; it must be float32"),
     (bad("input", lambda a: a[:, 0]), r"'input' has shape \[9, 28, 28\]; it must be 'input'"),
+    (bad("labels", lambda a: np.eye(10)[a]), r"'labels' has shape \[9, 10\]; it must be .* plan it with --loss none"),
     (bad("labels", lambda a: a[:5]), r"'input' has 9 rows, and 'labels' 5"),
     (bad("labels", lambda a: a[:2]), r"'input' has 9 rows, and 'labels' 2"),
     ({name: array[:0] for name, array in rows(plan_of("lenet"), 3).items()}, "it holds no rows"),

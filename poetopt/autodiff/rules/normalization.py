@@ -85,6 +85,6 @@ def dropout(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     mask = next(t for t in (op.builder.tensors[name] for name in op.operator.inputs) if t.dtype == "bool")
     scaled = k.node("Mul", [dy, op.input(1)], dy.shape, dy.dtype)
-    dx = masked(k, scaled, k.cast(mask, dy.dtype), given=dy)
+    dx = masked(k, scaled, k.cast(mask, dy.dtype))
     k.amounts_to("Dropout", [dy, op.input(1), mask], [dx])
     return (dx,)

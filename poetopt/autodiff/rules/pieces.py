@@ -52,21 +52,14 @@ def positive(k: OperatorBuilder, x: Tensor) -> Tensor:
     return k.unary("HardSigmoid", x, alpha=STEEP, beta=0.0)
 
 
-def masked(k: OperatorBuilder, dy: Tensor, mask: Tensor, *, given: Tensor | None = None) -> Tensor:
-    """dy where `mask` is 1, and 0 where it is 0.
+def masked(k: OperatorBuilder, dy: Tensor, factor: Tensor) -> Tensor:
+    """dy times `factor`, and 0 wherever that is 0.
 
-    given
-        The gradient that dy was made of within this operator; itself by default.
-
-    A product, which can be written over the mask; where the gradient may be infinite, and inf times 0 would be NaN,
-    a choice, whose kernel takes twice the output.
+    A product, which can be written over the factor; where the gradient may be infinite, and inf times 0 would be NaN,
+    a choice behind it, whose kernel takes twice the output.
     """
-    infinite = k.graph.infinite
-    if (given or dy).name not in infinite:
-        return k.mul(dy, mask)
-    chosen = k.where(k.cast(mask, "bool"), dy, 0.0)
-    infinite.add(chosen.name)
-    return chosen
+    product = k.mul(dy, factor)
+    return k.where(k.cast(factor, "bool"), product, 0.0) if k.graph.flowing else product
 
 
 def strictly_inside(k: OperatorBuilder, y: Tensor, bound: Array | None, below: bool) -> Tensor | None:

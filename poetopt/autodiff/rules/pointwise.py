@@ -56,7 +56,7 @@ def reciprocal(op: Primal, cotangents: Cotangents) -> Gradients:
 def absolute(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY sign(X)."""
     k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), sign(k, op.x)),)
+    return (masked(k, op.only(cotangents), sign(k, op.x)),)
 
 
 @register_vjp("Sin", since=7)
@@ -93,7 +93,7 @@ def power(op: Primal, cotangents: Cotangents) -> Gradients:
     if op.need(1):
         k = op.emit("grad_exponent")
         safe = k.where(k.compare("Greater", x, 0.0), x, 1.0)
-        de = k.mul(k.mul(dy, op.y), k.unary("Log", safe))
+        de = masked(k, k.mul(dy, op.y), k.unary("Log", safe))
     return dx, de
 
 
@@ -198,10 +198,8 @@ def hard_swish(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
     dy, x = op.only(cotangents), op.x
     k = op.emit("grad_input")
-    if dy.name in k.graph.infinite:
-        dy = masked(k, dy, k.cast(k.compare("Greater", x, -3.0), dy.dtype))
     middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
-    return (k.mul(dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype))),)
+    return (masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype))),)
 
 
 @register_vjp("Mish", since=18)
@@ -225,7 +223,5 @@ def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
         dx = k.mul(dy, k.add(k.mul(positive(k, x), rest), slope))
     if op.need(1):
         k = op.emit("grad_weight")
-        if dy.name in k.graph.infinite:
-            dy = masked(k, dy, k.cast(k.compare("Less", x, 0.0), dy.dtype))
-        dslope = k.mul(dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
+        dslope = masked(k, dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
     return dx, dslope

@@ -11,7 +11,7 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.geometry import Window, transposed, window
-from poetopt.autodiff.rules.pieces import sign
+from poetopt.autodiff.rules.pieces import masked, sign
 from poetopt.graph import Tensor
 
 
@@ -81,7 +81,7 @@ def lp_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
     spread = k.reshape(transposed(k, planes, ones, frame), x.shape)
     if power == 1:
-        return (k.mul(sign(k, x), spread),)
+        return (masked(k, spread, sign(k, x)),)
     return (k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread),)
 
 

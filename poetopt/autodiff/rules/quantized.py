@@ -17,6 +17,7 @@ from poetopt.autodiff.registry import (
     declare_nondifferentiable,
     register_vjp,
 )
+from poetopt.autodiff.rules.pieces import masked
 from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
 
@@ -51,7 +52,7 @@ def quantize(op: Primal, cotangents: Cotangents) -> Gradients:
         places = k.add(places, k.cast(_along(op, k, op.input(2)), x.dtype))
     bounds = [k.graph.scalar(float(bound), x.dtype) for bound in (limits.min, limits.max)]
     clipped = k.node("Clip", [places, *bounds], x.shape, x.dtype)
-    return k.mul(dy, k.cast(k.compare("Equal", places, clipped), dy.dtype)), None, None
+    return masked(k, dy, k.cast(k.compare("Equal", places, clipped), dy.dtype)), None, None
 
 
 def _along(op: Primal, k: OperatorBuilder, setting: Tensor) -> Tensor:

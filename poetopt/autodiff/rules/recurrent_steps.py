@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.rules.pieces import affine, column_sum
+from poetopt.autodiff.rules.pieces import affine, column_sum, masked
 from poetopt.autodiff.rules.recurrent_activations import Activation
 from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
@@ -192,10 +192,10 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> Found:
     gates = Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
         arriving = _arriving(k, layer, t, state)
-        added_up = [k.mul(arriving, _step(k, through, t, batch)), cell]
+        added_up = [masked(k, arriving, _step(k, through, t, batch)), cell]
         added_up.append(None if inner.ends is None else _step(k, inner.ends, t, batch))
         cell = functools.reduce(k.add, [part for part in added_up if part is not None])
-        gate = k.mul(k.concat([cell, arriving, cell, cell], 1), _step(k, factors, t, batch))
+        gate = masked(k, k.concat([cell, arriving, cell, cell], 1), _step(k, factors, t, batch))
         gates.add(gate)
         state = k.gemm(gate, layer.r)
         cell = k.mul(cell, _step(k, f, t, batch))
@@ -233,10 +233,10 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> Found:
     inputs = Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
         arriving = _arriving(k, layer, t, state)
-        dz, dh = (k.mul(arriving, _step(k, factor, t, batch)) for factor in (to_z, to_h))
+        dz, dh = (masked(k, arriving, _step(k, factor, t, batch)) for factor in (to_z, to_h))
         reset = _step(k, r, t, batch)
         back = dh if linear_first else k.gemm(dh, tail)
-        dr = k.mul(back, _step(k, to_r, t, batch))
+        dr = masked(k, back, _step(k, to_r, t, batch))
         inputs.add(k.concat([dz, dr, dh], 1))
         kept = k.mul(arriving, _step(k, z, t, batch))
         if linear_first:
@@ -265,7 +265,7 @@ def rnn_steps(k: OperatorBuilder, layer: Layer) -> Found:
     slope = activation.slope(k, inner, layer.y)
     state, sums = layer.last, Pile(k, layer.steps, backwards=True)
     for t in reversed(range(layer.steps)):
-        total = k.mul(_arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
+        total = masked(k, _arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
         sums.add(total)
         state = k.gemm(total, layer.r)
     ended = _ended(k, state)

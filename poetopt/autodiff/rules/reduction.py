@@ -50,7 +50,7 @@ def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     mask = k.cast(k.compare("Equal", op.x, k.reshape(op.y, shape)), dy.dtype)
     winners = k.reduce_sum(mask, reduced_axes(op))
-    return masked(k, k.div(k.reshape(dy, shape), winners), mask, given=dy), None
+    return masked(k, k.div(k.reshape(dy, shape), winners), mask), None
 
 
 @register_vjp("ReduceMax", since=1)

@@ -27,14 +27,14 @@ def sum_of_squares(op: Primal, cotangents: Cotangents) -> Gradients:
 def sum_of_magnitudes(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = sign(X) dY. Reads X; two temporaries."""
     k, dy, _ = _start(op, cotangents)
-    return k.mul(sign(k, op.x), dy), None
+    return masked(k, dy, sign(k, op.x)), None
 
 
 @register_vjp("ReduceL2", since=1)
 def length(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = X dY / Y, 0 where Y is. Reads X and Y; no temporary of X's size."""
     k, dy, y = _start(op, cotangents)
-    return k.mul(op.x, k.div(dy, k.add(y, k.cast(k.compare("Equal", y, 0.0), y.dtype)))), None
+    return masked(k, k.div(dy, k.add(y, k.cast(k.compare("Equal", y, 0.0), y.dtype))), op.x), None
 
 
 @register_vjp("ReduceLogSum", since=1)
@@ -68,7 +68,7 @@ def product(op: Primal, cotangents: Cotangents) -> Gradients:
     else:
         whole = k.node("ReduceProd", [filled], dy.shape, x.dtype, axes=list(axes))
     alone = k.cast(k.compare("Equal", k.reduce_sum(zeros, axes), zeros), x.dtype)
-    return masked(k, k.div(k.mul(dy, whole), filled), alone, given=op.only(cotangents)), None
+    return masked(k, k.div(k.mul(dy, whole), filled), alone), None
 
 
 @register_vjp("GlobalMaxPool", since=1)
@@ -78,7 +78,7 @@ def global_max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     k = op.emit("grad_input")
     mask = k.cast(k.compare("Equal", op.x, op.y), dy.dtype)
     winners = k.reduce_sum(mask, range(2, len(op.x.shape)))
-    return (masked(k, k.div(dy, winners), mask, given=dy),)
+    return (masked(k, k.div(dy, winners), mask),)
 
 
 @register_vjp("CumSum", since=11)

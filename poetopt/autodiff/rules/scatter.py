@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.autodiff.rules.gather import add_rows, row_counts, row_numbers
+from poetopt.autodiff.rules.pieces import masked
 from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
 
@@ -121,8 +122,8 @@ def _extreme(op: Primal, dy: Tensor, places: Places) -> Gradients:
 
     both, first, second = _parts(op)
     share = both.div(dy, places.added(both, old(both), new(both)))
-    dx = first.mul(old(first), share) if op.need(0) else None
-    return dx, None, (second.mul(new(second), places.picked(second, share)) if op.need(2) else None)
+    dx = masked(first, share, old(first)) if op.need(0) else None
+    return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
 
 
 def _product(op: Primal, dy: Tensor, places: Places) -> Gradients:
@@ -135,7 +136,7 @@ def _product(op: Primal, dy: Tensor, places: Places) -> Gradients:
 
     def gradient(k: OperatorBuilder, x: Tensor, whole: Tensor, zeros: Tensor) -> Tensor:
         own, filled = split(k, x)
-        return k.mul(k.cast(k.compare("Equal", zeros, own), x.dtype), k.div(whole, filled))
+        return masked(k, k.div(whole, filled), k.cast(k.compare("Equal", zeros, own), x.dtype))
 
     both, first, second = _parts(op)
     (zeros_x, filled_x), (zeros_updates, filled_updates) = split(both, op.x), split(both, updates)

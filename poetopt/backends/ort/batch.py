@@ -98,7 +98,13 @@ def check_names(graph: Graph, data: Mapping[str, object]) -> None:
 
 def misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
     """What to raise for data of a shape that an input can't have."""
-    return ModelError(f"the data's {tensor.name!r} has shape {list(shape)}; it must be {_described(tensor)}")
+    text = f"the data's {tensor.name!r} has shape {list(shape)}; it must be {_described(tensor)}"
+    if tensor.name == "labels" and len(shape) == len(tensor.shape) + 1:
+        text += (
+            ". Of one-hot rows give .argmax(); for probabilities of classes have the module compute the loss, as "
+            "-(target * scores.log_softmax(1)).sum(1).mean(), and plan it with --loss none"
+        )
+    return ModelError(text)
 
 
 def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
