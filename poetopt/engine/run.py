@@ -68,6 +68,8 @@ class Run:
     plain: Proof | None = None
     """What is proven of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
     interrupted: bool = False
+    share: float = 1.0
+    """Of the time: the rest is for another search than the one at hand."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Held by whoever changes any of this, or asks the blocks' separators: two searches may be at work. Nobody holds it
     while a schedule is laid out or a solver computes."""
@@ -80,7 +82,8 @@ class Run:
     def latest(self) -> float:
         """The moment at which searching ends: the rest of the time limit is for the plan's transfers and layout."""
         limit_s = self.options.time_limit_s
-        return self.begin + limit_s - min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
+        spared = min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
+        return self.begin + self.share * (limit_s - spared)
 
     @property
     def budget(self) -> Budget:

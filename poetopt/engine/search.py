@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poetopt.backends.solver import backend
+from poetopt.engine.all_plans import MODELS_SHARE, decidable, decided
 from poetopt.engine.constructive import first_schedules, plain_schedules
 from poetopt.engine.deepening import Deepening
-from poetopt.engine.limits import impossible
+from poetopt.engine.ends import with_ends, without_ends
+from poetopt.engine.limits import impossible, within
 from poetopt.engine.objective import objective_of
 from poetopt.engine.proof import Proof, outdone
 from poetopt.engine.run import Run
@@ -19,12 +21,15 @@ from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.closing import closing_of
 from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 from poetopt.schedule import Schedule
 
-SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
-"""Features of problems that schedules are searched for."""
+MODELS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
+SUPPORTS = MODELS | {Feature.MAPPED, Feature.CARRIED, Feature.RESULT}
+"""Features of problems that schedules are searched for, and those among them that models have decisions for."""
 
 _BY_SUMS = " (where operators may stream, only sums of bytes and seconds prove that)"
 _NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
@@ -51,6 +56,11 @@ def search(
     features that no search plans for yet.
     """
     check_supported(problem, "the search", SUPPORTS)
+    if problem.beyond(MODELS) is not None:
+        begin = time.monotonic() if begin is None else begin
+        vars(problem)["asked"] = problem  # nothing that is carried in RAM was kept there by choice
+        found = search(without_ends(problem), options, listener, starts, begin)
+        return _with_ends(found, Run(problem, options, listener, begin=begin))
     chosen, now = formulation_of(options.formulation), time.monotonic()
     run = Run(problem, options, listener, begin=now if begin is None else begin)
     if begin is not None:
@@ -86,11 +96,30 @@ def search(
         if not strict:
             plain_schedules(run, search)
             run.plain = plain_first(run, deepening.first)
+        run.share = MODELS_SHARE if decidable(run) else 1.0
         proof = deepening.deepen()
+        if run.share < 1:
+            run.share = 1.0
+            with run.timed("exhaustive"):
+                proof = decided(run, proof)
     except KeyboardInterrupt:
         run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
     return _conclude(run, proof, store_all)
+
+
+def _with_ends(found: Solution, run: Run) -> Solution:
+    """What was found of `without_ends` of a problem, of the problem itself."""
+    if found.plan is None:
+        return found
+    problem, options = run.problem, run.options
+    plan = with_ends(problem, found.plan)
+    laid_out = lay_out(plan, ram_bytes=run.incumbent.room_bytes)
+    simulation, arena = simulate(plan), arena_bytes(laid_out)
+    if within(options, problem, simulation, arena):
+        return replace(found, plan=laid_out, simulation=simulation, arena_bytes=arena)
+    proof = Proof(found.scope, found.scope, found.overhead_bound_j or 0.0, False, None, False)
+    return _conclude(run, decided(run, proof) if decidable(run) else proof, found.store_all_peak_bytes)
 
 
 def _streams_behind(plan: Plan) -> bool:

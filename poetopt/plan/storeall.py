@@ -8,13 +8,17 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
+from poetopt.problem import Home, Problem
 from poetopt.schedule import Schedule
 
 
 def everything(problem: Problem) -> Schedule:
     """Nothing recomputed, and nothing paged but what comes anew with each batch."""
-    moved = (i for i in problem.stored_at_start if problem.tensors[i].of_batch and problem.readers[i])
+    moved = (
+        i
+        for i in problem.stored_at_start
+        if problem.tensors[i].home is Home.STORAGE and not problem.tensors[i].may_stay and problem.readers[i]
+    )
     return Schedule(page_ins=frozenset((problem.first_reads[i], i) for i in moved))
 
 

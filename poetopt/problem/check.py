@@ -73,9 +73,10 @@ def _check_takes(k: int, operators: Sequence[ProblemOperator], tensors: Sequence
         raise ProblemError(f"{named} must be an input and an output of its own")
     if tensors[given].nbytes != tensors[made].nbytes:
         raise ProblemError(f"{named} must be two tensors of one size")
-    if operator.recomputable or not tensors[given].computed or tensors[given].result:
+    updated = tensors[given].updated_by == k and tensors[given].home is Home.RAM and not tensors[given].carried
+    if operator.recomputable or not (tensors[given].computed or updated) or tensors[given].result:
         raise ProblemError(f"{named} is for what runs once, and for an input that is computed and no result")
-    if any(given in other.inputs for n, other in enumerate(operators) if n != k):
+    if not updated and any(given in other.inputs for n, other in enumerate(operators) if n != k):
         raise ProblemError(f"{named}: another operator reads {tensors[given].name!r}, too")
 
 

@@ -196,7 +196,8 @@ class Problem:
             return self
         tensors = list(self.tensors)
         for i in self.lasting:
-            tensors[i] = replace(tensors[i], home=Home.STORAGE, backed=False)
+            if tensors[i].backed is not tensors[i].updated:  # else it begins in RAM of itself
+                tensors[i] = replace(tensors[i], home=Home.STORAGE, backed=False)
         return replace(self, tensors=tuple(tensors), closing_ram_bytes=None)
 
     @cached_property

@@ -65,7 +65,7 @@ ASKED: dict[str, Callable[[Problem], Any]] = {
 SUPPORTED = {
     "the simulator": SUPPORTS,
     "the compact encoding": SUPPORTS,
-    "the search": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
+    "the search": frozenset(Feature) - {Feature.PACKED},
     "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
     "formulation 'poet'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
     **{f"baseline '{name}'": PLAINLY for name in baselines.names()},
