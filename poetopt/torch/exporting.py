@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from poetopt.errors import ModelError, OptionError
 from poetopt.files import write_atomically
 from poetopt.notes import listed
+from poetopt.torch.beside import check_beside
 from poetopt.torch.needed import check_module, needed
 from poetopt.torch.tensors import Stored, bits, difference, stored_in
 
@@ -45,6 +46,7 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dynamic_batch: bool = True,
+    check: bool = True,
 ) -> Model:
     """Write a torch module as ONNX, ready to be trained, and read it: the `Model` of `load`.
 
@@ -60,11 +62,15 @@ def export(
     dynamic_batch
         Whether the file leaves the first axis open, of all arguments that have the batch's size there. It is read with
         the example's.
+    check
+        Whether the file is run beside a copy of the module on the example, with gradients (`poetopt.torch.beside`),
+        before it is written. It takes a few training steps' time, and several times the module's memory.
 
     Nothing of the module changes. The file has each parameter and saved buffer once, under its name in the module, with
     the same bits; it is refused where not. What the output doesn't depend on is left out.
 
-    Raises ModelError where torch can't trace the module or something of it got lost, OptionError for an example without
+    Raises ModelError where torch can't trace the module, something of it got lost, or the file computes something else,
+    OptionError for an example without
     a batch or too many names, BackendUnavailableError without torch and onnxscript, OutputError where the file can't be
     written.
     """
@@ -89,6 +95,8 @@ def export(
     if unused:
         model.metadata_props.add(key=UNUSED, value="\n".join(unused))
     _check_read(model, module, batch)
+    if check:
+        check_beside(module, arguments, stored, model, batch)
     write_atomically(path, model.SerializeToString(deterministic=True))
     loaded = load(path, batch=batch)
     assert isinstance(loaded, Model)
@@ -132,7 +140,7 @@ def _traced(
             for argument in arguments
         )
     try:
-        with _quiet():
+        with _quiet(), _as_written():
             program = torch.onnx.export(
                 module, arguments, dynamo=True, optimize=False, verbose=False, input_names=input_names,
                 output_names=output_names, dynamic_shapes=shapes,
@@ -165,6 +173,36 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def _as_written() -> Any:
+    """A mode in which functions that the exporter writes otherwise are written out: label smoothing, which it drops."""
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class Written(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            smoothing = kwargs.get("label_smoothing") or 0.0
+            if func is not functional.cross_entropy or not smoothing or args[1].is_floating_point():
+                return func(*args, **kwargs)
+            scores, labels = args[:2]
+            weight, reduction = kwargs.get("weight"), kwargs.get("reduction") or "mean"
+            axis, ignored = min(scores.ndim - 1, 1), kwargs.get("ignore_index", -100)
+            plain = functional.cross_entropy(scores, labels, weight, ignore_index=ignored, reduction=reduction)
+            counted = (labels != ignored).to(scores.dtype)
+            logs = functional.log_softmax(scores, axis)
+            if weight is not None:
+                logs = logs * weight.reshape(-1, *[1] * (scores.ndim - 1 - axis))
+            even = -logs.mean(axis) * counted
+            if reduction == "mean":
+                weighed = counted if weight is None else weight[labels * (labels != ignored)] * counted
+                even = even.sum() / weighed.sum()
+            elif reduction == "sum":
+                even = even.sum()
+            return (1 - smoothing) * plain + smoothing * even
+
+    return Written()
 
 
 def _without_added_biases(model: onnx.ModelProto) -> None:

@@ -277,6 +277,74 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@uses_torch
+@pytest.mark.parametrize("weighed", [False, True])
+def test_label_smoothing_stays(tmp_path: Path, weighed: bool) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Smoothed(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+            self.loss = nn.CrossEntropyLoss(torch.arange(1.0, 5.0) if weighed else None, label_smoothing=0.3)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.loss(self.fc(x), y)
+
+    torch.manual_seed(0)
+    module, x, y = Smoothed(), torch.randn(4, 6), torch.tensor([0, 1, -100, 3])
+    before, drawn_next = state(module), torch.random.get_rng_state()
+    po.torch.export(module, (x, y), tmp_path / "net.onnx", output_names=["loss"])
+    assert state(module) == before
+    assert torch.equal(torch.random.get_rng_state(), drawn_next)
+    session = import_module("onnxruntime").InferenceSession(tmp_path / "net.onnx")
+    fed = dict(zip([entry.name for entry in session.get_inputs()], (x.numpy(), y.numpy()), strict=True))
+    assert session.run(["loss"], fed)[0] == pytest.approx(module(x, y).item(), rel=1e-5)
+
+
+@uses_torch
+def test_dropout_of_attention_that_the_exporter_loses_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    with pytest.raises(ModelError, match=r"lost 1 of 4 random draws, as of Dropout, in self_attn; set"):
+        po.torch.export(layer, torch.randn(3, 5, 8), tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+    po.torch.export(layer.eval(), torch.randn(3, 5, 8), tmp_path / "net.onnx")
+
+
+@uses_torch
+@pytest.mark.parametrize(("kind", "what"), [("Sigmoid", "output y"), ("Identity", "gradient of 0.weight")])
+def test_a_file_that_computes_something_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, what: str
+) -> None:
+    """As torch's exporter has written some functions; what is detached differs in its gradient alone."""
+    pytest.importorskip("onnxscript")
+    from poetopt.torch import exporting
+
+    class Behind(nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x.detach() + 0 * x if kind == "Identity" else torch.relu(x)
+
+    traced = exporting._traced
+
+    def other(*asked: Any) -> onnx.ModelProto:
+        model = traced(*asked)
+        for node in model.graph.node:
+            if node.op_type == "Relu":
+                node.op_type = kind
+        return model
+
+    monkeypatch.setattr(exporting, "_traced", other)
+    module = nn.Sequential(nn.Linear(3, 2), Behind())
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"of before")
+    asked: dict[str, Any] = {"output_names": ["y"]}
+    with pytest.raises(ModelError, match=rf"the file's {what} differs from torch's by "):
+        po.torch.export(module, torch.ones(2, 3), path, **asked)
+    assert path.read_bytes() == b"of before"
+    po.torch.export(module, torch.ones(2, 3), path, check=False, **asked)
+
+
 @pytest.mark.parametrize("missing", ["torch", "onnxscript"])
 def test_without_torch_one_message_says_how_to_get_it(missing: str) -> None:
     code = f"""if True:
