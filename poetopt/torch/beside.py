@@ -125,7 +125,7 @@ def _check_near(name: str, what: str, found: Array, wanted: Array, near: Sequenc
         return
     exact = wanted.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        moves = [np.nan_to_num(np.abs(other - exact), nan=np.inf) for other in near]
+        moves = [np.nan_to_num(np.abs(other.astype(np.float64) - exact), nan=np.inf) for other in near]
         moved = max((float(move[np.isfinite(exact)].max(initial=0)) for move in moves), default=0.0)
         away = np.abs(found.astype(np.float64) - exact)
     away = np.where((found == wanted) | (np.isnan(found) & np.isnan(wanted)), 0, np.nan_to_num(away, nan=np.inf))
